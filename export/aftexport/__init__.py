@@ -1,0 +1,26 @@
+"""ONNX export and deployment of linear-attention models.
+
+``import aftexport`` does not import torch: a server needs no more than a bundle.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aftexport.checkpoint import load, save
+    from aftexport.exporter import export
+
+__all__ = ["__version__", "export", "load", "save"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("load", "save"):
+        from aftexport import checkpoint
+
+        return getattr(checkpoint, name)
+    if name == "export":
+        from aftexport.exporter import export
+
+        return export
+    raise AttributeError(f"module 'aftexport' has no attribute {name!r}")

@@ -1,0 +1,114 @@
+"""The inputs parity is checked on, with PyTorch's answers in float64."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from aftexport.domain import DOMAIN
+from aftexport.engines.torch import TorchEngine
+from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.parity import Array, Case
+from aftexport.trace import InputSpec
+
+LONG = 4096
+_OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6}
+"""Of the operator cases: past a block of 64 and of 32, odd, with a window."""
+
+
+def model_cases(
+    module: nn.Module, spec: InputSpec, embedding: torch.Tensor | None, *, double: bool
+) -> list[Case]:
+    """Lengths, batches, padding and extreme tokens, with the module's outputs.
+
+    Args:
+        module: the model as trained; not changed.
+        spec: what it takes.
+        embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
+            the extreme cases; None leaves those out.
+        double: run the module in float64, the truth; a captured program cannot.
+    """
+    reference = TorchEngine(copy.deepcopy(module).double() if double else module, spec.names)
+    cases = []
+    for name, inputs in _inputs(spec, embedding).items():
+        chosen = {key: inputs[key] for key in spec.names}
+        cases.append(Case(name, "model", chosen, reference.run(chosen)["logits"]))
+    return cases
+
+
+def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+    generator = np.random.default_rng(0)
+
+    def tokens(*sizes: int) -> Array:
+        return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+
+    def whole(ids: Array) -> dict[str, Array]:
+        return {"input_ids": ids, "lengths": np.full(ids.shape[0], ids.shape[1], np.int64)}
+
+    def fit(length: int) -> int:
+        return min(length, spec.max_tokens or length)
+
+    inputs = {
+        "one token": whole(tokens(1, 1)),
+        "seven tokens": whole(tokens(2, fit(7))),
+        "prime length": whole(tokens(1, fit(509))),
+        "long": whole(tokens(1, fit(LONG))),
+    }
+    if "lengths" in spec.names:
+        width = fit(257)
+        lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
+        inputs["padded batch"] = {"input_ids": tokens(4, width), "lengths": lengths}
+    if embedding is not None:
+        order = embedding.norm(dim=1).argsort().numpy()
+        width = fit(1024)
+        inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
+        pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
+        inputs["extreme tokens"] = whole(pattern.astype(np.int64))
+    return inputs
+
+
+def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
+    """Each custom operator of ``model`` alone, on keys and biases a model seldom meets.
+
+    Args:
+        model: the exported graph; the attributes are those of its nodes.
+        dtype: float32 or float16, the operators' type.
+    """
+    cases = []
+    for op_type in sorted({n.op_type for n in model.graph.node if n.domain == DOMAIN}):
+        operator = OPERATORS[op_type]
+        node = next(n for n in model.graph.node if n.op_type == op_type)
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attributes = {a.name: _text(given.get(a.name, a.default)) for a in operator.attributes}
+        for name, magnitude in (("ordinary range", 1.0), ("logits in +-100", 100.0)):
+            inputs = _operator_inputs(operator, attributes, magnitude, dtype)
+            tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
+            floats = [t.double() for t in tensors[:-1]]
+            expected = operator.reference(*floats, tensors[-1], **attributes).numpy()
+            cases.append(Case(name, op_type, inputs, expected))
+    return cases
+
+
+def _text(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _operator_inputs(
+    operator: Operator,
+    attributes: dict[str, object],
+    magnitude: float,
+    dtype: np.dtype[Any],
+) -> dict[str, Array]:
+    heads = int(str(attributes.get("num_heads", 1)))
+    sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
+    generator = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for name, shape in zip(operator.inputs[:-1], operator.shapes[:-1], strict=True):
+        size = [sizes[axis] for axis in shape.split()]
+        reach = magnitude if name in operator.exponents else 1.0
+        inputs[name] = generator.uniform(-reach, reach, size).astype(dtype)
+    inputs["lengths"] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
+    return inputs

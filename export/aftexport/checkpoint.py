@@ -1,0 +1,350 @@
+"""What a ``model.pt`` may be, and reading it without running what is in it.
+
+Five kinds: the project's own checkpoint (``save``); a bare state dict, with a
+factory for the module; a ``torch.export`` program; a folder of ``config.json``
+and ``model.safetensors``; and, only where the user allows it, a pickled module.
+"""
+
+import importlib
+import json
+import pickle
+import sys
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from aftexport.errors import AftexportError, CheckpointError, UsageError
+from aftexport.files import replacing_file
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.program_archive import is_program_archive, load_program
+from aftexport.tokenization import check_tokenizer
+
+FORMAT = "aftexport"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as read from a file.
+
+    Attributes:
+        path: the file or folder.
+        kind: what it was, for people.
+        module: the model in float32 or as stored; None for a captured program.
+        program: the captured program; None for a module.
+        labels: class names in the order of the logits, where the file has them.
+        tokenizer: JSON of the ``tokenizers`` library, where the file has it.
+    """
+
+    path: Path
+    kind: str
+    module: nn.Module | None = None
+    program: ExportedProgram | None = None
+    labels: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+
+
+def save(
+    path: str | Path,
+    *,
+    model: DocumentClassifier,
+    labels: Sequence[str],
+    tokenizer: str | None = None,
+) -> None:
+    """Writes a checkpoint that ``load`` and the ``aftexport`` command read.
+
+    Args:
+        path: the file; replaced only once the new one is written whole.
+        model: its configuration and weights are kept.
+        labels: class names, one for each logit.
+        tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
+
+    Raises:
+        UsageError: where labels or tokenizer do not fit the model.
+    """
+    _check_labels(labels, model.config.num_labels)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, model.config.vocab_size)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": model.config.to_dict(),
+        "labels": list(labels),
+        "tokenizer": tokenizer,
+        "state_dict": {name: t.detach().cpu() for name, t in model.state_dict().items()},
+    }
+    with replacing_file(Path(path)) as aside:
+        torch.save(content, aside)
+
+
+def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
+    """Reads a model file of any of the five kinds.
+
+    Args:
+        path: the file or folder.
+        factory: ``package.module:callable`` that builds the module of a bare state dict.
+        allow_pickle: load a pickled module, which runs whatever code the file holds.
+
+    Raises:
+        CheckpointError: with file, reason and remedy.
+    """
+    if not path.exists():
+        raise CheckpointError(path, "no such file or folder", "Check the path.")
+    try:
+        if path.is_dir():
+            return _load_folder(path)
+        if path.suffix == ".safetensors":
+            return _from_state_dict(path, safetensors.torch.load_file(path), factory)
+        if is_program_archive(path):
+            if factory:
+                raise UsageError("A .pt2 program needs no --model.", "Leave --model out.")
+            return Checkpoint(path, "torch.export program", program=load_program(path))
+        _refuse_other_formats(path)
+        return _load_torch_file(path, factory, allow_pickle)
+    except SafetensorError as error:
+        raise CheckpointError(
+            path, f"not a whole safetensors file ({error})", "Copy or download it again."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            path, f"cannot be read ({error.strerror})", "Check its permissions."
+        ) from error
+
+
+def _refuse_other_formats(path: Path) -> None:
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise CheckpointError(path, "the file is empty", "Save or copy it again.")
+    if head.startswith(b"version https://git-lfs"):
+        raise CheckpointError(path, "a Git LFS pointer, not the file", "Run git lfs pull.")
+    if path.suffix == ".onnx":
+        raise CheckpointError(path, "already an ONNX model", "Give the PyTorch model it came from.")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any("/code/" in name or name.endswith("/constants.pkl") for name in names):
+            raise CheckpointError(
+                path,
+                "a TorchScript archive, which torch.export cannot read",
+                "Save the module's state dict, or a torch.export program.",
+            )
+        if not any(name.endswith("/data.pkl") for name in names):
+            raise CheckpointError(
+                path, "a zip archive that torch.save did not write", "Give a model file."
+            )
+
+
+def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "global" not in str(error).lower():
+            raise CheckpointError(
+                path, "neither a PyTorch file nor any other kind known", "Give a model file."
+            ) from error
+        if allow_pickle:
+            return _unpickle(path)
+        raise CheckpointError(
+            path,
+            "it holds pickled Python objects, which run code when loaded",
+            "Save its state_dict and give --model package.module:factory; or, only if you "
+            "trust whoever made the file, add --allow-pickle.",
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            path,
+            "truncated, damaged, or not a PyTorch file",
+            "Copy or save it again.",
+        ) from error
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return _from_own_checkpoint(path, content)
+    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CheckpointError(
+            path,
+            f"it holds a {type(content).__name__}, not a model",
+            "Give a checkpoint written by aftexport.save, or a state dict with --model.",
+        )
+    if not state:
+        raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
+    return _from_state_dict(path, state, factory)
+
+
+def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
+    version = content.get("version")
+    if version != VERSION:
+        raise CheckpointError(
+            path,
+            f"written in checkpoint version {version}, this aftexport reads {VERSION}",
+            "Upgrade aftexport.",
+        )
+    for name, kind in (("config", dict), ("state_dict", dict), ("labels", list)):
+        if not isinstance(content.get(name), kind):
+            raise CheckpointError(path, f"it has no {name}", "Write it with aftexport.save.")
+    return _build(
+        path,
+        "aftexport checkpoint",
+        content["config"],
+        content["state_dict"],
+        content["labels"],
+        content.get("tokenizer"),
+    )
+
+
+def _load_folder(folder: Path) -> Checkpoint:
+    config_path, weights_path = folder / "config.json", folder / "model.safetensors"
+    for required in (config_path, weights_path):
+        if not required.is_file():
+            raise CheckpointError(
+                folder,
+                f"the folder has no {required.name}",
+                "Give a folder of config.json and model.safetensors, or a model file.",
+            )
+    try:
+        config = json.loads(config_path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(config_path, f"not valid JSON ({error})", "Mend the file.") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(config_path, "not a JSON object", "Mend the file.")
+    labels = config.pop("labels", None)
+    tokenizer_path = folder / "tokenizer.json"
+    tokenizer = tokenizer_path.read_text("utf-8") if tokenizer_path.is_file() else None
+    state = safetensors.torch.load_file(weights_path)
+    return _build(folder, "config and safetensors", config, state, labels, tokenizer)
+
+
+def _build(
+    path: Path,
+    kind: str,
+    config: Mapping[str, Any],
+    state: Mapping[str, Any],
+    labels: Any,
+    tokenizer: Any,
+) -> Checkpoint:
+    try:
+        model = DocumentClassifier(ClassifierConfig.from_dict(config))
+        if labels is not None:
+            _check_labels(labels, model.config.num_labels)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, model.config.vocab_size)
+    except AftexportError as error:
+        raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
+    _load_weights(path, model, state)
+    return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
+
+
+def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | None) -> Checkpoint:
+    if factory is None:
+        raise CheckpointError(
+            path,
+            "a bare state dict: weights without the module they belong to",
+            "Add --model package.module:factory, a callable that returns the module.",
+        )
+    module = _call_factory(factory)
+    _load_weights(path, module, state)
+    return Checkpoint(path, f"state dict for {factory}", module)
+
+
+def _call_factory(factory: str) -> nn.Module:
+    module_name, _, attribute = factory.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(
+            f"--model {factory!r} names no factory.", "Write it as package.module:factory."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--model {factory}: {error}.", "Check the name, and that it can be imported from here."
+        ) from error
+    try:
+        module = target()
+    except Exception as error:
+        raise UsageError(
+            f"--model {factory} raised {type(error).__name__}: {error}.",
+            "Give a callable that needs no arguments.",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"--model {factory} returned a {type(module).__name__}.",
+            "Give a callable that returns an nn.Module.",
+        )
+    return module
+
+
+def _load_weights(path: Path, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    expected = module.state_dict()
+    problems = []
+    if missing := sorted(set(expected) - set(state)):
+        problems.append(f"missing weights: {_names(missing)}")
+    if unexpected := sorted(set(state) - set(expected)):
+        problems.append(f"unexpected weights: {_names(unexpected)}")
+    wrong = [
+        f"{name} {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(set(state) & set(expected))
+        if state[name].shape != expected[name].shape
+    ]
+    if wrong:
+        problems.append(f"wrong shapes: {_names(wrong)}")
+    if problems:
+        raise CheckpointError(
+            path,
+            f"the weights do not fit the module; {'; '.join(problems)}",
+            "Give the configuration or the factory that the weights were trained with.",
+        )
+    bad = [n for n, t in state.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if bad:
+        raise CheckpointError(
+            path, f"NaN or infinity in {_names(bad)}", "Give a checkpoint from before it diverged."
+        )
+    module.load_state_dict(dict(state))
+
+
+def _names(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _unpickle(path: Path) -> Checkpoint:
+    warnings.warn(
+        f"{path}: loading a pickled module runs whatever code the file holds.",
+        UserWarning,
+        stacklevel=2,
+    )
+    try:
+        module = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise CheckpointError(
+            path,
+            f"unpickling raised {type(error).__name__}: {error}",
+            "Run where the module's code can be imported.",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise CheckpointError(
+            path, f"it holds a {type(module).__name__}, not a module", "Give a pickled nn.Module."
+        )
+    return Checkpoint(path, "pickled module", module)
+
+
+def _check_labels(labels: Any, num_labels: int) -> None:
+    if not isinstance(labels, Sequence) or not all(isinstance(name, str) for name in labels):
+        raise UsageError("The labels are not a list of names.", "Give one name for each class.")
+    if len(labels) != num_labels or len(set(labels)) != num_labels:
+        raise UsageError(
+            f"There are {len(set(labels))} different labels for {num_labels} classes.",
+            "Give one name for each class.",
+        )

@@ -1,0 +1,181 @@
+"""The ``aftexport`` command."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport import __version__
+from aftexport.errors import AftexportError
+
+_EXPORT_EPILOG = """\
+A model file may be
+  a checkpoint written by aftexport.save,
+  a bare state dict (.pt, .safetensors), with --model package.module:factory,
+  a torch.export program (.pt2),
+  a folder of config.json and model.safetensors,
+  a pickled module, only with --allow-pickle: it runs whatever code it holds.
+
+Subcommands (aftexport COMMAND --help tells more)
+  aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
+  aftexport inspect BUNDLE|MODEL      what it holds, and which path each operator takes
+  aftexport demo                      train a small model, export it, serve it, ask it
+
+Exit status: 0 done; 1 parity outside tolerance; 2 bad input, nothing written.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    commands = {"verify": _verify, "inspect": _inspect, "demo": _demo}
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: errors.print(
+                f"[yellow]warning:[/] {escape(str(message))}"
+            )
+            if words and words[0] in commands:
+                return commands[words[0]](words[1:])
+            return _export(words)
+    except AftexportError as error:
+        errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "onnxscript", "sklearn"):
+            raise
+        extra = "demo" if error.name == "sklearn" else "torch"
+        errors.print(
+            f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
+            f"  Run: pip install 'aftexport\\[{extra}]'"
+        )
+        return 2
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing was written")
+        return 130
+
+
+def _parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _export(words: list[str]) -> int:
+    parser = _parser(
+        "aftexport",
+        "Export a linear-attention model to a verified bundle.",
+        _EXPORT_EPILOG,
+    )
+    add = parser.add_argument
+    add("model", type=Path, help="the model file or folder")
+    add("--to", required=True, choices=["onnx"], help="what to export to")
+    add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
+    add("--precision", default="fp32", choices=["fp32", "fp16"],
+        help="of weights and activations; sums are float32 either way (default: fp32)")  # fmt: skip
+    add("--max-length", type=int, metavar="N", help="most tokens of a document")
+    add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
+    add("--no-verify", action="store_true", help="do not compare with PyTorch")
+    add("--force", action="store_true", help="replace a bundle that is there")
+    add("--model", dest="factory", metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable without arguments that returns the module of a state dict")  # fmt: skip
+    add("--labels", metavar="A,B,...", help="class names, where the file has none")
+    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
+    add("--allow-pickle", action="store_true",
+        help="load a pickled module; only for files you trust")  # fmt: skip
+    add("--version", action="version", version=f"aftexport {__version__}")
+    options = parser.parse_args(words)
+
+    from aftexport.exporter import export
+
+    export(
+        options.model,
+        to=options.to,
+        out=options.out,
+        precision=options.precision,
+        max_length=options.max_length,
+        opset=options.opset,
+        check_parity=not options.no_verify,
+        force=options.force,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        labels=options.labels.split(",") if options.labels else None,
+        tokenizer=options.tokenizer,
+    )
+    return 0
+
+
+def _verify(words: list[str]) -> int:
+    parser = _parser(
+        "aftexport verify",
+        "Compare a bundle with the PyTorch outputs stored in it. Needs no torch.",
+        "Exit status: 0 within tolerance; 1 outside; 2 could not run.",
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument(
+        "--portable", action="store_true", help="use the portable bodies, not the fused kernels"
+    )
+    options = parser.parse_args(words)
+
+    from aftexport.bundle import Bundle
+    from aftexport.report import parity_table, stage
+    from aftexport.verification import verify
+
+    console = Console()
+    bundle = Bundle.open(options.bundle)
+    with stage(console, f"Checking {options.bundle}"):
+        results = verify(bundle, fused=not options.portable)
+    console.print(parity_table(results))
+    return 0 if all(r.passed for r in results) else 1
+
+
+def _inspect(words: list[str]) -> int:
+    parser = _parser(
+        "aftexport inspect", "Show what a bundle or a model file holds; nothing is changed."
+    )
+    parser.add_argument("path", type=Path, metavar="BUNDLE|MODEL")
+    parser.add_argument("--model", dest="factory", metavar="PACKAGE.MODULE:FACTORY")
+    options = parser.parse_args(words)
+
+    from aftexport.bundle import is_bundle
+    from aftexport.inspection import show_bundle, show_checkpoint
+
+    if is_bundle(options.path):
+        show_bundle(options.path, Console())
+    else:
+        show_checkpoint(options.path, options.factory, Console())
+    return 0
+
+
+def _demo(words: list[str]) -> int:
+    parser = _parser(
+        "aftexport demo",
+        "Train a small document classifier, export it, check parity, serve it, and classify "
+        "a held-out document of more than 10,000 tokens over HTTP.",
+    )
+    add = parser.add_argument
+    add("--mechanism", default="aft_local", help="one of the seven (default: aft_local)")
+    add("--data", type=Path, metavar="FILE", help="your documents: .csv or .jsonl with text, label")
+    add("--out", type=Path, default=Path("build/demo"), metavar="DIR",
+        help="where the results go (default: build/demo)")  # fmt: skip
+    add("--seed", type=int, default=0, help="of split, initial weights and training (default: 0)")
+    options = parser.parse_args(words)
+
+    from aftexport.demo import run
+
+    run(
+        mechanism=options.mechanism,
+        data=options.data,
+        out=options.out,
+        seed=options.seed,
+        console=Console(),
+    )
+    return 0

@@ -1,0 +1,116 @@
+"""ONNX Runtime: the embedded default."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+import aftplugins
+from aftexport.domain import DOMAIN
+from aftexport.engines import Tensors
+from aftexport.errors import EngineError
+
+# The Linux wheel reports usage; a tool that handles people's documents must not.
+onnxruntime.disable_telemetry_events()
+
+VERSION: str = onnxruntime.__version__
+_ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.InvalidProtobuf,
+           native.NotImplemented, native.RuntimeException, native.NoSuchFile,
+           ValueError)  # fmt: skip
+
+
+class OnnxRuntimeEngine:
+    """A model in ONNX Runtime on the CPU.
+
+    Args:
+        model: path of ``model.onnx``, or the serialized model.
+        threads: of one operator; 0 for as many as there are cores.
+        fused: register the kernel library where it is built.
+
+    Raises:
+        EngineError: where the runtime refuses the model or the kernel library.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(self, model: Path | bytes, *, threads: int = 0, fused: bool = True) -> None:
+        self._session = _session(model, _options(threads, fused))
+        self.input_names = tuple(i.name for i in self._session.get_inputs())
+
+    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
+        """Runs the model once; see ``Engine.run``."""
+        try:
+            outputs = self._session.run(None, dict(inputs))
+        except _ERRORS as error:
+            raise EngineError(
+                f"ONNX Runtime failed: {_reason(error)}.", "Check the shapes of the inputs."
+            ) from error
+        names = (o.name for o in self._session.get_outputs())
+        return dict(zip(names, outputs, strict=True))
+
+
+def _options(threads: int, fused: bool) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Long documents come and go: an arena would keep the largest one's memory for ever.
+    options.enable_cpu_mem_arena = False
+    if fused and (library := aftplugins.library("onnxruntime")) is not None:
+        try:
+            options.register_custom_ops_library(str(library))
+        except _ERRORS as error:
+            raise EngineError(
+                f"{library}: ONNX Runtime {VERSION} cannot load the kernels ({_reason(error)}).",
+                "Install aftexport again, so that they are built for this machine.",
+            ) from error
+    return options
+
+
+def _session(
+    model: Path | bytes, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    try:
+        source = model if isinstance(model, bytes) else str(model)
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except _ERRORS as error:
+        raise EngineError(
+            f"ONNX Runtime {VERSION} cannot load the model: {_reason(error)}.",
+            "Export it again, with a lower --opset if the message names one.",
+        ) from error
+
+
+def operator_paths(model: Path) -> dict[str, str]:
+    """Tells which way each custom operator of a model runs: ``fused`` or ``portable``.
+
+    The runtime replaces a node by its portable body where no kernel is
+    registered, so the nodes left in its optimized graph are those that run fused.
+
+    Raises:
+        EngineError: where the runtime refuses the model or the kernel library.
+    """
+    before = _custom_nodes(onnx.load(model, load_external_data=False))
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        options = _options(1, fused=True)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = str(optimized)
+        _session(model, options)
+        left = _custom_nodes(onnx.load(optimized, load_external_data=False))
+    return {
+        op_type: "fused" if left[op_type] == count else "portable"
+        for op_type, count in sorted(before.items())
+    }
+
+
+def _custom_nodes(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.rpartition(" : ")[2].strip().rstrip(".")

@@ -1,0 +1,36 @@
+"""PyTorch: the reference every other engine is compared with."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from aftexport.engines import Tensors
+from aftexport.errors import EngineError
+
+
+class TorchEngine:
+    """A module run as it is.
+
+    Args:
+        module: in the precision it is to be run in; put in evaluation mode.
+        input_names: the arguments of its forward, in order.
+    """
+
+    name = "torch"
+
+    def __init__(self, module: nn.Module, input_names: tuple[str, ...]) -> None:
+        self._module = module
+        self.input_names = input_names
+
+    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
+        """Runs the module once; see ``Engine.run``."""
+        arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
+        try:
+            with torch.inference_mode():
+                logits = self._module(*arguments)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise EngineError(
+                f"The PyTorch model failed: {error}.", "Check that it takes this batch and length."
+            ) from error
+        return {"logits": logits.numpy()}

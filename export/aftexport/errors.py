@@ -1,0 +1,59 @@
+"""Errors a user can act on. The command line prints them without a traceback."""
+
+from pathlib import Path
+
+
+class AftexportError(Exception):
+    """What is wrong, and what to do about it.
+
+    Args:
+        problem: one sentence; names the file, tensor or option concerned.
+        remedy: what the user can do, as an imperative sentence.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem} {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+class UsageError(AftexportError):
+    """The options given do not fit together, or do not fit the model."""
+
+
+class CheckpointError(AftexportError):
+    """A model file cannot be used."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}.", remedy)
+        self.path = path
+        self.reason = reason
+
+
+class BundleError(AftexportError):
+    """A bundle is damaged, incomplete, or newer than this version reads."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}.", remedy)
+        self.path = path
+        self.reason = reason
+
+
+class TraceError(AftexportError):
+    """The model cannot be expressed as one ONNX graph for every length."""
+
+
+class EngineError(AftexportError):
+    """A runtime refused the model or failed while running it."""
+
+
+class InputError(AftexportError):
+    """A request or an input tensor does not fit the model's input specification."""
+
+
+class ParityError(AftexportError):
+    """What would be served differs from what was trained."""
+
+    exit_code = 1

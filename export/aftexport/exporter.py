@@ -1,0 +1,268 @@
+"""From a model file to a verified bundle."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxscript
+import torch
+from rich.console import Console
+from torch import nn
+
+from aftexport import __version__
+from aftexport.bundle import (
+    PARITY,
+    PARITY_PAGE,
+    TOKENIZER,
+    Bundle,
+    Manifest,
+    is_bundle,
+    write_golden,
+    write_json,
+    write_manifest,
+    write_model,
+)
+from aftexport.cases import model_cases, operator_cases
+from aftexport.checkpoint import Checkpoint, load
+from aftexport.domain import VERSION as OPERATOR_VERSION
+from aftexport.engines import onnxruntime as ort
+from aftexport.errors import ParityError, TraceError, UsageError
+from aftexport.files import aside_folder, move_into_place, sha256
+from aftexport.nn import DocumentClassifier
+from aftexport.parity import Case, Comparison
+from aftexport.report import operator_table, parity_table, size_table, stage, write_parity_page
+from aftexport.tokenization import check_tokenizer
+from aftexport.trace import DEFAULT_OPSET, InputSpec, capture, input_spec, operators_in, to_onnx
+from aftexport.verification import verify, worst
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
+TARGETS = ("onnx",)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model in ONNX, and what is needed to judge it."""
+
+    model: onnx.ModelProto
+    spec: InputSpec
+    cases: Sequence[Case]
+
+
+def export(
+    path: str | Path,
+    *,
+    to: str = "onnx",
+    out: str | Path | None = None,
+    precision: str = "fp32",
+    max_length: int | None = None,
+    opset: int = DEFAULT_OPSET,
+    check_parity: bool = True,
+    force: bool = False,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    labels: Sequence[str] | None = None,
+    tokenizer: str | Path | None = None,
+    console: Console | None = None,
+) -> Bundle:
+    """Exports a model file to a bundle and compares it with PyTorch.
+
+    Args:
+        path: any of the five kinds that ``aftexport.load`` reads.
+        to: the target; ``onnx``.
+        out: the bundle's folder; ``<path without suffix>.bundle`` by default.
+        precision: fp32 or fp16, of weights and activations; sums are float32.
+        max_length: most tokens of a document.
+        opset: of the standard operators.
+        check_parity: compare with PyTorch and fail outside tolerance.
+        force: replace a bundle that stands at ``out``.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: load a pickled module, which runs code from the file.
+        labels: class names, where the file has none.
+        tokenizer: path of a tokenizer.json, where the file has none.
+        console: where progress goes; standard output by default.
+
+    Raises:
+        AftexportError: CheckpointError, UsageError, TraceError or EngineError with
+            nothing written; ParityError with the bundle kept at ``<out>.failed``.
+    """
+    path, console = Path(path), console or Console()
+    out = Path(out) if out is not None else path.with_suffix(".bundle")
+    _check_choice("--to", to, TARGETS)
+    _check_choice("--precision", precision, tuple(PRECISIONS))
+    _check_out(out, path, force)
+
+    with stage(console, f"Reading {path}"):
+        checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+        text = _tokenizer_text(checkpoint, tokenizer)
+    with stage(console, "Tracing to ONNX"):
+        traced = _trace(checkpoint, precision, max_length, opset)
+    names = _labels(checkpoint, labels, traced)
+    if text is not None:
+        check_tokenizer(text, traced.spec.vocab_size)
+
+    with aside_folder(out) as folder:
+        with stage(console, "Writing the bundle"):
+            manifest = _manifest(checkpoint, traced, names, precision, opset)
+            write_model(folder, traced.model)
+            write_golden(folder, list(traced.cases))
+            if text is not None:
+                (folder / TOKENIZER).write_text(text, "utf-8")
+        draft = Bundle(folder, manifest, {})
+        paths = ort.operator_paths(draft.model_path)
+        results: list[Comparison] = []
+        if check_parity:
+            with stage(console, "Comparing with PyTorch"):
+                results = verify(draft)
+                record = {"checked": True, "cases": [r.to_dict() for r in results]}
+        else:
+            record = {"checked": False, "cases": []}
+        write_json(folder / PARITY, record)
+        write_parity_page(folder / PARITY_PAGE, manifest, results)
+        write_manifest(folder, manifest)
+        failed = not all(r.passed for r in results)
+        if failed:
+            out = out.with_name(f"{out.name}.failed")
+        move_into_place(folder, out)
+
+    bundle = Bundle.open(out)
+    _print_summary(console, bundle, paths, results)
+    if failed:
+        furthest = worst(results)
+        raise ParityError(
+            f"Parity failed: {furthest.subject}, case {furthest.case!r}: error "
+            f"{furthest.error:.1e}, bound {furthest.bound:.0e}.",
+            f"The bundle is kept at {out} for a look; try --precision fp32.",
+        )
+    return bundle
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(
+            f"{option} {value!r} is not known.", f"Choose one of {', '.join(choices)}."
+        )
+
+
+def _check_out(out: Path, path: Path, force: bool) -> None:
+    if out.resolve() == path.resolve():
+        raise UsageError(f"--out {out} is the model itself.", "Choose another folder.")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not is_bundle(out):
+        raise UsageError(f"{out} exists and is not a bundle.", "Choose another --out.")
+    if not force:
+        raise UsageError(f"{out} exists.", "Add --force to replace it, or choose another --out.")
+
+
+def _tokenizer_text(checkpoint: Checkpoint, given: str | Path | None) -> str | None:
+    if given is None:
+        return checkpoint.tokenizer
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
+
+
+def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset: int) -> Traced:
+    module, program = checkpoint.module, checkpoint.program
+    if program is not None:
+        if precision != "fp32" or max_length is not None:
+            raise UsageError(
+                "A .pt2 program is exported as it was captured.",
+                "Leave --precision and --max-length out, or export it so from PyTorch.",
+            )
+        module = program.module()
+        double = False
+    else:
+        assert module is not None
+        limit = _max_tokens(module, max_length)
+        program = capture(module, dtype=PRECISIONS[precision], max_tokens=limit)
+        double = True
+    spec = input_spec(program)
+    model = to_onnx(program, opset=opset)
+    embedding = program.state_dict.get(spec.embedding)
+    dtype = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
+    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, dtype)
+    return Traced(model, spec, cases)
+
+
+def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
+    found = [getattr(m, "max_length", None) for m in module.modules()]
+    learned = [length for length in found if isinstance(length, int)]
+    limit = min(learned, default=None)
+    if asked is None or asked < 1:
+        if asked is not None:
+            raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
+        return limit
+    if limit is not None and asked > limit:
+        raise UsageError(
+            f"--max-length {asked} is over the {limit} positions the model has learned.",
+            f"Give {limit} or less.",
+        )
+    return asked
+
+
+def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced) -> tuple[str, ...]:
+    logits = traced.cases[0].expected
+    if logits.ndim != 2:
+        raise TraceError(
+            f"The model puts out a tensor of shape {logits.shape}.",
+            "Export a classifier: logits [batch, classes].",
+        )
+    count = logits.shape[1]
+    names = given if given is not None else checkpoint.labels
+    if names is None:
+        return tuple(f"class_{i}" for i in range(count))
+    if len(names) != count or len(set(names)) != count:
+        raise UsageError(
+            f"There are {len(set(names))} different labels for {count} classes.",
+            "Give one name for each class.",
+        )
+    return tuple(names)
+
+
+def _manifest(
+    checkpoint: Checkpoint, traced: Traced, labels: tuple[str, ...], precision: str, opset: int
+) -> Manifest:
+    module = checkpoint.module
+    config: dict[str, Any] | None = None
+    if isinstance(module, DocumentClassifier):
+        config = module.config.to_dict()
+    digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
+    return Manifest(
+        source={"kind": checkpoint.kind, "sha256": digest},
+        config=config,
+        inputs=traced.spec.names,
+        vocab_size=traced.spec.vocab_size,
+        max_tokens=traced.spec.max_tokens,
+        labels=labels,
+        precision=precision,
+        opset=opset,
+        operators=operators_in(traced.model),
+        operator_version=OPERATOR_VERSION,
+        hardware="any",
+        versions={
+            "aftexport": __version__,
+            "onnx": onnx.__version__,
+            "onnxruntime": ort.VERSION,
+            "onnxscript": onnxscript.__version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        },
+    )
+
+
+def _print_summary(
+    console: Console, bundle: Bundle, paths: dict[str, str], results: Sequence[Comparison]
+) -> None:
+    console.print(operator_table(bundle.manifest.operators, paths))
+    if results:
+        console.print(parity_table(results))
+    else:
+        console.print("[yellow]Parity was not checked (--no-verify).[/]")
+    console.print(size_table(bundle.files))
+    console.print(f"Bundle: [bold]{bundle.path}[/]")

@@ -1,0 +1,126 @@
+"""Numerics the mechanisms share in PyTorch: masks, gates, and the guard against underflow."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+MASKED = -1e38
+"""Logit of a key that does not count: finite, so that a row of nothing but such
+keys gives a mean instead of NaN, and small enough that its weight is 0 beside
+any other; twice it is still a float32."""
+
+Sums = tuple[Tensor, Tensor]
+"""Numerator and denominator of a weighted mean."""
+
+
+def valid_keys(lengths: Tensor, tokens: int) -> Tensor:
+    """Marks the keys that count: bool ``[B, T]`` from int64 ``lengths [B]``."""
+    return torch.arange(tokens, device=lengths.device) < lengths[:, None]
+
+
+def mask_keys(key: Tensor, lengths: Tensor) -> Tensor:
+    """Gives padded keys, ``[B, T, ...]``, the logit ``MASKED``."""
+    valid = valid_keys(lengths, key.shape[1])
+    return torch.where(valid.reshape(*valid.shape, *[1] * (key.dim() - 2)), key, MASKED)
+
+
+def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
+    """Multiplies ``mean`` by the gate of the query."""
+    if gate == "none":
+        return mean
+    return (torch.sigmoid(query) if gate == "sigmoid" else torch.tanh(query)) * mean
+
+
+def guarded_mean(
+    sums: Callable[..., Sums], reference: Callable[..., Tensor], *tensors: Tensor
+) -> Tensor:
+    """Divides ``sums``, computed in as little precision as keeps every term in range.
+
+    Forms that subtract the maxima of keys and biases apart can underflow where
+    the maxima lie at different positions. A denominator far above the smallest
+    normal number proves that what was lost is negligible; where one is not,
+    the sums are taken again in float64, and where that is not enough either,
+    by ``reference``.
+    """
+    dtype = tensors[0].dtype
+    for wide, smallest in ((torch.float32, 1e-25), (torch.float64, 1e-290)):
+        if torch.finfo(wide).bits < torch.finfo(dtype).bits:
+            continue
+        numerator, denominator = sums(*(t.to(wide) for t in tensors))
+        if bool((denominator > smallest).all()):
+            return (numerator / denominator).to(dtype)
+    return reference(*(t.double() for t in tensors)).to(dtype)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """``[B, T, D]`` to ``[B, T, H, D/H]``."""
+    return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
+
+
+def causal_product(query: Tensor, key: Tensor, value: Tensor, block: int = 64) -> Tensor:
+    """Computes ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
+
+    Args:
+        query: ``[B, T, H, d]``.
+        key: ``[B, T, H, d]``.
+        value: ``[B, T, H, e]``.
+        block: tokens whose pairs are multiplied out; earlier blocks enter
+            through the running sum of ``key^T value``.
+
+    Returns:
+        ``[B, T, H, e]``.
+    """
+    tokens = query.shape[1]
+    padding = -tokens % block
+    batch, heads = query.shape[0], query.shape[2]
+    query, key, value = (
+        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, padding))
+        .reshape(batch, -1, block, heads, x.shape[3])
+        .transpose(2, 3)
+        for x in (query, key, value)
+    )  # [B, N, H, block, *]
+    within = (query @ key.transpose(-1, -2)).tril() @ value
+    contexts = key.transpose(-1, -2) @ value
+    before = torch.nn.functional.pad(contexts.cumsum(1)[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
+    return (within + query @ before).transpose(2, 3).flatten(1, 2)[:, :tokens]
+
+
+def check_same_shape(op_type: str, **tensors: Tensor) -> None:
+    """Raises ValueError unless all are ``[B, T, D]`` of one shape."""
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    (first, expected), *others = shapes.items()
+    if len(expected) != 3:
+        raise ValueError(
+            f"{op_type}: {first} has shape {expected}; it must be [batch, tokens, channels]"
+        )
+    for name, shape in others:
+        if shape != expected:
+            raise ValueError(
+                f"{op_type}: {name} has shape {shape}, {first} has {expected}; they must agree"
+            )
+
+
+def check_lengths(op_type: str, query: Tensor, lengths: Tensor) -> None:
+    """Raises ValueError unless ``lengths`` is int64 ``[B]``."""
+    if lengths.dim() != 1 or lengths.shape[0] != query.shape[0] or lengths.dtype != torch.int64:
+        raise ValueError(
+            f"{op_type}: lengths has shape {tuple(lengths.shape)} and type {lengths.dtype}; "
+            f"it must be int64 [batch], batch {query.shape[0]}"
+        )
+
+
+def check_heads(op_type: str, query: Tensor, num_heads: int) -> None:
+    """Raises ValueError unless ``num_heads`` divides the channels."""
+    if num_heads < 1 or query.shape[2] % num_heads:
+        raise ValueError(
+            f"{op_type}: num_heads is {num_heads}; it must divide the {query.shape[2]} channels"
+        )
+
+
+def check_max_tokens(op_type: str, query: Tensor, name: str, max_tokens: int) -> None:
+    """Raises ValueError where the sequence is longer than a learned bias reaches."""
+    if query.shape[1] > max_tokens:
+        raise ValueError(
+            f"{op_type}: {query.shape[1]} tokens, but {name} was learned for at most {max_tokens}"
+        )

@@ -1,0 +1,222 @@
+"""Pieces of the portable bodies, in ONNX textual syntax.
+
+Every piece computes in float32 whatever the type of the inputs, names what it
+defines, and leaves the names ``zero``, ``one`` (int64 scalars), ``zero_1d``,
+``one_1d``, ``axis1``, ``tokens`` (int64 ``[1]``), ``zero_f`` and ``masked``
+(float scalars) to the pieces after it. Subgraphs read names of the graph around them.
+"""
+
+from collections.abc import Mapping
+
+from aftexport.mechanisms._numerics import MASKED
+
+SMALLEST_DENOMINATOR = 1e-25
+"""Below this a float32 denominator may have lost terms that count: what underflows
+is under 1e-38 a term, so even a million of them are 1e-7 of this."""
+
+
+def constants(**values: float | int | list[int]) -> str:
+    """Defines scalar constants, and int64 vectors from lists."""
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, list):
+            lines.append(f"{name} = Constant <value_ints = {value}> ()")
+        elif isinstance(value, float):
+            lines.append(f"{name} = Constant <value_float: float = {value}> ()")
+        else:
+            lines.append(f"{name} = Constant <value_int = {value}> ()")
+    return "\n".join(lines) + "\n"
+
+
+def inputs_as_float(*names: str) -> str:
+    """Casts inputs to float32 as ``<name>_f`` and defines the common constants."""
+    lines = constants(zero=0, one=1, zero_1d=[0], one_1d=[1], axis1=[1], zero_f=0.0, masked=MASKED)
+    lines += "tokens = Shape <start = 1, end = 2> (query)\n"
+    return lines + "".join(f"{name}_f = Cast <to = 1> ({name})\n" for name in names)
+
+
+def valid_keys() -> str:
+    """Defines ``valid``, bool ``[B, T]``: the keys within each document's length."""
+    return """
+        end = Squeeze(tokens)
+        positions = Range(zero, end, one)
+        length = Unsqueeze(lengths, axis1)
+        valid = Less(positions, length)
+    """
+
+
+def mask(key: str, result: str, *, rank: int) -> str:
+    """Gives the padded keys of ``key``, ``[B, T, ...]`` of ``rank``, a logit of no weight."""
+    return (
+        valid_keys()
+        + f"""
+        mask_axes = Constant <value_ints = {list(range(2, rank))}> ()
+        valid_keys = Unsqueeze(valid, mask_axes)
+        {result} = Where(valid_keys, {key}, masked)
+    """
+    )
+
+
+def heads(name: str, result: str) -> str:
+    """Reshapes ``[B, T, D]`` to ``[B, T, num_heads, D/num_heads]``; needs ``head_shape``."""
+    return f"{result} = Reshape({name}, head_shape)\n"
+
+
+def head_shape() -> str:
+    """Defines ``head_shape``, the Reshape target ``[0, 0, num_heads, -1]``."""
+    return """
+        num_heads = Constant <value_int: int = @num_heads> ()
+        num_heads_1d = Unsqueeze(num_heads, zero)
+        keep_two = Constant <value_ints = [0, 0]> ()
+        infer = Constant <value_ints = [-1]> ()
+        head_shape = Concat <axis = 0> (keep_two, num_heads_1d, infer)
+        packed_shape = Concat <axis = 0> (keep_two, infer)
+    """
+
+
+def gate(gate: str, query: str, mean: str, result: str) -> str:
+    """Multiplies by the gate of the query."""
+    if gate == "none":
+        return f"{result} = Identity({mean})\n"
+    function = {"sigmoid": "Sigmoid", "tanh": "Tanh"}[gate]
+    return f"gated = {function}({query})\n{result} = Mul(gated, {mean})\n"
+
+
+def output(result: str) -> str:
+    """Returns ``result`` in the type of the query."""
+    return f"output = CastLike({result}, query)\n"
+
+
+def online_update(m: str, n: str, d: str, logit: str, value: str) -> str:
+    """One key enters a running maximum, numerator and denominator: ``<name>_next``.
+
+    Exact for any range, because the sums are always relative to the largest
+    logit so far.
+    """
+    return f"""
+        {m}_next = Max({m}, {logit})
+        {m}_drop = Sub({m}, {m}_next)
+        {m}_decay = Exp({m}_drop)
+        {m}_rise = Sub({logit}, {m}_next)
+        {m}_weight = Exp({m}_rise)
+        {n}_kept = Mul({n}, {m}_decay)
+        {n}_new = Mul({m}_weight, {value})
+        {n}_next = Add({n}_kept, {n}_new)
+        {d}_kept = Mul({d}, {m}_decay)
+        {d}_next = Add({d}_kept, {m}_weight)
+    """
+
+
+def scan(
+    step: str,
+    *,
+    states: Mapping[str, str],
+    scanned: Mapping[str, str],
+    outputs: Mapping[str, str],
+    ranks: Mapping[str, int],
+    scan_axis: int = 1,
+    counter: str = "",
+    reverse: bool = False,
+) -> str:
+    """Runs ``step`` once per token, with tokens on axis 1 of what is put out.
+
+    Args:
+        step: statements; read the names of ``states`` and ``scanned``, define
+            ``<state>_next`` for every state and the names of ``outputs``.
+        states: state in the step, to its initial value.
+        scanned: name in the step, to the tensor it is a token of.
+        outputs: name in the step, to the ``[B, T, ...]`` tensor it becomes.
+        ranks: of each name, within the step.
+        scan_axis: the axis of the tokens in what is scanned.
+        counter: a name in the step for the token's position, int64 scalar.
+        reverse: from the last token to the first.
+    """
+
+    def declare(name: str, value: str) -> str:
+        return f"float[{', '.join(f'{name}_dim{i}' for i in range(ranks[name]))}] {value}"
+
+    parameters = [declare(name, name) for name in (*states, *scanned)]
+    operands = [*states.values(), *scanned.values()]
+    axes = [scan_axis] * len(scanned)
+    if counter:
+        parameters.append(f"int64 {counter}")
+        operands.append("positions")
+        axes.append(0)
+    results = ", ".join(
+        [declare(name, f"{name}_next") for name in states] + [declare(o, o) for o in outputs]
+    )
+    unique = next(iter(outputs.values()))
+    finals = ", ".join([f"{unique}_{name}" for name in states] + list(outputs.values()))
+    attributes = [
+        f"num_scan_inputs = {len(axes)}",
+        f"scan_input_axes = {axes}",
+        f"scan_output_axes = {[1] * len(outputs)}",
+        f"scan_input_directions = {[int(reverse)] * len(axes)}",
+        f"scan_output_directions = {[int(reverse)] * len(outputs)}",
+        f"body = step ({', '.join(parameters)}) => ({results}) {{ {step} }}",
+    ]
+    return f"{finals} = Scan <{', '.join(attributes)}> ({', '.join(operands)})\n"
+
+
+def guarded_division(exact: str) -> str:
+    """Defines ``mean`` from ``numerator`` and ``denominator`` where no term was lost.
+
+    Args:
+        exact: statements that define ``exact_mean``; run only where a
+            denominator is so small that the sums cannot be trusted.
+    """
+    return f"""
+        smallest = ReduceMin <keepdims = 0> (denominator)
+        threshold = Constant <value_float: float = {SMALLEST_DENOMINATOR}> ()
+        lost = Less(smallest, threshold)
+        mean = If (lost) <
+            then_branch = exact_form () => (exact_mean) {{ {exact} }},
+            else_branch = separable_form () => (separable_mean) {{
+                separable_mean = Div(numerator, denominator)
+            }}
+        >
+    """
+
+
+def causal_product(query: str, key: str, value: str, result: str) -> str:
+    """``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, per head, linear in T.
+
+    Names are of ``[B, T, H, *]`` tensors. Within blocks of 64 tokens the pairs are
+    multiplied out; earlier blocks enter through a running sum of key^T value.
+    """
+    lines = """
+        block = Constant <value_ints = [64]> ()
+        tokens_up = Add(tokens, block)
+        tokens_up_less = Sub(tokens_up, one_1d)
+        blocks = Div(tokens_up_less, block)
+        padded_tokens = Mul(blocks, block)
+        missing = Sub(padded_tokens, tokens)
+        block_pads = Concat <axis = 0> (zero_1d, missing)
+        batch_size = Constant <value_ints = [0]> ()
+        rest = Constant <value_ints = [-1]> ()
+        block_shape = Concat <axis = 0> (batch_size, blocks, block, num_heads_1d, rest)
+    """
+    for name, blocked in ((query, "query_blocks"), (key, "key_blocks"), (value, "value_blocks")):
+        lines += f"""
+            {blocked}_padded = Pad({name}, block_pads, , axis1)
+            {blocked}_split = Reshape({blocked}_padded, block_shape)
+            {blocked} = Transpose <perm = [0, 1, 3, 2, 4]> ({blocked}_split)
+        """
+    return (
+        lines
+        + f"""
+        key_columns = Transpose <perm = [0, 1, 2, 4, 3]> (key_blocks)
+        all_similarity = MatMul(query_blocks, key_columns)
+        similarity = Trilu <upper = 0> (all_similarity)
+        within = MatMul(similarity, value_blocks)
+        block_contexts = MatMul(key_columns, value_blocks)
+        contexts_before = CumSum <exclusive = 1> (block_contexts, one)
+        from_before = MatMul(query_blocks, contexts_before)
+        block_results = Add(within, from_before)
+        blocks_last = Transpose <perm = [0, 1, 3, 2, 4]> (block_results)
+        value_width = Shape <start = 3, end = 4> ({value})
+        joined_shape = Concat <axis = 0> (batch_size, rest, num_heads_1d, value_width)
+        joined = Reshape(blocks_last, joined_shape)
+        {result} = Slice(joined, zero_1d, tokens, axis1)
+    """
+    )

@@ -1,0 +1,110 @@
+"""AFT-simple: softmax over the tokens, per channel.
+
+    Y[t] = gate(Q[t]) * sum_u softmax_T(K)[u] V[u]
+
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 5.
+"""
+
+import torch
+from torch import Tensor
+
+from aftexport.mechanisms import _text as text
+from aftexport.mechanisms._numerics import (
+    Sums,
+    apply_gate,
+    check_lengths,
+    check_same_shape,
+    guarded_mean,
+    mask_keys,
+)
+from aftexport.mechanisms._operator import GATE, define
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    gate: str,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+
+
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
+) -> Tensor:
+    """The definition: a softmax over the keys that count, channel by channel.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        lengths: int64 ``[B]``.
+    """
+    key = mask_keys(key, lengths)
+    if not causal:
+        return apply_gate(gate, query, (key.softmax(1) * value).sum(1, keepdim=True))
+    return apply_gate(gate, query, _prefix_means(key, value))
+
+
+def _prefix_means(key: Tensor, value: Tensor) -> Tensor:
+    ends = range(1, key.shape[1] + 1)
+    return torch.stack([(key[:, :t].softmax(1) * value[:, :t]).sum(1) for t in ends], 1)
+
+
+def compute(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
+) -> Tensor:
+    """``reference``, with running sums where it is causal."""
+    if not causal:
+        return reference(query, key, value, lengths, gate=gate, causal=False)
+    mean = guarded_mean(prefix_sums, _prefix_means, mask_keys(key, lengths), value)
+    return apply_gate(gate, query, mean)
+
+
+def prefix_sums(logits: Tensor, value: Tensor) -> Sums:
+    """Running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike."""
+    weight = (logits - logits.amax(1, keepdim=True)).exp()
+    return (weight * value).cumsum(1), weight.cumsum(1)
+
+
+def _body(*, gate: str, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value") + text.mask("key_f", "logits", rank=3)
+    if causal:
+        lines += """
+            first = Gather <axis = 1> (value_f, zero)
+            n_start = Mul(first, zero_f)
+            m_start = Add(n_start, masked)
+        """
+        step = text.online_update("m", "n", "d", "logit", "v")
+        step += "mean_t = Div(n_next, d_next)"
+        lines += text.scan(
+            step,
+            states={"m": "m_start", "n": "n_start", "d": "n_start"},
+            scanned={"logit": "logits", "v": "value_f"},
+            outputs={"mean_t": "mean"},
+            ranks=dict.fromkeys(("m", "n", "d", "logit", "v", "mean_t"), 2),
+        )
+    else:
+        lines += """
+            weight = Softmax <axis = 1> (logits)
+            weighted = Mul(weight, value_f)
+            mean = ReduceSum <keepdims = 1> (weighted, axis1)
+        """
+    return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
+
+
+AFT_SIMPLE, CAUSAL_AFT_SIMPLE = define(
+    "AftSimple",
+    stem="aft_simple",
+    inputs=("query", "key", "value", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "B"),
+    exponents=("key",),
+    attributes=(GATE,),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc="AFT-simple (arXiv 2105.14103, eq. 5): query, key, value [B, T, D].",
+)

@@ -1,0 +1,223 @@
+"""Fastformer's additive attention.
+
+    alpha = softmax_T(Q Wa / sqrt(d));  g_q[h] = sum_t alpha[t,h] Q[t,h];  P = K * g_q
+    beta  = softmax_T(P Wb / sqrt(d));  g_k[h] = sum_t beta[t,h] P[t,h];   Y = V * g_k
+
+Wu et al., Fastformer: Additive Attention Can Be All You Need, arXiv 2108.09084,
+and the authors' code: each head's logit reads the whole row, and the second
+pooling is of P, not of K. Biases of the logits would add one number to every token
+and drop out of the softmax. Causal (a prefix form, not in the paper): both poolings
+run over the tokens up to the query's.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from aftexport.mechanisms import _text as text
+from aftexport.mechanisms._numerics import (
+    check_heads,
+    check_lengths,
+    check_same_shape,
+    guarded_mean,
+    mask_keys,
+    split_heads,
+)
+from aftexport.mechanisms._operator import NUM_HEADS, define
+from aftexport.mechanisms.aft_simple import prefix_sums
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+    check_heads(op_type, query, num_heads)
+    for name, weight in (("alpha_weight", alpha_weight), ("beta_weight", beta_weight)):
+        if weight.dim() != 2 or weight.shape[0] != query.shape[2] or weight.shape[1] != num_heads:
+            raise ValueError(
+                f"{op_type}: {name} has shape {tuple(weight.shape)}; "
+                f"it must be [{query.shape[2]}, {num_heads}]"
+            )
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    causal: bool,
+) -> Tensor:
+    """The definition; causal, with each prefix pooled on its own.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        alpha_weight, beta_weight: ``[D, H]``.
+        lengths: int64 ``[B]``.
+    """
+    pool = _pool_prefixes if causal else _pool
+    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    causal: bool,
+) -> Tensor:
+    """``reference``, with running sums where it is causal."""
+    pool = _pool_running if causal else _pool
+    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+    pool: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    scale = 1 / math.sqrt(query.shape[2] // num_heads)
+    queries, keys, values = (split_heads(x, num_heads) for x in (query, key, value))
+    alpha_logits = mask_keys(query @ alpha_weight * scale, lengths)
+    keyed = keys * pool(alpha_logits[..., None], queries)
+    beta_logits = mask_keys(keyed.flatten(2) @ beta_weight * scale, lengths)
+    return (values * pool(beta_logits[..., None], keyed)).flatten(2)
+
+
+def _pool(logits: Tensor, values: Tensor) -> Tensor:
+    return (logits.softmax(1) * values).sum(1, keepdim=True)
+
+
+def _pool_prefixes(logits: Tensor, values: Tensor) -> Tensor:
+    ends = range(1, logits.shape[1] + 1)
+    return torch.cat([_pool(logits[:, :end], values[:, :end]) for end in ends], 1)
+
+
+def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
+    return guarded_mean(prefix_sums, _pool_prefixes, logits, values)
+
+
+def _body(*, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value", "alpha_weight", "beta_weight")
+    lines += text.head_shape() + text.constants(last_axis=[-1])
+    for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
+        lines += text.heads(name, result)
+    lines += """
+        head_width = Shape <start = 3, end = 4> (queries)
+        head_width_f = Cast <to = 1> (head_width)
+        scale = Sqrt(head_width_f)
+        alpha_products = MatMul(query_f, alpha_weight_f)
+        alpha_scaled = Div(alpha_products, scale)
+    """
+    lines += text.mask("alpha_scaled", "alpha_logits", rank=3)
+    lines += _causal_body() if causal else _global_body()
+    return lines + "result = Reshape(attended, packed_shape)\n" + text.output("result")
+
+
+def _global_body() -> str:
+    return """
+        alpha = Softmax <axis = 1> (alpha_logits)
+        alpha_4d = Unsqueeze(alpha, last_axis)
+        alpha_queries = Mul(alpha_4d, queries)
+        global_query = ReduceSum <keepdims = 1> (alpha_queries, axis1)
+        keyed = Mul(keys, global_query)
+        keyed_packed = Reshape(keyed, packed_shape)
+        beta_products = MatMul(keyed_packed, beta_weight_f)
+        beta_scaled = Div(beta_products, scale)
+        beta_logits = Where(valid_keys, beta_scaled, masked)
+        beta = Softmax <axis = 1> (beta_logits)
+        beta_4d = Unsqueeze(beta, last_axis)
+        beta_keyed = Mul(beta_4d, keyed)
+        global_key = ReduceSum <keepdims = 1> (beta_keyed, axis1)
+        attended = Mul(values, global_key)
+    """
+
+
+def _causal_body() -> str:
+    lines = """
+        valid_float = Cast <to = 1> (valid)
+        alpha_4d = Unsqueeze(alpha_logits, last_axis)
+        first_logit = Gather <axis = 1> (alpha_4d, zero)
+        d_start = Mul(first_logit, zero_f)
+        m_start = Add(d_start, masked)
+        first_query = Gather <axis = 1> (queries, zero)
+        n_start = Mul(first_query, zero_f)
+        row_shape = Constant <value_ints = [0, -1]> ()
+        half = Constant <value_float = 0.5> ()
+        column = Constant <value_ints = [1]> ()
+    """
+    step = (
+        text.online_update("m", "n", "d", "logit", "q")
+        + """
+        global_query = Div(n_next, d_next)
+        keyed = Mul(k, global_query)
+        keyed_row = Reshape(keyed, row_shape)
+        products = MatMul(keyed_row, beta_weight_f)
+        scaled = Div(products, scale)
+        counts = Greater(is_valid, half)
+        counts_column = Unsqueeze(counts, column)
+        beta_row = Where(counts_column, scaled, masked)
+        beta_logit = Unsqueeze(beta_row, last_axis)
+        """
+        + text.online_update("bm", "bn", "bd", "beta_logit", "keyed")
+        + """
+        global_key = Div(bn_next, bd_next)
+        answer = Mul(v, global_key)
+        """
+    )
+    return lines + text.scan(
+        step,
+        states={
+            "m": "m_start", "n": "n_start", "d": "d_start",
+            "bm": "m_start", "bn": "n_start", "bd": "d_start",
+        },
+        scanned={
+            "logit": "alpha_4d", "q": "queries", "k": "keys", "v": "values",
+            "is_valid": "valid_float",
+        },
+        outputs={"answer": "attended"},
+        ranks=dict.fromkeys(
+            ("m", "n", "d", "bm", "bn", "bd", "logit", "q", "k", "v", "answer"), 3
+        ) | {"is_valid": 1},
+    )  # fmt: skip
+
+
+FASTFORMER, CAUSAL_FASTFORMER = define(
+    "Fastformer",
+    stem="fastformer",
+    inputs=("query", "key", "value", "alpha_weight", "beta_weight", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "D H", "D H", "B"),
+    exponents=("alpha_weight", "beta_weight"),
+    attributes=(NUM_HEADS,),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc=(
+        "Fastformer (arXiv 2108.09084): query, key, value [B, T, D], "
+        "alpha_weight, beta_weight [D, num_heads]."
+    ),
+)

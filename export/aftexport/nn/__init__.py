@@ -1,0 +1,30 @@
+"""Layers for each mechanism, and the document classifier built from them."""
+
+from aftexport.nn.aft_conv import AftConv
+from aftexport.nn.aft_full import AftFull
+from aftexport.nn.aft_local import AftLocal
+from aftexport.nn.aft_simple import AftSimple
+from aftexport.nn.classifier import DocumentClassifier
+from aftexport.nn.config import LAYERS, ClassifierConfig
+from aftexport.nn.dot_product_attention import DotProductAttention
+from aftexport.nn.efficient_attention import EfficientAttention
+from aftexport.nn.encoder import Encoder, EncoderLayer, build_attention
+from aftexport.nn.fastformer import Fastformer
+from aftexport.nn.linear_attention import LinearAttention
+
+__all__ = [
+    "LAYERS",
+    "AftConv",
+    "AftFull",
+    "AftLocal",
+    "AftSimple",
+    "ClassifierConfig",
+    "DocumentClassifier",
+    "DotProductAttention",
+    "EfficientAttention",
+    "Encoder",
+    "EncoderLayer",
+    "Fastformer",
+    "LinearAttention",
+    "build_attention",
+]

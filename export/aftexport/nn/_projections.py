@@ -1,0 +1,28 @@
+"""Initialisation the layers share."""
+
+import torch
+from torch import Tensor, nn
+
+FACTOR_STD = 0.01
+"""Standard deviation of the position-bias factors at the start (AFT paper, section 4)."""
+
+
+def bias_factor(max_length: int, rank: int) -> nn.Parameter:
+    """One factor of a position bias, ``[Tmax, rank]``, drawn with ``FACTOR_STD``."""
+    return nn.Parameter(torch.randn(max_length, rank) * FACTOR_STD)
+
+
+def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
+    """Some diagonals of ``row @ column.T``: ``out[t, j] = row[t] . column[t + offsets[j]]``.
+
+    Args:
+        row, column: ``[T, rank]``.
+
+    Returns:
+        ``[T, len(offsets)]``; 0 where the diagonal leaves the matrix.
+    """
+    tokens = row.shape[0]
+    left, right = max(-offsets[0], 0), max(offsets[-1], 0)
+    padded = nn.functional.pad(column, (0, 0, left, right))
+    diagonals = [(row * padded[left + j : left + j + tokens]).sum(1) for j in offsets]
+    return torch.stack(diagonals, 1)

@@ -1,0 +1,39 @@
+"""Ordinary attention, the baseline: quadratic in the tokens."""
+
+import torch
+from torch import Tensor, nn
+
+from aftexport.mechanisms._numerics import valid_keys
+
+
+class DotProductAttention(nn.Module):
+    """Scaled dot-product attention (arXiv 1706.03762, eq. 1), exported in standard ops.
+
+    Args:
+        dim: channels D.
+        num_heads: H, divides ``dim``.
+        causal: a token sees itself and what came before it.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.causal = causal
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        tokens = x.shape[1]
+        query, key, value = (
+            projection(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        # The first key always counts: a document of no tokens gives numbers, not NaN.
+        mask = valid_keys(lengths.clamp(min=1), tokens)[:, None, None, :]
+        if self.causal:
+            mask = mask & torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).tril()
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.output(mixed.transpose(1, 2).flatten(2))

@@ -1,0 +1,80 @@
+"""The pre-norm encoder, and the layer for each mechanism."""
+
+from torch import Tensor, nn
+
+from aftexport.nn.aft_conv import AftConv
+from aftexport.nn.aft_full import AftFull
+from aftexport.nn.aft_local import AftLocal
+from aftexport.nn.aft_simple import AftSimple
+from aftexport.nn.config import ClassifierConfig
+from aftexport.nn.dot_product_attention import DotProductAttention
+from aftexport.nn.efficient_attention import EfficientAttention
+from aftexport.nn.fastformer import Fastformer
+from aftexport.nn.linear_attention import LinearAttention
+
+
+def build_attention(config: ClassifierConfig) -> nn.Module:
+    """Builds the token-mixing layer that ``config.mechanism`` names."""
+    dim, heads, causal = config.dim, config.num_heads, config.causal
+    match config.mechanism:
+        case "aft_full":
+            assert config.max_length is not None  # ClassifierConfig sees to it
+            return AftFull(
+                dim, config.max_length, bias_rank=config.bias_rank, gate=config.gate, causal=causal
+            )
+        case "aft_local":
+            return AftLocal(
+                dim,
+                config.window,
+                config.max_length,
+                bias_rank=config.bias_rank,
+                gate=config.gate,
+                causal=causal,
+            )
+        case "aft_simple":
+            return AftSimple(dim, gate=config.gate, causal=causal)
+        case "aft_conv":
+            return AftConv(dim, heads, config.window, gate=config.gate, causal=causal)
+        case "efficient_attention":
+            return EfficientAttention(dim, heads, normalization=config.normalization, causal=causal)
+        case "fastformer":
+            return Fastformer(dim, heads, causal=causal)
+        case "linear_attention":
+            return LinearAttention(dim, heads, feature_map=config.feature_map, causal=causal)
+        case _:
+            return DotProductAttention(dim, heads, causal=causal)
+
+
+class EncoderLayer(nn.Module):
+    """``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.attention = build_attention(config)
+        self.ffn_norm = nn.LayerNorm(config.dim)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.dim, config.ffn_dim),
+            nn.GELU(),
+            nn.Linear(config.ffn_dim, config.dim),
+        )
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Transforms ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        x = x + self.attention(self.attention_norm(x), lengths)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class Encoder(nn.Module):
+    """``depth`` encoder layers and a final norm."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.dim)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Transforms ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        for layer in self.layers:
+            x = layer(x, lengths)
+        return self.norm(x)

@@ -1,0 +1,30 @@
+"""From the tokens of a document to one vector. Sums are float32: 16 bits lose them."""
+
+from torch import Tensor, nn
+
+from aftexport.mechanisms._numerics import mask_keys, valid_keys
+
+
+class MeanPooling(nn.Module):
+    """The mean of a document's own tokens."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
+        valid = valid_keys(lengths, x.shape[1])[..., None]
+        total = (x.float() if x.dtype.itemsize < 4 else x).masked_fill(~valid, 0).sum(1)
+        return (total / lengths.clamp(min=1)[:, None].to(total.dtype)).to(x.dtype)
+
+
+class AttentionPooling(nn.Module):
+    """A mean weighted by a learned score of each token (softmax over the tokens)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(dim, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """``x [B, T, D]`` to ``[B, D]``."""
+        scores = self.score(x)
+        wide = (scores.float(), x.float()) if x.dtype.itemsize < 4 else (scores, x)
+        weight = mask_keys(wide[0], lengths).softmax(1)
+        return (weight * wide[1]).sum(1).to(x.dtype)

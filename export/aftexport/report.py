@@ -1,0 +1,106 @@
+"""What people look at: stages as they run, tables at the end, the parity page."""
+
+import html
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from aftexport.bundle import Manifest
+from aftexport.parity import TOLERANCES, Comparison
+
+
+@contextmanager
+def stage(console: Console, title: str) -> Iterator[None]:
+    """Shows that ``title`` is under way, and how long it took once it is done."""
+    start = time.perf_counter()
+    with console.status(f"{title} ..."):
+        yield
+    console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
+
+
+def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Table:
+    """Which way each custom operator runs on this machine."""
+    table = Table("operator", "nodes", "path on this machine", box=box.SIMPLE_HEAD)
+    for op_type, count in operators.items():
+        way = "fused kernel" if paths[op_type] == "fused" else "portable body"
+        table.add_row(op_type, str(count), way)
+    if not operators:
+        table.add_row("none: standard operators only", "", "")
+    return table
+
+
+def parity_table(results: Sequence[Comparison]) -> Table:
+    """Each case's error beside its bound."""
+    table = Table(
+        "parity with PyTorch", "input", "error", "bound", "", box=box.SIMPLE_HEAD,
+        caption="error: max |output - reference| / max(1, max |reference|), float64 reference",
+        caption_justify="left",
+    )  # fmt: skip
+    for result in results:
+        verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
+        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
+        table.add_row(
+            subject, shape_text(result.shape), f"{result.error:.1e}", f"{result.bound:.0e}", verdict
+        )
+    return table
+
+
+def size_table(files: Mapping[str, int]) -> Table:
+    """The files of a bundle."""
+    table = Table("file", "size", box=box.SIMPLE_HEAD)
+    table.columns[1].justify = "right"
+    for name, size in files.items():
+        table.add_row(name, f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size} B")
+    return table
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """``2 x 67`` for a shape."""
+    return " x ".join(map(str, shape))
+
+
+def write_parity_page(path: Path, manifest: Manifest, results: Sequence[Comparison]) -> None:
+    """Writes the parity report as one self-contained HTML file."""
+    tolerance = TOLERANCES[manifest.precision]
+    passed = all(r.passed for r in results)
+    rows = "\n".join(
+        f"<tr class={'ok' if r.passed else 'bad'}><td>{html.escape(r.subject)}</td>"
+        f"<td>{html.escape(r.case)}</td><td>{shape_text(r.shape)}</td><td>{r.error:.2e}</td>"
+        f"<td>{r.bound:.0e}</td><td>{r.label_flips}</td>"
+        f"<td>{'within' if r.passed else 'OUTSIDE'}</td></tr>"
+        for r in results
+    )
+    versions = html.escape(", ".join(f"{k} {v}" for k, v in sorted(manifest.versions.items())))
+    verdict = "within tolerance" if passed else "outside tolerance"
+    path.write_text(
+        f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Parity: {verdict}</title>
+<style>
+body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; }}
+body {{ padding: 0 1rem; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
+th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #ccc; }}
+.bad td {{ background: #fdd; font-weight: bold; }}
+</style>
+<h1>Parity: {verdict}</h1>
+<p>The exported model against PyTorch in float64, {html.escape(manifest.precision)}, {versions}.</p>
+<p>Error: max |output &minus; reference| / max(1, max |reference|). Bound {tolerance.bound:.0e}:
+{html.escape(tolerance.reason)}.</p>
+<table>
+<thead><tr><th>subject<th>case<th>input<th>error<th>bound<th>label flips<th>verdict</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+</html>
+""",
+        "utf-8",
+    )

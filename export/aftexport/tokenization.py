@@ -1,0 +1,37 @@
+"""Tokenizers, in the ``tokenizers`` library's JSON format."""
+
+from tokenizers import Tokenizer
+
+from aftexport.errors import UsageError
+
+
+def parse_tokenizer(text: str) -> Tokenizer:
+    """Reads a tokenizer, with padding and truncation switched off.
+
+    Both are the server's to decide: a tokenizer that truncates would do so silently.
+
+    Raises:
+        UsageError: where ``text`` is not the JSON of a tokenizer.
+    """
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(
+            f"The tokenizer cannot be read: {error}.",
+            "Give the tokenizer.json that the tokenizers library writes.",
+        ) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def check_tokenizer(text: str, vocab_size: int) -> None:
+    """Raises UsageError unless every id the tokenizer can give is one the model knows."""
+    if not isinstance(text, str):
+        raise UsageError("The tokenizer is not JSON text.", "Give the text of tokenizer.json.")
+    largest = max(parse_tokenizer(text).get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise UsageError(
+            f"The tokenizer gives ids up to {largest}, the model knows {vocab_size}.",
+            "Give the tokenizer the model was trained with.",
+        )

@@ -1,0 +1,1 @@
+"""The HTTP server over a bundle. Needs no torch."""

@@ -1,0 +1,69 @@
+"""The ``aftserve`` command."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport import __version__
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import operator_paths
+from aftexport.errors import AftexportError
+from aftexport.report import operator_table, stage
+from aftserve.app import create_app
+from aftserve.classifier import Classifier
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves a bundle until it is told to stop; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    console, errors = Console(), Console(stderr=True, soft_wrap=True)
+    try:
+        with stage(console, f"Checking {options.bundle}"):
+            bundle = Bundle.open(options.bundle)
+        with stage(console, "Loading the model"):
+            classifier = Classifier(bundle, threads=options.threads, max_tokens=options.max_tokens)
+            # The first run allocates and picks kernels; no request should wait for that.
+            classifier.classify([0])
+        console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+    except AftexportError as error:
+        errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
+        return error.exit_code
+    uvicorn.run(create_app(classifier), host=options.host, port=options.port, log_level="info")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aftserve",
+        description="Serve a bundle over HTTP: POST /infer, GET /healthz, /readyz, /docs.",
+        epilog="Exit status: 0 stopped on request; 2 the bundle or an option cannot be used.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=_port, default=8000, help="port to listen on (default: 8000)")
+    add("--threads", type=_positive, default=0, metavar="N",
+        help="threads of the engine (default: one for each core)")  # fmt: skip
+    add("--max-tokens", type=_positive, metavar="N",
+        help="refuse longer documents (default: the model's own limit)")  # fmt: skip
+    add("--version", action="version", version=f"aftserve {__version__}")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"{text} is no port")
+    return value
