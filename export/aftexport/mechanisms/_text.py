@@ -131,6 +131,10 @@ def scan(
         counter: a name in the step for the token's position, int64 scalar.
         reverse: from the last token to the first.
     """
+    if not states:
+        # TensorRT's parser refuses a Scan that carries no state from step to step.
+        states, ranks = {"unused": "zero_f"}, {**ranks, "unused": 0}
+        step += "unused_next = Identity(unused)\n"
 
     def declare(name: str, value: str) -> str:
         return f"float[{', '.join(f'{name}_dim{i}' for i in range(ranks[name]))}] {value}"

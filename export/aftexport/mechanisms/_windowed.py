@@ -69,6 +69,8 @@ def exact_body(causal: bool) -> str:
         n_zero = Mul(first_value, zero_f)
         last_row = Shape <start = 0, end = 1> (bias_rows)
         last_index = Sub(last_row, one_1d)
+        window_width = Squeeze(width)
+        window_offsets = Range(zero, window_width, one)
     """
     ranks = dict.fromkeys(
         (
@@ -108,11 +110,10 @@ def exact_body(causal: bool) -> str:
     step = (
         text.online_update("m", "n", "d", "logit", "v")
         + """
-        start = Unsqueeze(position, zero_1d)
-        stop = Add(start, width)
-        row_index = Min(start, last_index)
+        row_index = Min(position, last_index)
+        window = Add(position, window_offsets)
         row_4d = Gather <axis = 0> (bias_rows, row_index)
-        window_keys = Slice(window_logits, start, stop, axis1)
+        window_keys = Gather <axis = 1> (window_logits, window)
         biased = Add(window_keys, row_4d)
         window_max = ReduceMax <keepdims = 0> (biased, axis1)
     """
@@ -126,7 +127,7 @@ def exact_body(causal: bool) -> str:
         top_4d = Unsqueeze(top, axis1)
         window_shifted = Sub(biased, top_4d)
         window_weight = Exp(window_shifted)
-        window_v = Slice(window_values, start, stop, axis1)
+        window_v = Gather <axis = 1> (window_values, window)
         window_weighted = Mul(window_weight, window_v)
         window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
         window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
