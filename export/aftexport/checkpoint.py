@@ -5,10 +5,8 @@ factory for the module; a ``torch.export`` program; a folder of ``config.json``
 and ``model.safetensors``; and, only where the user allows it, a pickled module.
 """
 
-import importlib
 import json
 import pickle
-import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -23,10 +21,12 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from aftexport.errors import AftexportError, CheckpointError, UsageError
+from aftexport.factory import call_factory
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
+from aftexport.weights import load_weights
 
 FORMAT = "aftexport"
 VERSION = 1
@@ -239,7 +239,7 @@ def _build(
             check_tokenizer(tokenizer, model.config.vocab_size)
     except AftexportError as error:
         raise CheckpointError(path, error.problem.rstrip("."), error.remedy) from error
-    _load_weights(path, model, state)
+    load_weights(path, model, state)
     return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
 
 
@@ -250,73 +250,9 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
             "a bare state dict: weights without the module they belong to",
             "Add --model package.module:factory, a callable that returns the module.",
         )
-    module = _call_factory(factory)
-    _load_weights(path, module, state)
+    module = call_factory(factory)
+    load_weights(path, module, state)
     return Checkpoint(path, f"state dict for {factory}", module)
-
-
-def _call_factory(factory: str) -> nn.Module:
-    module_name, _, attribute = factory.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(
-            f"--model {factory!r} names no factory.", "Write it as package.module:factory."
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        target: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"--model {factory}: {error}.", "Check the name, and that it can be imported from here."
-        ) from error
-    try:
-        module = target()
-    except Exception as error:
-        raise UsageError(
-            f"--model {factory} raised {type(error).__name__}: {error}.",
-            "Give a callable that needs no arguments.",
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise UsageError(
-            f"--model {factory} returned a {type(module).__name__}.",
-            "Give a callable that returns an nn.Module.",
-        )
-    return module
-
-
-def _load_weights(path: Path, module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    expected = module.state_dict()
-    problems = []
-    if missing := sorted(set(expected) - set(state)):
-        problems.append(f"missing weights: {_names(missing)}")
-    if unexpected := sorted(set(state) - set(expected)):
-        problems.append(f"unexpected weights: {_names(unexpected)}")
-    wrong = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
-        for name in sorted(set(state) & set(expected))
-        if state[name].shape != expected[name].shape
-    ]
-    if wrong:
-        problems.append(f"wrong shapes: {_names(wrong)}")
-    if problems:
-        raise CheckpointError(
-            path,
-            f"the weights do not fit the module; {'; '.join(problems)}",
-            "Give the configuration or the factory that the weights were trained with.",
-        )
-    bad = [n for n, t in state.items() if t.is_floating_point() and not bool(t.isfinite().all())]
-    if bad:
-        raise CheckpointError(
-            path, f"NaN or infinity in {_names(bad)}", "Give a checkpoint from before it diverged."
-        )
-    module.load_state_dict(dict(state))
-
-
-def _names(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _unpickle(path: Path) -> Checkpoint:

@@ -1,0 +1,45 @@
+"""A user's own module, by the name of what builds it."""
+
+import importlib
+import sys
+from typing import Any
+
+from torch import nn
+
+from aftexport.errors import UsageError
+
+
+def call_factory(factory: str) -> nn.Module:
+    """Builds the module that ``package.module:callable`` returns.
+
+    Raises:
+        UsageError: where it cannot be imported or called, or returns something else.
+    """
+    module_name, _, attribute = factory.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(
+            f"--model {factory!r} names no factory.", "Write it as package.module:factory."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--model {factory}: {error}.", "Check the name, and that it can be imported from here."
+        ) from error
+    try:
+        module = target()
+    except Exception as error:
+        raise UsageError(
+            f"--model {factory} raised {type(error).__name__}: {error}.",
+            "Give a callable that needs no arguments.",
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"--model {factory} returned a {type(module).__name__}.",
+            "Give a callable that returns an nn.Module.",
+        )
+    return module
