@@ -10,12 +10,13 @@ from torch import nn
 
 from aftexport.domain import DOMAIN
 from aftexport.engines.torch import TorchEngine
-from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
+from aftexport.registry import ALL_OPERATORS
 from aftexport.trace import InputSpec
 
 LONG = 4096
-_OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6}
+_OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40}
 """Of the operator cases: past a block of 64 and of 32, odd, with a window."""
 
 
@@ -79,15 +80,18 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
     """
     cases = []
     for op_type in sorted({n.op_type for n in model.graph.node if n.domain == DOMAIN}):
-        operator = OPERATORS[op_type]
+        operator = ALL_OPERATORS[op_type]
         node = next(n for n in model.graph.node if n.op_type == op_type)
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         attributes = {a.name: _text(given.get(a.name, a.default)) for a in operator.attributes}
-        for name, magnitude in (("ordinary range", 1.0), ("logits in +-100", 100.0)):
+        ranges = {"ordinary range": 1.0}
+        if operator.exponents:
+            ranges["logits in +-100"] = 100.0
+        for name, magnitude in ranges.items():
             inputs = _operator_inputs(operator, attributes, magnitude, dtype)
             tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
-            floats = [t.double() for t in tensors[:-1]]
-            expected = operator.reference(*floats, tensors[-1], **attributes).numpy()
+            wide = [t.double() if t.is_floating_point() else t for t in tensors]
+            expected = operator.reference(*wide, **attributes).numpy()
             cases.append(Case(name, op_type, inputs, expected))
     return cases
 
@@ -97,7 +101,7 @@ def _text(value: object) -> object:
 
 
 def _operator_inputs(
-    operator: Operator,
+    operator: OnnxOperator,
     attributes: dict[str, object],
     magnitude: float,
     dtype: np.dtype[Any],
@@ -106,9 +110,11 @@ def _operator_inputs(
     sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
     generator = np.random.default_rng(0)
     inputs: dict[str, Array] = {}
-    for name, shape in zip(operator.inputs[:-1], operator.shapes[:-1], strict=True):
+    for name, shape in zip(operator.inputs, operator.shapes, strict=True):
         size = [sizes[axis] for axis in shape.split()]
+        if name == "lengths":
+            inputs[name] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
+            continue
         reach = magnitude if name in operator.exponents else 1.0
         inputs[name] = generator.uniform(-reach, reach, size).astype(dtype)
-    inputs["lengths"] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
     return inputs

@@ -24,7 +24,9 @@ from torch.export import Dim, ExportedProgram
 
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
+from aftexport.fuse.encoder import fuse_encoder
 from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.registry import ALL_OPERATORS
 
 OPSETS = range(18, 26)
 """Opsets the bodies are written for and torch.onnx can produce."""
@@ -176,6 +178,7 @@ def to_onnx(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Mod
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
+    fuse_encoder(exported.model)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
@@ -204,7 +207,7 @@ def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
     inlined = []
     for op_type, counts in sorted(by_operator.items()):
-        operator = OPERATORS[op_type]
+        operator = ALL_OPERATORS[op_type]
         for rank, (chosen, _) in enumerate(counts.most_common()):
             names = [a.name for a in operator.settings]
             function = operator.function(dict(zip(names, chosen, strict=True)), opset)
@@ -223,7 +226,7 @@ def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
-    operator = OPERATORS[node.op_type]
+    operator = ALL_OPERATORS[node.op_type]
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     chosen = (given.get(a.name, a.default) for a in operator.settings)
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)

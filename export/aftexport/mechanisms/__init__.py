@@ -1,6 +1,6 @@
 """The mechanisms: for each a definition, a torch op, an ONNX operator and its portable body."""
 
-from aftexport.mechanisms._operator import Attribute, Operator
+from aftexport.mechanisms._operator import Operator
 from aftexport.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
@@ -14,6 +14,7 @@ from aftexport.mechanisms.linear_attention import (
     CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     NORMALIZED_LINEAR_ATTENTION,
 )
+from aftexport.operators import Attribute
 
 OPERATORS: dict[str, Operator] = {
     operator.op_type: operator

@@ -1,38 +1,18 @@
-"""What makes a mechanism an operator: its torch op, its ONNX schema, its portable body."""
+"""What makes a mechanism an operator: its torch op beside its ONNX schema and body."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import onnx
-import onnx.parser
 import torch
-from onnx.defs import OpSchema
 from torch import Tensor
 
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-
-AttributeValue = int | float | str
+from aftexport.operators import Attribute, OnnxOperator
 
 _TORCH_TYPES = {int: "int", float: "float", str: "str"}
-_TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor(double)"]
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """An operator attribute.
-
-    ``choices`` marks a setting: its value selects the body, because an ONNX
-    function cannot branch on an attribute.
-    """
-
-    name: str
-    default: AttributeValue
-    doc: str
-    choices: tuple[str, ...] = ()
-
 
 GATE = Attribute(
     "gate",
@@ -44,84 +24,20 @@ NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of 
 
 
 @dataclass(frozen=True)
-class Operator:
-    """One operator of the ``ai.aftexport`` domain.
+class Operator(OnnxOperator):
+    """The operator of a mechanism, which PyTorch models call.
 
     Attributes:
-        op_type: ONNX name, for example ``CausalAftLocal``.
         stem: the mechanism's file name, for example ``aft_local``.
-        inputs: names in order; the last is ``lengths``, int64 ``[B]``.
-        shapes: of each input, axis names separated by spaces.
-        exponents: the inputs an exponential is taken of: their range is what strains the numerics.
-        attributes: in the order of the torch op's arguments.
         compute: what the torch op runs: the fast form, differentiable, exact
             for every finite input.
-        reference: the definition in plain PyTorch; in float64 it is the truth
-            every other form is judged by.
-        body: settings to the portable body, in ONNX textual syntax.
-        torch_op: the overload that ``torch.export`` records.
+        torch_op: the overload that ``torch.export`` records; takes the inputs
+            and then the attributes.
     """
 
-    op_type: str
     stem: str
-    inputs: tuple[str, ...]
-    shapes: tuple[str, ...]
-    exponents: tuple[str, ...]
-    attributes: tuple[Attribute, ...]
     compute: Callable[..., Tensor]
-    reference: Callable[..., Tensor]
-    body: Callable[..., str]
     torch_op: torch._ops.OpOverload
-    doc: str
-
-    @property
-    def settings(self) -> tuple[Attribute, ...]:
-        """The attributes whose value selects the body."""
-        return tuple(a for a in self.attributes if a.choices)
-
-    def function(self, settings: Mapping[str, str], opset: int) -> onnx.FunctionProto:
-        """Builds the portable body as a model-local function in standard ops of ``opset``."""
-        declared = {a.name: a.default for a in self.attributes} | dict(settings) | PLUGIN_ATTRIBUTES
-        attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
-        chosen = {a.name: settings[a.name] for a in self.settings}
-        text = (
-            f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
-            f"{self.op_type} <{attributes}> ({', '.join(self.inputs)}) => (output)\n"
-            f"{{{self.body(**chosen)}}}"
-        )
-        return onnx.parser.parse_function(text)
-
-    def schema(self) -> OpSchema:
-        """Builds the ONNX schema: names, types and documentation in one place."""
-        parameter = OpSchema.FormalParameter
-        attributes = [
-            OpSchema.Attribute(a.name, onnx.helper.make_attribute(a.name, a.default), a.doc)
-            for a in self.attributes
-        ] + [
-            OpSchema.Attribute(
-                name, onnx.helper.make_attribute(name, value), "Where TensorRT finds the plugin."
-            )
-            for name, value in PLUGIN_ATTRIBUTES.items()
-        ]
-        return OpSchema(
-            self.op_type,
-            DOMAIN,
-            VERSION,
-            doc=self.doc,
-            inputs=[
-                parameter(name, "tensor(int64)" if name == "lengths" else "T", f"[{shape}]")
-                for name, shape in zip(self.inputs, self.shapes, strict=True)
-            ],
-            outputs=[parameter("output", "T")],
-            type_constraints=[("T", _TENSOR_TYPES, "Floating-point tensors of one type.")],
-            attributes=attributes,
-        )
-
-
-def _declaration(name: str, value: AttributeValue) -> str:
-    if isinstance(value, str):
-        return f'{name}: string = "{value}"'
-    return f"{name}: {'int' if isinstance(value, int) else 'float'} = {value}"
 
 
 def define(
@@ -224,17 +140,17 @@ def _define_one(
     custom_op.register_autograd(backward, setup_context=setup_context)
 
     operator = Operator(
-        op_type,
-        stem,
-        inputs,
-        shapes,
-        exponents,
-        attributes,
-        partial(compute, causal=causal),
-        partial(reference, causal=causal),
-        partial(body, causal=causal),
-        getattr(torch.ops.aftexport, name).default,
-        doc,
+        op_type=op_type,
+        inputs=inputs,
+        shapes=shapes,
+        exponents=exponents,
+        attributes=attributes,
+        reference=partial(reference, causal=causal),
+        body=partial(body, causal=causal),
+        doc=doc,
+        stem=stem,
+        compute=partial(compute, causal=causal),
+        torch_op=getattr(torch.ops.aftexport, name).default,
     )
     onnx.defs.register_schema(operator.schema())
     return operator

@@ -9,6 +9,7 @@ defines, and leaves the names ``zero``, ``one`` (int64 scalars), ``zero_1d``,
 from collections.abc import Mapping
 
 from aftexport.mechanisms._numerics import MASKED
+from aftexport.operators import as_float
 
 SMALLEST_DENOMINATOR = 1e-25
 """Below this a float32 denominator may have lost terms that count: what underflows
@@ -31,8 +32,7 @@ def constants(**values: float | int | list[int]) -> str:
 def inputs_as_float(*names: str) -> str:
     """Casts inputs to float32 as ``<name>_f`` and defines the common constants."""
     lines = constants(zero=0, one=1, zero_1d=[0], one_1d=[1], axis1=[1], zero_f=0.0, masked=MASKED)
-    lines += "tokens = Shape <start = 1, end = 2> (query)\n"
-    return lines + "".join(f"{name}_f = Cast <to = 1> ({name})\n" for name in names)
+    return lines + "tokens = Shape <start = 1, end = 2> (query)\n" + as_float(*names)
 
 
 def valid_keys() -> str:

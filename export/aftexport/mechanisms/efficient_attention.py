@@ -25,7 +25,8 @@ from aftexport.mechanisms._numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.mechanisms._operator import NUM_HEADS, Attribute, define
+from aftexport.mechanisms._operator import NUM_HEADS, define
+from aftexport.operators import Attribute
 
 NORMALIZATION = Attribute(
     "normalization",

@@ -20,7 +20,8 @@ from aftexport.mechanisms._numerics import (
     split_heads,
     valid_keys,
 )
-from aftexport.mechanisms._operator import NUM_HEADS, Attribute, define
+from aftexport.mechanisms._operator import NUM_HEADS, define
+from aftexport.operators import Attribute
 
 FEATURE_MAP = Attribute("feature_map", "elu", "elu: elu(x) + 1; relu: max(x, 0).", ("elu", "relu"))
 EPS = Attribute("eps", 1e-6, "Added to the normalizer; keeps it from being zero.")

@@ -1,0 +1,15 @@
+"""Operators for what surrounds the attention: norms, products and the feed-forward network.
+
+No PyTorch model calls them; ``aftexport.fuse.encoder`` finds them in exported graphs.
+"""
+
+from aftexport.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
+from aftexport.encoder.layer_norm_linear import LAYER_NORM_LINEAR
+from aftexport.encoder.linear_residual import LINEAR_RESIDUAL
+from aftexport.operators import OnnxOperator
+
+OPERATORS: dict[str, OnnxOperator] = {
+    operator.op_type: operator
+    for operator in (LAYER_NORM_LINEAR, LAYER_NORM_FEED_FORWARD, LINEAR_RESIDUAL)
+}
+"""By ONNX name."""

@@ -1,0 +1,1 @@
+"""Rewrites of exported graphs into operators of the domain."""
