@@ -49,7 +49,7 @@ def _check(
         raise ValueError(
             f"{op_type}: key has shape {tuple(key.shape)}; it must be [batch, tokens, {num_heads}]"
         )
-    if filter.dim() != 2 or filter.shape[0] != num_heads:
+    if filter.dim() != 2 or filter.shape[0] != num_heads or filter.shape[1] == 0:
         raise ValueError(
             f"{op_type}: filter has shape {tuple(filter.shape)}; it must be [{num_heads}, s]"
         )

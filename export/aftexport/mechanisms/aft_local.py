@@ -39,7 +39,7 @@ def _check(
 ) -> None:
     check_same_shape(op_type, query=query, key=key, value=value)
     check_lengths(op_type, query, lengths)
-    if band.dim() != 2 or (not causal and band.shape[1] % 2 == 0):
+    if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
         width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
         raise ValueError(f"{op_type}: band has shape {tuple(band.shape)}; it must be {width}")
     if band.shape[0] != 1:

@@ -44,7 +44,8 @@ def reference(
     """
     key = mask_keys(key, lengths)
     if not causal:
-        return apply_gate(gate, query, (key.softmax(1) * value).sum(1, keepdim=True))
+        mean = (key.softmax(1) * value).sum(1, keepdim=True)
+        return apply_gate(gate, query, mean.expand_as(value))
     return apply_gate(gate, query, _prefix_means(key, value))
 
 
@@ -90,7 +91,9 @@ def _body(*, gate: str, causal: bool) -> str:
         lines += """
             weight = Softmax <axis = 1> (logits)
             weighted = Mul(weight, value_f)
-            mean = ReduceSum <keepdims = 1> (weighted, axis1)
+            one_mean = ReduceSum <keepdims = 1> (weighted, axis1)
+            value_shape = Shape(value_f)
+            mean = Expand(one_mean, value_shape)
         """
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
 

@@ -47,8 +47,9 @@ class AftConv(nn.Module):
         if self.folded_filter is not None:
             return self.folded_filter
         centred = self.weight - self.weight.mean(1, keepdim=True)
-        # One tap has no spread: it is beta alone, not 0/0.
-        std = centred.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+        # One tap has no spread: it is beta alone, not 0/0. Clamped before the root, whose
+        # gradient at 0 is infinite.
+        std = centred.square().mean(1, keepdim=True).clamp(min=1e-12).sqrt()
         return self.gamma * centred / std + self.beta
 
     def fold(self) -> None:

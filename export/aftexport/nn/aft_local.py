@@ -58,7 +58,15 @@ class AftLocal(nn.Module):
         self.folded_band = self.band().detach()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``.
+
+        Raises:
+            ValueError: where T is more than ``max_length``.
+        """
+        if self.max_length is not None and x.shape[1] > self.max_length:
+            raise ValueError(
+                f"AftLocal: {x.shape[1]} tokens, but band was learned for at most {self.max_length}"
+            )
         op = torch.ops.aftexport.causal_aft_local if self.causal else torch.ops.aftexport.aft_local
         mixed = op(self.query(x), self.key(x), self.value(x), self.band(), lengths, self.gate)
         return self.output(mixed)

@@ -15,6 +15,21 @@ _CHOICES = {
     "normalization": ("softmax", "scaling"),
     "feature_map": ("elu", "relu"),
 }
+_COUNTS = (
+    "vocab_size",
+    "num_labels",
+    "dim",
+    "depth",
+    "num_heads",
+    "ffn_dim",
+    "max_length",
+    "window",
+    "bias_rank",
+)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +76,14 @@ class ClassifierConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise UsageError(f"{name} is {value!r}.", f"Choose one of {', '.join(choices)}.")
-        for name in ("vocab_size", "num_labels", "dim", "depth", "num_heads", "ffn_dim", "window"):
+        for name in _COUNTS:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} is {value!r}.", "Give a positive whole number.")
-        if self.max_length is not None and (
-            not isinstance(self.max_length, int) or self.max_length < 1
-        ):
-            raise UsageError(
-                f"max_length is {self.max_length!r}.", "Give a positive whole number, or null."
-            )
+            if not _is_count(value) and not (name == "max_length" and value is None):
+                remedy = "Give a positive whole number"
+                remedy += ", or null." if name == "max_length" else "."
+                raise UsageError(f"{name} is {value!r}.", remedy)
+        if not isinstance(self.causal, bool):
+            raise UsageError(f"causal is {self.causal!r}.", "Give true or false.")
         if self.dim % self.num_heads:
             raise UsageError(
                 f"num_heads {self.num_heads} does not divide dim {self.dim}.",

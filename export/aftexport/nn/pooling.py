@@ -12,7 +12,7 @@ class MeanPooling(nn.Module):
         """``x [B, T, D]`` to ``[B, D]``; a document of no tokens gives 0."""
         valid = valid_keys(lengths, x.shape[1])[..., None]
         total = (x.float() if x.dtype.itemsize < 4 else x).masked_fill(~valid, 0).sum(1)
-        return (total / lengths.clamp(min=1)[:, None].to(total.dtype)).to(x.dtype)
+        return (total / lengths.clamp(1, x.shape[1])[:, None].to(total.dtype)).to(x.dtype)
 
 
 class AttentionPooling(nn.Module):

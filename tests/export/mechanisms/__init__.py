@@ -1,0 +1,1 @@
+"""Tests of the mechanisms: definitions, torch ops, portable ONNX bodies."""

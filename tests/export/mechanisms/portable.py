@@ -1,0 +1,71 @@
+"""Models of one custom node with its portable body, run by ONNX Runtime without our library."""
+
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+
+from .cases import Inputs, Variant, run_reference, run_torch
+
+onnxruntime.disable_telemetry_events()
+
+_RANKS = {"position_bias": 2, "band": 2, "filter": 2, "alpha_weight": 2, "beta_weight": 2}
+
+
+@cache
+def body_model(
+    variant: Variant, num_heads: int = 2, opset: int = 20, dtype: str = "float32"
+) -> onnx.ModelProto:
+    """One node, every axis dynamic."""
+    operator, helper = variant.operator, onnx.helper
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    values = [
+        helper.make_tensor_value_info(
+            name, element, [f"{name}_{axis}" for axis in range(_RANKS.get(name, 3))]
+        )
+        for name in operator.inputs[:-1]
+    ]
+    values.append(helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["batch"]))
+    node = helper.make_node(
+        operator.op_type,
+        list(operator.inputs),
+        ["output"],
+        domain=DOMAIN,
+        **variant.attributes(num_heads),
+        **PLUGIN_ATTRIBUTES,
+    )
+    output = helper.make_tensor_value_info("output", element, ["batch", "tokens", "channels"])
+    return helper.make_model(
+        helper.make_graph([node], operator.op_type, values, [output]),
+        functions=[operator.function(dict(variant.settings), opset)],
+        opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, VERSION)],
+        ir_version=10,
+    )
+
+
+@cache
+def _session(
+    variant: Variant, num_heads: int, opset: int, dtype: str
+) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    model = body_model(variant, num_heads, opset, dtype).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_portable(
+    variant: Variant, inputs: Inputs, num_heads: int = 2, opset: int = 20
+) -> np.ndarray:
+    """Runs the body; one session serves every shape."""
+    session = _session(variant, num_heads, opset, str(inputs["query"].dtype))
+    (output,) = session.run(None, inputs)
+    return output
+
+
+every_form = pytest.mark.parametrize("run", [run_reference, run_torch, run_portable])
+"""The definition, the torch op and the portable body."""

@@ -1,0 +1,129 @@
+"""Shapes and settings that do not fit are refused with the operator's and the tensor's name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aftexport.mechanisms import OPERATORS
+
+from .cases import ONE_GATE, Case, Variant, as_tensors, make_inputs
+
+CASE = Case("bad", 6, (6, 4), window=3, spare=0)
+
+
+def arguments(op_type: str, **changes: Callable[[Any], Any]) -> list[Any]:
+    """Fitting arguments in order, some of them changed."""
+    variant = next(v for v in ONE_GATE if v.op_type == op_type)
+    tensors = as_tensors(make_inputs(variant.operator, CASE))
+    fitting = dict(zip(variant.operator.inputs, tensors, strict=True))
+    fitting |= variant.attributes(CASE.heads)
+    return [changes.get(name, lambda x: x)(value) for name, value in fitting.items()]
+
+
+EVERY = [
+    ("lengths", lambda x: x.int(), "lengths .*int32"),
+    ("lengths", lambda x: x[:1], "lengths"),
+    ("lengths", lambda x: x[:, None], "lengths"),
+    ("query", lambda x: x[:, :5], "query"),
+    ("query", lambda x: x[0], "query"),
+    ("value", lambda x: x[:, :5], "value"),
+    ("value", lambda x: x[:1], "value"),
+    ("value", lambda x: x[..., :6], "value"),
+    ("key", lambda x: x[:, :5], "key"),
+    ("key", lambda x: x[:1], "key"),
+    ("key", lambda x: x[..., :1], "key"),
+    ("key", lambda x: x[0], "key"),
+]
+SETTINGS = [
+    (name, value)
+    for name in ("gate", "normalization", "feature_map")
+    for value in ("", "unknown", "Sigmoid")
+]
+HEADS = [("num_heads", 3), ("num_heads", 0), ("num_heads", -2), ("num_heads", 16)]
+PARTICULAR = [
+    ("AftFull", "position_bias", lambda x: x[:, :5]),
+    ("AftFull", "position_bias", lambda x: x[:5, :5]),
+    ("AftFull", "position_bias", lambda x: x[None]),
+    ("CausalAftFull", "position_bias", lambda x: x[:5, :5]),
+    ("AftLocal", "band", lambda x: x[:, :4]),
+    ("AftLocal", "band", lambda x: x[:5]),
+    ("AftLocal", "band", lambda x: x[0]),
+    ("AftLocal", "band", lambda x: x[:, :0]),
+    ("AftLocal", "band", lambda x: x[:0]),
+    ("CausalAftLocal", "band", lambda x: x[:5]),
+    ("CausalAftLocal", "band", lambda x: x[:, :0]),
+    ("CausalAftLocal", "band", lambda x: x[None]),
+    ("AftConv", "key", lambda x: torch.cat((x, x), 2)),
+    ("AftConv", "filter", lambda x: x[:1]),
+    ("AftConv", "filter", lambda x: x[0]),
+    ("AftConv", "filter", lambda x: x[:, :0]),
+    ("CausalAftConv", "filter", lambda x: x[:1]),
+    ("CausalAftConv", "filter", lambda x: x[:, :0]),
+    ("Fastformer", "alpha_weight", lambda x: x[:6]),
+    ("Fastformer", "alpha_weight", lambda x: x[:, :1]),
+    ("Fastformer", "beta_weight", lambda x: x.T),
+    ("Fastformer", "beta_weight", lambda x: x[0]),
+    ("CausalFastformer", "beta_weight", lambda x: x[:, :1]),
+    ("NormalizedLinearAttention", "eps", lambda _: 0.0),
+    ("NormalizedLinearAttention", "eps", lambda _: -1e-6),
+    ("NormalizedLinearAttention", "eps", lambda _: float("nan")),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), EVERY)
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_tensors_that_do_not_agree_are_refused(
+    op_type: str, name: str, change: Callable[[Any], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{op_type}: .*{message}"):
+        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: change}))
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS)
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_unknown_settings_are_refused_with_what_there_is(
+    op_type: str, name: str, value: str
+) -> None:
+    setting = next((a for a in OPERATORS[op_type].settings if a.name == name), None)
+    if setting is None:
+        return
+    choices = ", ".join(setting.choices)
+    with pytest.raises(ValueError, match=f"^{op_type}: {name} is '{value}'.*{choices}"):
+        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda _: value}))
+
+
+@pytest.mark.parametrize(("name", "value"), HEADS)
+@pytest.mark.parametrize(
+    "op_type", [o for o in OPERATORS if "num_heads" in {a.name for a in OPERATORS[o].attributes}]
+)
+def test_heads_that_do_not_divide_the_channels_are_refused(
+    op_type: str, name: str, value: int
+) -> None:
+    with pytest.raises(ValueError, match=f"^{op_type}: num_heads is {value}.* 8 channels"):
+        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda _: value}))
+
+
+@pytest.mark.parametrize(("op_type", "name", "change"), PARTICULAR)
+def test_learned_tensors_that_do_not_fit_are_refused(
+    op_type: str, name: str, change: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"^{op_type}: .*{name}"):
+        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: change}))
+
+
+@pytest.mark.parametrize(("op_type", "name"), [("AftFull", "position_bias"), ("AftLocal", "band")])
+def test_more_tokens_than_were_learned_are_refused_with_both_numbers(
+    op_type: str, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{op_type}: 6 tokens, but {name} .* at most 5"):
+        OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda x: x[:5, :5]}))
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_bad_shapes_are_refused_while_tracing_too(variant: Variant) -> None:
+    bad = arguments(variant.op_type, value=lambda x: x[:, :5])
+    on_meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in bad]
+    with pytest.raises(ValueError, match=f"^{variant.op_type}: value"):
+        variant.operator.torch_op(*on_meta)

@@ -1,0 +1,115 @@
+"""Gradients of the torch ops, and what torch asks of a custom operator."""
+
+import numpy as np
+import pytest
+import torch
+
+from .cases import BOUND, CAUSAL, ONE_GATE, VARIANTS, Case, Inputs, Variant, as_tensors, make_inputs
+
+SMALL = Case("gradients", 5, (5, 3), channels=4, window=2, spare=1)
+
+
+def _leaves(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
+    *floats, lengths = as_tensors(inputs)
+    return [x.double().requires_grad_() for x in floats], lengths
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_gradients_equal_finite_differences(variant: Variant) -> None:
+    floats, lengths = _leaves(make_inputs(variant.operator, SMALL))
+    attributes = variant.attributes(SMALL.heads).values()
+    assert torch.autograd.gradcheck(
+        lambda *leaves: variant.operator.torch_op(*leaves, lengths, *attributes), floats
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("arrangement", ["late large key", "dominating key", "opposed"])
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_gradients_of_hard_values_are_those_of_the_reference(
+    variant: Variant, arrangement: str, dtype: torch.dtype
+) -> None:
+    if variant.operator.stem == "fastformer" and dtype == torch.float32:
+        pytest.skip("its second logits are cubic in the inputs: large ones are beyond float32")
+    case = Case("hard gradients", 9, (9, 6), channels=4, arrangement=arrangement)
+    attributes = variant.attributes(case.heads)
+    exact_leaves, lengths = _leaves(make_inputs(variant.operator, case))
+    leaves = [x.detach().to(dtype).requires_grad_() for x in exact_leaves]
+    valid = torch.arange(case.tokens) < lengths[:, None]
+
+    exact = variant.operator.reference(*exact_leaves, lengths, **attributes)
+    exact[valid].square().sum().backward()
+    result = variant.operator.torch_op(*leaves, lengths, *attributes.values())
+    result[valid].square().sum().backward()
+    for leaf, exact_leaf in zip(leaves, exact_leaves, strict=True):
+        largest = max(1.0, exact_leaf.grad.abs().max().item())
+        difference = (leaf.grad - exact_leaf.grad).abs().max().item()
+        assert difference / largest < BOUND[str(dtype).removeprefix("torch.")]
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_padded_tokens_get_no_gradient_from_valid_rows(variant: Variant) -> None:
+    floats, lengths = _leaves(make_inputs(variant.operator, SMALL))
+    attributes = variant.attributes(SMALL.heads).values()
+    variant.operator.torch_op(*floats, lengths, *attributes)[1, :3].sum().backward()
+    for name, leaf in zip(variant.operator.inputs, floats, strict=False):
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all()
+        if leaf.dim() == 3:
+            assert leaf.grad[1, 3:].abs().max() < 1e-12, name
+            assert leaf.grad[0].abs().max() < 1e-12, name
+
+
+@pytest.mark.parametrize("variant", CAUSAL, ids=str)
+def test_later_tokens_get_no_gradient_from_a_causal_row(variant: Variant) -> None:
+    floats, lengths = _leaves(make_inputs(variant.operator, SMALL))
+    attributes = variant.attributes(SMALL.heads).values()
+    variant.operator.torch_op(*floats, lengths, *attributes)[:, 2].sum().backward()
+    for name, leaf in zip(variant.operator.inputs, floats, strict=False):
+        if leaf.dim() == 3:
+            assert leaf.grad is not None
+            assert leaf.grad[:, 3:].abs().max() < 1e-12, name
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_only_the_inputs_that_ask_for_a_gradient_get_one(variant: Variant) -> None:
+    *floats, lengths = as_tensors(make_inputs(variant.operator, SMALL))
+    floats[2].requires_grad_()
+    result = variant.operator.torch_op(*floats, lengths, *variant.attributes(2).values())
+    result.sum().backward()
+    assert floats[2].grad is not None
+    assert all(x.grad is None for x in floats if x is not floats[2])
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_the_op_keeps_the_rules_of_torch_library(variant: Variant) -> None:
+    *floats, lengths = as_tensors(make_inputs(variant.operator, SMALL))
+    arguments = (*(x.requires_grad_() for x in floats), lengths, *variant.attributes(2).values())
+    torch.library.opcheck(
+        variant.operator.torch_op,
+        arguments,
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_the_op_can_be_compiled_for_any_shape_when_it_only_infers(variant: Variant) -> None:
+    arguments = (
+        *as_tensors(make_inputs(variant.operator, SMALL)),
+        *variant.attributes(2).values(),
+    )
+    torch.library.opcheck(
+        variant.operator.torch_op, arguments, test_utils="test_aot_dispatch_dynamic"
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_fake_tensor_has_the_shape_and_type_of_the_result(variant: Variant) -> None:
+    arguments = as_tensors(make_inputs(variant.operator, SMALL))
+    attributes = variant.attributes(2).values()
+    result = variant.operator.torch_op(*arguments, *attributes)
+    fake = variant.operator.torch_op(*(x.to("meta") for x in arguments), *attributes)
+    assert fake.shape == result.shape == arguments[0].shape
+    assert fake.dtype == result.dtype == torch.float32
+    assert fake.stride() == result.stride()
+    assert np.isfinite(result.numpy()).all()

@@ -1,0 +1,74 @@
+"""The table of operators, and the ONNX schema of each."""
+
+import re
+
+import onnx
+import pytest
+
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.mechanisms import MECHANISMS, OPERATORS
+
+from .cases import VARIANTS, Variant
+
+CONTRACT = {
+    "AftFull": "query key value position_bias lengths; gate",
+    "AftLocal": "query key value band lengths; gate",
+    "AftSimple": "query key value lengths; gate",
+    "AftConv": "query key value filter lengths; num_heads gate",
+    "EfficientAttention": "query key value lengths; num_heads normalization scale",
+    "Fastformer": "query key value alpha_weight beta_weight lengths; num_heads",
+    "NormalizedLinearAttention": "query key value lengths; num_heads feature_map eps",
+}
+DEFAULTS = {
+    "gate": "sigmoid",
+    "num_heads": 1,
+    "normalization": "softmax",
+    "scale": 1.0,
+    "feature_map": "elu",
+    "eps": 1e-6,
+}
+
+
+def test_there_are_seven_mechanisms_and_each_has_a_causal_twin() -> None:
+    assert len(MECHANISMS) == 7
+    assert set(OPERATORS) == {prefix + op for op in CONTRACT for prefix in ("", "Causal")}
+    for op_type, operator in OPERATORS.items():
+        assert operator.op_type == op_type
+        assert operator.stem == OPERATORS[op_type.removeprefix("Causal")].stem
+
+
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_inputs_and_attributes_are_those_of_the_contract(op_type: str) -> None:
+    operator = OPERATORS[op_type]
+    inputs, attributes = CONTRACT[op_type.removeprefix("Causal")].split("; ")
+    assert operator.inputs == tuple(inputs.split())
+    assert [a.name for a in operator.attributes] == attributes.split()
+    assert all(a.default == DEFAULTS[a.name] for a in operator.attributes)
+    # The torch op takes them in the same order.
+    assert [a.name for a in operator.torch_op._schema.arguments] == (
+        inputs.split() + attributes.split()
+    )
+
+
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_the_onnx_schema_is_registered_and_documented(op_type: str) -> None:
+    schema = onnx.defs.get_schema(op_type, VERSION, DOMAIN)
+    operator = OPERATORS[op_type]
+    assert [i.name for i in schema.inputs] == list(operator.inputs)
+    assert set(schema.attributes) == {a.name for a in operator.attributes} | set(PLUGIN_ATTRIBUTES)
+    assert schema.inputs[-1].type_str == "tensor(int64)"
+    assert all(f"{name}" in schema.doc for name in operator.inputs[3:-1])
+    assert re.search(r"arXiv \d{4}\.\d{5}", schema.doc)
+    assert ("Causal" in schema.doc) == op_type.startswith("Causal")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_function_declares_every_attribute_with_a_default(variant: Variant) -> None:
+    function = variant.operator.function(dict(variant.settings), 20)
+    declared = {a.name: onnx.helper.get_attribute_value(a) for a in function.attribute_proto}
+    expected = {a.name: a.default for a in variant.operator.attributes}
+    expected |= dict(variant.settings) | PLUGIN_ATTRIBUTES
+    assert set(declared) == set(expected)
+    for name, value in expected.items():
+        found = declared[name]
+        assert (found.decode() if isinstance(found, bytes) else found) == pytest.approx(value)

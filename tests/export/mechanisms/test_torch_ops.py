@@ -1,0 +1,102 @@
+"""The torch op of every operator against the reference in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .cases import (
+    BOUND,
+    FEW,
+    ONE_GATE,
+    PAIRS,
+    VARIANTS,
+    Case,
+    Variant,
+    as_tensors,
+    error,
+    make_inputs,
+    named,
+    run_reference,
+    run_torch,
+    truth,
+)
+from .strategies import drawn_cases, hard_inputs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(**named(PAIRS))
+def test_the_torch_op_equals_the_reference(variant: Variant, case: Case, dtype: str) -> None:
+    inputs = make_inputs(variant.operator, case)
+    inputs = {n: x.astype(dtype) if n != "lengths" else x for n, x in inputs.items()}
+    result = run_torch(variant, inputs, case.heads)
+    assert result.dtype == dtype
+    assert error(result, truth(variant, case), inputs) < BOUND[dtype]
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_float16_goes_in_and_out_with_float32_inside(variant: Variant, case: Case) -> None:
+    if case.spread > 1 and _leaves_float16(variant, case):
+        pytest.skip("the right answer is beyond float16")
+    inputs = make_inputs(variant.operator, case, "float16")
+    result = run_torch(variant, inputs, case.heads)
+    assert result.dtype == np.float16
+    expected = truth(variant, case, "float16")
+    assert error(result, expected, inputs) < BOUND["float16"]
+    # Nothing but the last rounding is 16 bits wide.
+    assert error(result, expected, inputs) < 2 * 2**-11
+
+
+def _leaves_float16(variant: Variant, case: Case) -> bool:
+    return np.abs(truth(variant, case, "float16")).max() > np.finfo(np.float16).max
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_bfloat16_goes_in_and_out(variant: Variant) -> None:
+    case = Case("bfloat16", 33, (33, 20))
+    inputs = make_inputs(variant.operator, case)
+    *floats, lengths = as_tensors(inputs)
+    floats = [x.bfloat16() for x in floats]
+    attributes = variant.attributes(case.heads)
+    result = variant.operator.torch_op(*floats, lengths, *attributes.values())
+    assert result.dtype == torch.bfloat16
+    expected = variant.operator.reference(*(x.double() for x in floats), lengths, **attributes)
+    assert error(result.double().numpy(), expected.numpy(), inputs) < 2 * 2**-8
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(case=drawn_cases())
+def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: Case) -> None:
+    inputs = make_inputs(variant.operator, case)
+    expected = run_reference(variant, inputs, case.heads)
+    assert error(run_torch(variant, inputs, case.heads), expected, inputs) < BOUND["float32"]
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_mixture_of_huge_and_tiny_values_gives_finite_numbers(
+    variant: Variant, data: st.DataObject
+) -> None:
+    inputs = data.draw(hard_inputs(variant))
+    assert np.isfinite(run_torch(variant, inputs)).all()
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_a_batch_of_nothing_but_padding_gives_finite_numbers(variant: Variant) -> None:
+    inputs = make_inputs(variant.operator, Case("padding", 33, (0, 0), spread=100))
+    assert np.isfinite(run_torch(variant, inputs)).all()
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_inputs_need_not_be_contiguous_and_stay_as_they_are(variant: Variant) -> None:
+    inputs = make_inputs(variant.operator, Case("strided", 33, (33, 20)))
+    strided = [torch.stack((x, x), -1)[..., 0] if x.dim() == 3 else x for x in as_tensors(inputs)]
+    result = variant.operator.torch_op(*strided, *variant.attributes(2).values())
+    assert result.is_contiguous()
+    assert error(result.numpy(), run_torch(variant, inputs), inputs) < 1e-6
+    for tensor, before in zip(strided, inputs.values(), strict=True):
+        assert np.array_equal(tensor.numpy(), before)

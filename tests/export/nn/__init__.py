@@ -1,0 +1,1 @@
+"""Tests of the layers and of the document classifier."""

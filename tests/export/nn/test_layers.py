@@ -1,0 +1,129 @@
+"""What every layer does, with a causal flag or without."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from aftexport.nn import DotProductAttention
+
+from .layers import DIM, MAKERS, documents, make_layer
+
+every_layer = pytest.mark.parametrize("name", MAKERS)
+either_direction = pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
+
+
+@every_layer
+@either_direction
+def test_it_gives_every_token_a_vector_of_the_same_width(name: str, causal: bool) -> None:
+    x, lengths = documents(17, 9, 1, 0)
+    result = make_layer(name, causal=causal)(x, lengths)
+    assert result.shape == x.shape
+    assert result.dtype == x.dtype
+    assert result.isfinite().all()
+
+
+@every_layer
+def test_a_token_sees_later_ones_unless_the_layer_is_causal(name: str) -> None:
+    x, lengths = documents(17, 17)
+    changed = torch.cat((x[:, :10], 3 * x[:, 10:]), 1)
+    for causal in (False, True):
+        layer = make_layer(name, causal=causal)
+        difference = (layer(changed, lengths) - layer(x, lengths))[:, :10].abs().max()
+        assert (difference < 1e-9) == causal
+
+
+@every_layer
+@either_direction
+def test_padding_does_not_change_a_document(name: str, causal: bool) -> None:
+    x, lengths = documents(17, 9, 1)
+    layer = make_layer(name, causal=causal)
+    together = layer(x, lengths)
+    for document, length in enumerate(lengths.tolist()):
+        own = slice(document, document + 1)
+        alone = layer(x[own, :length], lengths[own])
+        assert (together[own, :length] - alone).abs().max() < 1e-9
+
+
+def used_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """All but the query of a layer whose gate leaves the query out."""
+    gate = getattr(layer, "gate", "sigmoid")
+    return {
+        name: parameter
+        for name, parameter in layer.named_parameters()
+        if gate != "none" or not name.startswith("query.")
+    }
+
+
+@every_layer
+@either_direction
+def test_gradients_reach_every_parameter(name: str, causal: bool) -> None:
+    x, lengths = documents(17, 9)
+    layer = make_layer(name, causal=causal)
+    x.requires_grad_()
+    layer(x, lengths)[1, :9].square().sum().backward()
+    for parameter_name, parameter in used_parameters(layer).items():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+        # A softmax does not see what is added to every key.
+        if parameter_name != "key.bias":
+            assert parameter.grad.abs().max() > 1e-9, parameter_name
+    assert x.grad is not None
+    assert x.grad[1, :9].abs().min() > 0
+    assert x.grad[1, 9:].abs().max() < 1e-12
+
+
+@every_layer
+@either_direction
+def test_gradients_are_finite_at_the_start_of_training(name: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    layer = MAKERS[name](causal=causal)
+    x, lengths = documents(17, 0)
+    layer(x.float(), lengths).sum().backward()
+    for parameter_name, parameter in used_parameters(layer).items():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@every_layer
+@either_direction
+def test_folding_does_not_change_the_output_nor_what_is_saved(name: str, causal: bool) -> None:
+    layer = make_layer(name, causal=causal)
+    if not hasattr(layer, "fold"):
+        return
+    x, lengths = documents(17, 9)
+    before, saved = layer(x, lengths), set(layer.state_dict())
+    fresh = copy.deepcopy(layer)
+    layer.fold()
+    assert (layer(x, lengths) - before).abs().max() < 1e-12
+    assert set(layer.state_dict()) == saved
+    fresh.load_state_dict(layer.state_dict())
+    assert (fresh(x, lengths) - before).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["aft_full", "aft_local factors", "aft_conv"])
+def test_a_folded_bias_is_a_constant(name: str) -> None:
+    layer = make_layer(name)
+    layer.fold()
+    x, lengths = documents(17, 9)
+    layer(x, lengths).sum().backward()
+    learned = {"row_factor", "column_factor", "weight", "gamma", "beta"}
+    for parameter_name, parameter in layer.named_parameters():
+        assert (parameter.grad is None) == (parameter_name in learned)
+
+
+@either_direction
+def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
+    layer = make_layer("dot_product_attention", causal=causal)
+    assert isinstance(layer, DotProductAttention)
+    x, lengths = documents(8, 8)
+    heads = []
+    for own in (slice(h, h + DIM // 3) for h in range(0, DIM, DIM // 3)):
+        query, key, value = (f(x)[..., own] for f in (layer.query, layer.key, layer.value))
+        logits = query @ key.transpose(1, 2) / (DIM // 3) ** 0.5
+        if causal:
+            logits = logits.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
+        heads.append(logits.softmax(2) @ value)
+    expected = layer.output(torch.cat(heads, 2))
+    assert (layer(x, lengths) - expected).abs().max() < 1e-9
