@@ -5,13 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench bench-quick lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
 test: lint
 	$(BIN)/pytest
+
+bench: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m benchmarks
+
+bench-quick: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

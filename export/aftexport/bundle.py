@@ -2,24 +2,28 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import onnx
 import safetensors.numpy
+from google.protobuf.message import DecodeError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
+from aftexport.domain import DOMAIN
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.errors import AftexportError, BundleError
 from aftexport.files import sha256
+from aftexport.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
 from aftexport.parity import Case, pack_cases, unpack_cases
 from aftexport.tokenization import parse_tokenizer
 
-SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model.onnx"
 MODEL_DATA = "model.onnx.data"
@@ -31,40 +35,6 @@ MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
 """Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 
 _EXPORT_AGAIN = "Export the model again."
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a bundle says of itself; ``manifest.json`` without the schema version and the files.
-
-    Attributes:
-        source: kind and sha256 of the model file.
-        config: of the classifier, where the checkpoint has one.
-        inputs: names of the model's inputs, all int64: ``input_ids [batch, tokens]``
-            and, where used, ``lengths [batch]``.
-        vocab_size: ids are below this.
-        max_tokens: most tokens of a document; None for no bound.
-        labels: class names in the order of the logits.
-        precision: fp32 or fp16.
-        opset: of the standard operators.
-        operators: number of nodes of each custom operator.
-        operator_version: of the ``ai.aftexport`` domain.
-        hardware: what the model file needs; ``any`` for ONNX.
-        versions: of the tools that made the bundle.
-    """
-
-    source: Mapping[str, str | None]
-    config: Mapping[str, Any] | None
-    inputs: tuple[str, ...]
-    vocab_size: int
-    max_tokens: int | None
-    labels: tuple[str, ...]
-    precision: str
-    opset: int
-    operators: Mapping[str, int]
-    operator_version: int
-    hardware: str
-    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -89,27 +59,59 @@ class Bundle:
             BundleError: naming the file and what is wrong with it.
         """
         content = _read_manifest(path)
-        sizes = {}
-        for name, entry in content.pop("files").items():
+        for name, entry in content.files.items():
             file = path / name
-            if not re.fullmatch(r"[\w.-]+", name) or file.is_symlink():
+            if not re.fullmatch(r"[\w-][\w.-]*", name) or file.is_symlink():
                 raise BundleError(
-                    path, f"{MANIFEST} names {name!r}, which is outside", _EXPORT_AGAIN
+                    path, f"{MANIFEST} names {name!r}, which is no file in it", _EXPORT_AGAIN
                 )
             if not file.is_file():
                 raise BundleError(path, f"{name} is missing", _EXPORT_AGAIN)
             size = file.stat().st_size
-            if size != entry["bytes"]:
+            if size != entry.bytes:
                 raise BundleError(
-                    path, f"{name} has {size} bytes instead of {entry['bytes']}", _EXPORT_AGAIN
+                    path, f"{name} has {size} bytes instead of {entry.bytes}", _EXPORT_AGAIN
                 )
-            if sha256(file) != entry["sha256"]:
+            if sha256(file) != entry.sha256:
                 raise BundleError(path, f"{name} was changed or damaged", _EXPORT_AGAIN)
-            sizes[name] = size
         for required in (MODEL, GOLDEN):
-            if required not in sizes:
+            if required not in content.files:
                 raise BundleError(path, f"{MANIFEST} does not list {required}", _EXPORT_AGAIN)
-        return cls(path, _parse_manifest(path, content), sizes)
+        manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
+        bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()})
+        bundle.check_model()
+        return bundle
+
+    def check_model(self) -> None:
+        """Checks that ``model.onnx`` is the model the manifest describes.
+
+        Raises:
+            BundleError: where it is not.
+        """
+        try:
+            model = onnx.load(self.model_path, load_external_data=False)
+        except (DecodeError, ValueError) as error:
+            raise BundleError(self.path, f"{MODEL} is not an ONNX model", _EXPORT_AGAIN) from error
+        inputs = tuple(value.name for value in model.graph.input)
+        if inputs != self.manifest.inputs:
+            raise BundleError(
+                self.path,
+                f"{MODEL} takes {', '.join(inputs)}, {MANIFEST} says "
+                f"{', '.join(self.manifest.inputs)}",
+                _EXPORT_AGAIN,
+            )
+        operators = Counter(n.op_type for n in model.graph.node if n.domain == DOMAIN)
+        if operators != self.manifest.operators:
+            raise BundleError(
+                self.path, f"{MANIFEST} names other operators than {MODEL} has", _EXPORT_AGAIN
+            )
+        shape = model.graph.output[0].type.tensor_type.shape.dim
+        if len(shape) != 2 or shape[1].dim_value != len(self.manifest.labels):
+            raise BundleError(
+                self.path,
+                f"{MANIFEST} has {len(self.manifest.labels)} labels, which {MODEL} does not",
+                _EXPORT_AGAIN,
+            )
 
     @property
     def model_path(self) -> Path:
@@ -122,15 +124,18 @@ class Bundle:
             return None
         try:
             return parse_tokenizer((self.path / TOKENIZER).read_text("utf-8"))
-        except AftexportError as error:
-            raise BundleError(self.path, error.problem.rstrip("."), _EXPORT_AGAIN) from error
+        except (AftexportError, UnicodeDecodeError) as error:
+            raise BundleError(self.path, f"{TOKENIZER} cannot be read", _EXPORT_AGAIN) from error
 
     def golden(self) -> list[Case]:
         """The golden cases, with PyTorch's outputs."""
         try:
-            return unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
+            cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
             raise BundleError(self.path, f"{GOLDEN}: {error}", _EXPORT_AGAIN) from error
+        if not cases:
+            raise BundleError(self.path, f"{GOLDEN} has no cases", _EXPORT_AGAIN)
+        return cases
 
 
 def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
@@ -168,7 +173,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.iterdir())
     }
-    content = {"schema_version": SCHEMA_VERSION, **asdict(manifest), "files": files}
+    content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
     write_json(folder / MANIFEST, content)
 
 
@@ -177,7 +182,16 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def is_replaceable(path: Path) -> bool:
+    """Tells whether a folder is a bundle for sure, so that a new one may take its place."""
+    try:
+        ManifestFile.model_validate_json((path / MANIFEST).read_text("utf-8"))
+    except (ValidationError, ValueError, OSError):
+        return False
+    return True
+
+
+def _read_manifest(path: Path) -> ManifestFile:
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if not is_bundle(path):
@@ -185,34 +199,21 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."
         )
     try:
-        content = json.loads((path / MANIFEST).read_text("utf-8"))
-    except (ValueError, OSError) as error:
+        text = (path / MANIFEST).read_text("utf-8")
+        content = json.loads(text)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BundleError(
+                path,
+                f"its schema version {version} is newer than {SCHEMA_VERSION}, "
+                "the newest known here",
+                "Upgrade aftexport.",
+            )
+        manifest = ManifestFile.model_validate_json(text)
+    except ValidationError as error:
+        raise BundleError(path, f"{MANIFEST}: {problem(error)}", _EXPORT_AGAIN) from error
+    except (ValueError, OSError, RecursionError) as error:
         raise BundleError(path, f"{MANIFEST} cannot be read ({error})", _EXPORT_AGAIN) from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if not isinstance(version, int):
-        raise BundleError(path, f"{MANIFEST} has no schema_version", _EXPORT_AGAIN)
-    if version > SCHEMA_VERSION:
-        raise BundleError(
-            path,
-            f"its schema version {version} is newer than {SCHEMA_VERSION}, the newest known here",
-            "Upgrade aftexport.",
-        )
-    files = content.get("files")
-    if not isinstance(files, dict) or not all(
-        isinstance(e, dict) and isinstance(e.get("bytes"), int) and isinstance(e.get("sha256"), str)
-        for e in files.values()
-    ):
-        raise BundleError(path, f"{MANIFEST} has no list of files", _EXPORT_AGAIN)
-    return {name: value for name, value in content.items() if name != "schema_version"}
-
-
-def _parse_manifest(path: Path, content: dict[str, Any]) -> Manifest:
-    expected = set(Manifest.__dataclass_fields__)
-    if set(content) != expected:
-        names = ", ".join(sorted(expected ^ set(content)))
-        raise BundleError(path, f"{MANIFEST} lacks or has too much: {names}", _EXPORT_AGAIN)
-    lists = {name: tuple(content[name]) for name in ("inputs", "labels")}
-    manifest = Manifest(**content | lists)
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(
             path,

@@ -97,9 +97,9 @@ def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) 
     Raises:
         CheckpointError: with file, reason and remedy.
     """
-    if not path.exists():
-        raise CheckpointError(path, "no such file or folder", "Check the path.")
     try:
+        if not path.exists():
+            raise CheckpointError(path, "no such file or folder", "Check the path.")
         if path.is_dir():
             return _load_folder(path)
         if path.suffix == ".safetensors":
@@ -116,7 +116,7 @@ def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) 
         ) from error
     except OSError as error:
         raise CheckpointError(
-            path, f"cannot be read ({error.strerror})", "Check its permissions."
+            path, f"cannot be read ({error.strerror})", "Check its name and its permissions."
         ) from error
 
 
@@ -130,8 +130,15 @@ def _refuse_other_formats(path: Path) -> None:
     if path.suffix == ".onnx":
         raise CheckpointError(path, "already an ONNX model", "Give the PyTorch model it came from.")
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+                # torch.load does not look at the checksums of the weights.
+                changed = archive.testzip()
+        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+            raise _damaged(path) from error
+        if changed is not None:
+            raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
         if any("/code/" in name or name.endswith("/constants.pkl") for name in names):
             raise CheckpointError(
                 path,
@@ -142,6 +149,12 @@ def _refuse_other_formats(path: Path) -> None:
             raise CheckpointError(
                 path, "a zip archive that torch.save did not write", "Give a model file."
             )
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        path, "truncated, damaged, or not a PyTorch file", "Copy or save it again."
+    )
 
 
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
@@ -160,23 +173,21 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
             "Save its state_dict and give --model package.module:factory; or, only if you "
             "trust whoever made the file, add --allow-pickle.",
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            path,
-            "truncated, damaged, or not a PyTorch file",
-            "Copy or save it again.",
-        ) from error
+    except Exception as error:  # damaged bytes lead the reader to any exception there is
+        raise _damaged(path) from error
     if isinstance(content, dict) and content.get("format") == FORMAT:
+        if factory:
+            raise UsageError("The checkpoint has its own configuration.", "Leave --model out.")
         return _from_own_checkpoint(path, content)
     state = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+    if isinstance(state, dict) and not state:
+        raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
+    if not isinstance(state, dict) or not any(isinstance(t, Tensor) for t in state.values()):
         raise CheckpointError(
             path,
-            f"it holds a {type(content).__name__}, not a model",
+            f"it holds a {type(content).__name__} without weights, not a model",
             "Give a checkpoint written by aftexport.save, or a state dict with --model.",
         )
-    if not state:
-        raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
     return _from_state_dict(path, state, factory)
 
 
@@ -212,13 +223,16 @@ def _load_folder(folder: Path) -> Checkpoint:
             )
     try:
         config = json.loads(config_path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(config_path, f"not valid JSON ({error})", "Mend the file.") from error
     if not isinstance(config, dict):
         raise CheckpointError(config_path, "not a JSON object", "Mend the file.")
     labels = config.pop("labels", None)
     tokenizer_path = folder / "tokenizer.json"
-    tokenizer = tokenizer_path.read_text("utf-8") if tokenizer_path.is_file() else None
+    try:
+        tokenizer = tokenizer_path.read_text("utf-8") if tokenizer_path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(tokenizer_path, "not UTF-8 text", "Copy it again.") from error
     state = safetensors.torch.load_file(weights_path)
     return _build(folder, "config and safetensors", config, state, labels, tokenizer)
 
@@ -232,7 +246,16 @@ def _build(
     tokenizer: Any,
 ) -> Checkpoint:
     try:
-        model = DocumentClassifier(ClassifierConfig.from_dict(config))
+        parsed = ClassifierConfig.from_dict(config)
+        if parsed.depth > len(state):
+            raise UsageError(
+                f"depth is {parsed.depth}, but there are only {len(state)} weights.",
+                "Give the configuration the weights were trained with.",
+            )
+        # Without storage until the shapes are known to be those of the weights: a
+        # configuration cannot make the reader allocate more than the file holds.
+        with torch.device("meta"):
+            model = DocumentClassifier(parsed)
         if labels is not None:
             _check_labels(labels, model.config.num_labels)
         if tokenizer is not None:
@@ -277,7 +300,7 @@ def _unpickle(path: Path) -> Checkpoint:
 
 
 def _check_labels(labels: Any, num_labels: int) -> None:
-    if not isinstance(labels, Sequence) or not all(isinstance(name, str) for name in labels):
+    if not isinstance(labels, list | tuple) or not all(isinstance(n, str) for n in labels):
         raise UsageError("The labels are not a list of names.", "Give one name for each class.")
     if len(labels) != num_labels or len(set(labels)) != num_labels:
         raise UsageError(

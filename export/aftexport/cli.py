@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
+from aftexport.report import accept_any_terminal
 
 _EXPORT_EPILOG = """\
 A model file may be
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands = {"verify": _verify, "inspect": _inspect, "demo": _demo}
+    accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True)
     try:
         with warnings.catch_warnings():
@@ -45,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
+    except OSError as error:
+        place = escape(str(error.filename or "the disk"))
+        errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  Check the path.")
+        return 2
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "onnxscript", "sklearn"):
             raise
@@ -107,7 +113,7 @@ def _export(words: list[str]) -> int:
         force=options.force,
         factory=options.factory,
         allow_pickle=options.allow_pickle,
-        labels=options.labels.split(",") if options.labels else None,
+        labels=options.labels.split(",") if options.labels is not None else None,
         tokenizer=options.tokenizer,
     )
     return 0

@@ -11,6 +11,7 @@ import onnx
 import onnxscript
 import torch
 from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from aftexport import __version__
@@ -19,8 +20,7 @@ from aftexport.bundle import (
     PARITY_PAGE,
     TOKENIZER,
     Bundle,
-    Manifest,
-    is_bundle,
+    is_replaceable,
     write_golden,
     write_json,
     write_manifest,
@@ -32,6 +32,7 @@ from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.engines import onnxruntime as ort
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
+from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import Case, Comparison
 from aftexport.report import operator_table, parity_table, size_table, stage, write_parity_page
@@ -49,6 +50,7 @@ class Traced:
 
     model: onnx.ModelProto
     spec: InputSpec
+    precision: str
     cases: Sequence[Case]
 
 
@@ -90,10 +92,15 @@ def export(
             nothing written; ParityError with the bundle kept at ``<out>.failed``.
     """
     path, console = Path(path), console or Console()
-    out = Path(out) if out is not None else path.with_suffix(".bundle")
+    if out is None:
+        # "." has no name of its own to put the suffix on.
+        out = (path if path.name else path.resolve()).with_suffix(".bundle")
+    out = Path(out)
     _check_choice("--to", to, TARGETS)
     _check_choice("--precision", precision, tuple(PRECISIONS))
+    failed_out = out.with_name(f"{out.name}.failed")
     _check_out(out, path, force)
+    _check_out(failed_out, path, force=True)
 
     with stage(console, f"Reading {path}"):
         checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
@@ -106,7 +113,7 @@ def export(
 
     with aside_folder(out) as folder:
         with stage(console, "Writing the bundle"):
-            manifest = _manifest(checkpoint, traced, names, precision, opset)
+            manifest = _manifest(checkpoint, traced, names, opset)
             write_model(folder, traced.model)
             write_golden(folder, list(traced.cases))
             if text is not None:
@@ -125,7 +132,7 @@ def export(
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:
-            out = out.with_name(f"{out.name}.failed")
+            out = failed_out
         move_into_place(folder, out)
 
     bundle = Bundle.open(out)
@@ -148,11 +155,22 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
 
 
 def _check_out(out: Path, path: Path, force: bool) -> None:
-    if out.resolve() == path.resolve():
+    if path.resolve() == out.resolve():
         raise UsageError(f"--out {out} is the model itself.", "Choose another folder.")
+    if path.resolve().is_relative_to(out.resolve()):
+        raise UsageError(f"The model lies in --out {out}.", "Choose another folder.")
+    if out.is_symlink():
+        raise UsageError(f"--out {out} is a link.", "Choose another folder.")
+    try:
+        with aside_folder(out):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--out {out} cannot be made ({error.strerror}).", "Choose another folder."
+        ) from error
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not out.is_dir() or not is_bundle(out):
+    if not out.is_dir() or not is_replaceable(out):
         raise UsageError(f"{out} exists and is not a bundle.", "Choose another --out.")
     if not force:
         raise UsageError(f"{out} exists.", "Add --force to replace it, or choose another --out.")
@@ -177,6 +195,8 @@ def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset
             )
         module = program.module()
         double = False
+        if any(t.dtype == torch.float16 for t in program.state_dict.values()):
+            precision = "fp16"
     else:
         assert module is not None
         limit = _max_tokens(module, max_length)
@@ -187,7 +207,7 @@ def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset
     embedding = program.state_dict.get(spec.embedding)
     dtype = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, dtype)
-    return Traced(model, spec, cases)
+    return Traced(model, spec, precision, cases)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
@@ -217,42 +237,44 @@ def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced)
     names = given if given is not None else checkpoint.labels
     if names is None:
         return tuple(f"class_{i}" for i in range(count))
-    if len(names) != count or len(set(names)) != count:
+    if len(names) != count or len(set(names)) != count or not all(names):
         raise UsageError(
-            f"There are {len(set(names))} different labels for {count} classes.",
+            f"There are {len(set(filter(None, names)))} different labels for {count} classes.",
             "Give one name for each class.",
         )
     return tuple(names)
 
 
 def _manifest(
-    checkpoint: Checkpoint, traced: Traced, labels: tuple[str, ...], precision: str, opset: int
+    checkpoint: Checkpoint, traced: Traced, labels: tuple[str, ...], opset: int
 ) -> Manifest:
     module = checkpoint.module
     config: dict[str, Any] | None = None
     if isinstance(module, DocumentClassifier):
         config = module.config.to_dict()
     digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
-    return Manifest(
-        source={"kind": checkpoint.kind, "sha256": digest},
-        config=config,
-        inputs=traced.spec.names,
-        vocab_size=traced.spec.vocab_size,
-        max_tokens=traced.spec.max_tokens,
-        labels=labels,
-        precision=precision,
-        opset=opset,
-        operators=operators_in(traced.model),
-        operator_version=OPERATOR_VERSION,
-        hardware="any",
-        versions={
-            "aftexport": __version__,
-            "onnx": onnx.__version__,
-            "onnxruntime": ort.VERSION,
-            "onnxscript": onnxscript.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-        },
+    return Manifest.model_validate(
+        {
+            "source": {"kind": checkpoint.kind, "sha256": digest},
+            "config": config,
+            "inputs": traced.spec.names,
+            "vocab_size": traced.spec.vocab_size,
+            "max_tokens": traced.spec.max_tokens,
+            "labels": labels,
+            "precision": traced.precision,
+            "opset": opset,
+            "operators": operators_in(traced.model),
+            "operator_version": OPERATOR_VERSION,
+            "hardware": "any",
+            "versions": {
+                "aftexport": __version__,
+                "onnx": onnx.__version__,
+                "onnxruntime": ort.VERSION,
+                "onnxscript": onnxscript.__version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+            },
+        }
     )
 
 
@@ -265,4 +287,4 @@ def _print_summary(
     else:
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     console.print(size_table(bundle.files))
-    console.print(f"Bundle: [bold]{bundle.path}[/]")
+    console.print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)

@@ -16,7 +16,7 @@ def call_factory(factory: str) -> nn.Module:
         UsageError: where it cannot be imported or called, or returns something else.
     """
     module_name, _, attribute = factory.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith("."):
         raise UsageError(
             f"--model {factory!r} names no factory.", "Write it as package.module:factory."
         )
@@ -26,13 +26,14 @@ def call_factory(factory: str) -> nn.Module:
         target: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise UsageError(
-            f"--model {factory}: {error}.", "Check the name, and that it can be imported from here."
+            f"--model {factory}: importing it raised {type(error).__name__}: {error}.",
+            "Check the name, and that it can be imported from here.",
         ) from error
     try:
         module = target()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--model {factory} raised {type(error).__name__}: {error}.",
             "Give a callable that needs no arguments.",

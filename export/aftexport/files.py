@@ -5,41 +5,58 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
     """Yields a path beside ``path`` to write to; moves it into place if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    aside = Path(name)
-    try:
-        yield aside
-        umask = os.umask(0)
-        os.umask(umask)
-        aside.chmod(0o666 & ~umask)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with _parents(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
+        os.close(handle)
+        aside = Path(name)
+        try:
+            yield aside
+            aside.chmod(0o666 & ~_umask())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 @contextmanager
 def aside_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder beside ``path``; whatever is left in it at the end is removed."""
+    with _parents(path):
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:32]}.", dir=path.parent))
+        try:
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Makes the folders above ``path``; those it made go again if nothing came into them."""
+    missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        yield aside
+        yield
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def move_into_place(aside: Path, path: Path) -> None:
     """Moves a finished folder to ``path``; what stood there goes only once the new one is whole."""
-    aside.chmod(0o755)
+    aside.chmod(0o777 & ~_umask())
     if not path.exists():
         aside.rename(path)
         return

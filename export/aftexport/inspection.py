@@ -1,15 +1,15 @@
 """What a bundle or a model file holds, for people."""
 
+import json
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 import aftplugins
 from aftexport.bundle import PARITY, Bundle
 from aftexport.engines.onnxruntime import operator_paths
-from aftexport.report import operator_table, size_table
+from aftexport.report import operator_table, plain_table, size_table
 
 
 def show_bundle(path: Path, console: Console) -> None:
@@ -20,20 +20,19 @@ def show_bundle(path: Path, console: Console) -> None:
     """
     bundle = Bundle.open(path)
     manifest = bundle.manifest
-    table = _table()
-    table.add_row("bundle", str(path))
-    table.add_row("from", str(manifest.source["kind"]))
-    if manifest.config:
-        table.add_row("mechanism", str(manifest.config["mechanism"]))
-    table.add_row("inputs", ", ".join(manifest.inputs))
-    table.add_row("vocabulary", str(manifest.vocab_size))
-    table.add_row("longest document", _tokens(manifest.max_tokens))
-    table.add_row("labels", ", ".join(manifest.labels))
-    table.add_row("precision", manifest.precision)
-    table.add_row("opset", str(manifest.opset))
-    table.add_row("parity", f"see {PARITY}" if PARITY in bundle.files else "not checked")
-    table.add_row("made with", ", ".join(f"{k} {v}" for k, v in manifest.versions.items()))
-    console.print(table)
+    rows: dict[str, object] = {"bundle": path, "from": manifest.source.get("kind")}
+    rows |= manifest.config or {}
+    rows |= {
+        "inputs": ", ".join(manifest.inputs),
+        "vocabulary": manifest.vocab_size,
+        "longest document": _tokens(manifest.max_tokens),
+        "labels": ", ".join(manifest.labels),
+        "precision": manifest.precision,
+        "opset": manifest.opset,
+        "parity": _parity(bundle),
+        "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
+    }
+    _show(console, rows)
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
@@ -47,6 +46,7 @@ def show_checkpoint(path: Path, factory: str | None, console: Console) -> None:
         CheckpointError: where it cannot be read.
     """
     from aftexport.checkpoint import load
+    from aftexport.nn import ClassifierConfig
 
     checkpoint = load(path, factory=factory)
     if checkpoint.program is not None:
@@ -54,21 +54,31 @@ def show_checkpoint(path: Path, factory: str | None, console: Console) -> None:
     else:
         assert checkpoint.module is not None
         weights = dict(checkpoint.module.state_dict())
-    table = _table()
-    table.add_row("model", str(path))
-    table.add_row("kind", checkpoint.kind)
     config = getattr(checkpoint.module, "config", None)
-    if config is not None and hasattr(config, "to_dict"):
-        for name, value in config.to_dict().items():
-            table.add_row(name, str(value))
-    table.add_row("weights", f"{sum(t.numel() for t in weights.values()):,} in {len(weights)}")
-    table.add_row("labels", ", ".join(checkpoint.labels) if checkpoint.labels else "none")
-    table.add_row("tokenizer", "yes" if checkpoint.tokenizer else "none")
+    rows: dict[str, object] = {"model": path, "kind": checkpoint.kind}
+    if isinstance(config, ClassifierConfig):
+        rows |= config.to_dict()
+    rows |= {
+        "weights": f"{sum(t.numel() for t in weights.values()):,} in {len(weights)}",
+        "labels": ", ".join(checkpoint.labels) if checkpoint.labels else "none",
+        "tokenizer": "yes" if checkpoint.tokenizer else "none",
+    }
+    _show(console, rows)
+
+
+def _show(console: Console, rows: dict[str, object]) -> None:
+    table = plain_table("", "")
+    for name, value in rows.items():
+        # A label or a path may look like markup.
+        table.add_row(name, escape(str(value)))
     console.print(table)
 
 
-def _table() -> Table:
-    return Table("", "", box=box.SIMPLE, show_header=False)
+def _parity(bundle: Bundle) -> str:
+    if PARITY not in bundle.files:
+        return "not checked"
+    record = json.loads((bundle.path / PARITY).read_text("utf-8"))
+    return f"checked, see {PARITY}" if record.get("checked") else "not checked"
 
 
 def _tokens(count: int | None) -> str:

@@ -101,7 +101,8 @@ def compare(case: Case, output: Array, precision: str) -> Comparison:
     actual = np.asarray(output, dtype=np.float64)
     expected = np.asarray(case.expected, dtype=np.float64)
     error, flips = float("inf"), 0
-    if actual.shape == expected.shape and np.isfinite(actual).all():
+    comparable = actual.shape == expected.shape and actual.size > 0
+    if comparable and np.isfinite(actual).all() and np.isfinite(expected).all():
         difference = np.abs(actual - expected)
         if case.subject == "model":
             flips = int((actual.argmax(-1) != expected.argmax(-1)).sum())

@@ -1,13 +1,15 @@
 """Reading ``torch.export`` archives (.pt2) without running what is in them.
 
 ``torch.export.load`` falls back to full unpickling, evaluates shape expressions
-as Python, and loads compiled code; an archive that would need any of it is
+as Python, and loads compiled code and evaluates guards; an archive that would need any of it is
 refused before torch sees it.
 """
 
 import json
 import os
+import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +27,14 @@ _HARMLESS_MEMBERS = re.compile(
     r"|data/sample_inputs/[^/]+\.pt|archive_format|archive_version|byteorder|version"
     r"|\.data/.*|\.format_version|\.storage_alignment"
 )
-_SHAPE_EXPRESSION = re.compile(
-    r"(\s|\d+(\.\d+)?|[-+*/(),<>=&|~]"
-    r"|[su]\d+\b|(Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|IntTrueDiv|Eq|Ne|True|False)\b)*"
+_EXPRESSION_TOKEN = re.compile(r"\s+|'[su]\d+'|\w+(?:\.\d+)?|[-+*/(),<>=&|~]")
+_EXPRESSION_WORDS = frozenset(
+    {"Symbol", "Integer", "Rational", "Add", "Mul", "Max", "Min", "Mod", "PythonMod"}
+    | {"FloorDiv", "CeilDiv", "CleanDiv", "IntTrueDiv", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"}
+    | {"positive", "nonnegative", "integer", "True", "False"}
 )
+_SIZE = re.compile(r"L\['\w+'\]\.size\(\)\[\d+\]")
+_LONGEST_EXPRESSION = 2000
 _SAFE_FORM = "Export it again with torch.export.save, or give the module's state dict and --model."
 
 
@@ -36,8 +42,11 @@ def is_program_archive(path: Path) -> bool:
     """Tells whether a file is a ``torch.export`` archive."""
     if not zipfile.is_zipfile(path):
         return path.suffix == ".pt2"
-    with zipfile.ZipFile(path) as archive:
-        return any(name.partition("/")[2] == "archive_format" for name in archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(n.partition("/")[2] == "archive_format" for n in archive.namelist())
+    except (zipfile.BadZipFile, ValueError):
+        return path.suffix == ".pt2"
 
 
 def load_program(path: Path) -> ExportedProgram:
@@ -49,44 +58,94 @@ def load_program(path: Path) -> ExportedProgram:
     """
     _check_archive(path)
     try:
-        with _weights_only():
+        with _weights_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.export.load(path)
-    except Exception as error:
+    except pickle.UnpicklingError as error:
         raise CheckpointError(
-            path, f"torch.export cannot load it ({error})", "Export it again with this torch."
+            path, "it holds pickled Python objects, which run code when loaded", _SAFE_FORM
+        ) from error
+    except Exception as error:  # whatever the archive leads torch to
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointError(
+            path, f"torch.export cannot load it ({reason})", "Export it again with this torch."
         ) from error
 
 
 def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
+            names = archive.namelist()
+            if len(set(names)) != len(names):
+                raise CheckpointError(path, "it holds two files of one name", _SAFE_FORM)
+            # torch does not look at the checksums of the weights.
+            if (changed := archive.testzip()) is not None:
+                raise CheckpointError(path, f"{changed} in it was changed", "Copy it again.")
+            for name in names:
                 member = name.partition("/")[2]
                 if not _HARMLESS_MEMBERS.fullmatch(member):
                     raise CheckpointError(
                         path, f"it holds {member}, which can run code when loaded", _SAFE_FORM
                     )
                 if member.endswith(".json"):
-                    _check_expressions(path, json.loads(archive.read(name)))
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+                    _check_content(path, json.loads(archive.read(name)))
+    except (zipfile.BadZipFile, EOFError, ValueError, LookupError, RecursionError) as error:
         raise CheckpointError(
             path, "truncated, damaged, or not a torch.export archive", "Copy or save it again."
         ) from error
 
 
-def _check_expressions(path: Path, content: Any) -> None:
+def _check_content(path: Path, content: Any) -> None:
+    """Refuses whatever torch would evaluate or import: expressions, guards, structures."""
     stack = [content]
     while stack:
         item = stack.pop()
-        if isinstance(item, dict):
-            expression = item.get("expr_str")
-            if isinstance(expression, str) and not _SHAPE_EXPRESSION.fullmatch(expression):
-                raise CheckpointError(
-                    path, f"its shape expression {expression[:80]!r} is no arithmetic", _SAFE_FORM
-                )
-            stack.extend(item.values())
-        elif isinstance(item, list):
+        if isinstance(item, list):
             stack.extend(item)
+            continue
+        if not isinstance(item, dict):
+            continue
+        stack.extend(item.values())
+        expression = item.get("expr_str", "")
+        if not isinstance(expression, str) or not _is_arithmetic(expression):
+            _refuse(path, "shape expression", expression)
+        for guard in item.get("guards_code") or []:
+            if not isinstance(guard, str) or not _is_arithmetic(_SIZE.sub("s0", guard)):
+                _refuse(path, "guard expression", guard)
+        for name in ("in_spec", "out_spec"):
+            if (spec := item.get(name)) and not _is_plain_structure(json.loads(spec)[1]):
+                _refuse(path, "structure of inputs", spec)
+
+
+def _refuse(path: Path, what: str, text: object) -> None:
+    raise CheckpointError(path, f"its {what} {str(text)[:80]!r} may be code", _SAFE_FORM)
+
+
+def _is_plain_structure(spec: Any) -> bool:
+    """Tells whether a structure is tuples, lists and dicts; others name a class to import."""
+    if not isinstance(spec, dict):
+        return False
+    context = spec.get("context")
+    keys = json.loads(context) if isinstance(context, str) else context
+    return (
+        spec.get("type") in (None, "builtins.tuple", "builtins.list", "builtins.dict")
+        and (keys is None or (isinstance(keys, list) and all(isinstance(k, str) for k in keys)))
+        and all(_is_plain_structure(child) for child in spec.get("children_spec", []))
+    )
+
+
+def _is_arithmetic(expression: str) -> bool:
+    """Tells whether an expression is sums and products of symbols, and no code.
+
+    Powers are none: a small one can take for ever to evaluate.
+    """
+    tokens = _EXPRESSION_TOKEN.findall(expression[:_LONGEST_EXPRESSION])
+    words = [t for t in tokens if t[0].isalpha() or t[0] == "_"]
+    return (
+        "".join(tokens) == expression
+        and "**" not in expression
+        and all(w in _EXPRESSION_WORDS or re.fullmatch(r"[su]\d+", w) for w in words)
+    )
 
 
 @contextmanager

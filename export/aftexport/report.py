@@ -1,6 +1,8 @@
 """What people look at: stages as they run, tables at the end, the parity page."""
 
 import html
+import io
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,24 +10,39 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
-from aftexport.bundle import Manifest
+from aftexport.manifest import Manifest
 from aftexport.parity import TOLERANCES, Comparison
+
+
+def accept_any_terminal() -> None:
+    """Lets a terminal that lacks a character show a question mark in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager
 def stage(console: Console, title: str) -> Iterator[None]:
     """Shows that ``title`` is under way, and how long it took once it is done."""
     start = time.perf_counter()
+    title = escape(title)
     with console.status(f"{title} ..."):
         yield
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
 
 
+def plain_table(*headers: str) -> Table:
+    """An empty table in the one style; long cells wrap, so that nothing in them is lost."""
+    columns = [Column(header, overflow="fold") for header in headers]
+    return Table(*columns, box=box.SIMPLE_HEAD, show_header=any(headers))
+
+
 def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Table:
     """Which way each custom operator runs on this machine."""
-    table = Table("operator", "nodes", "path on this machine", box=box.SIMPLE_HEAD)
+    table = plain_table("operator", "nodes", "path on this machine")
     for op_type, count in operators.items():
         way = "fused kernel" if paths[op_type] == "fused" else "portable body"
         table.add_row(op_type, str(count), way)
@@ -36,23 +53,20 @@ def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Ta
 
 def parity_table(results: Sequence[Comparison]) -> Table:
     """Each case's error beside its bound."""
-    table = Table(
-        "parity with PyTorch", "input", "error", "bound", "", box=box.SIMPLE_HEAD,
-        caption="error: max |output - reference| / max(1, max |reference|), float64 reference",
-        caption_justify="left",
-    )  # fmt: skip
+    table = plain_table("parity with PyTorch", "input", "error", "bound", "")
+    table.caption = "error: max |output - reference| / max(1, max |reference|), float64 reference"
+    table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
         subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
-        table.add_row(
-            subject, shape_text(result.shape), f"{result.error:.1e}", f"{result.bound:.0e}", verdict
-        )
+        errors = (f"{result.error:.1e}", f"{result.bound:.0e}")
+        table.add_row(escape(subject), shape_text(result.shape), *errors, verdict)
     return table
 
 
 def size_table(files: Mapping[str, int]) -> Table:
     """The files of a bundle."""
-    table = Table("file", "size", box=box.SIMPLE_HEAD)
+    table = plain_table("file", "size")
     table.columns[1].justify = "right"
     for name, size in files.items():
         table.add_row(name, f"{size / 1024:,.0f} KiB" if size >= 1024 else f"{size} B")
@@ -67,7 +81,9 @@ def shape_text(shape: Sequence[int]) -> str:
 def write_parity_page(path: Path, manifest: Manifest, results: Sequence[Comparison]) -> None:
     """Writes the parity report as one self-contained HTML file."""
     tolerance = TOLERANCES[manifest.precision]
-    passed = all(r.passed for r in results)
+    verdict = "within tolerance" if all(r.passed for r in results) else "outside tolerance"
+    if not results:
+        verdict = "not checked"
     rows = "\n".join(
         f"<tr class={'ok' if r.passed else 'bad'}><td>{html.escape(r.subject)}</td>"
         f"<td>{html.escape(r.case)}</td><td>{shape_text(r.shape)}</td><td>{r.error:.2e}</td>"
@@ -76,7 +92,6 @@ def write_parity_page(path: Path, manifest: Manifest, results: Sequence[Comparis
         for r in results
     )
     versions = html.escape(", ".join(f"{k} {v}" for k, v in sorted(manifest.versions.items())))
-    verdict = "within tolerance" if passed else "outside tolerance"
     path.write_text(
         f"""<!doctype html>
 <html lang="en">

@@ -29,7 +29,11 @@ def check_tokenizer(text: str, vocab_size: int) -> None:
     """Raises UsageError unless every id the tokenizer can give is one the model knows."""
     if not isinstance(text, str):
         raise UsageError("The tokenizer is not JSON text.", "Give the text of tokenizer.json.")
-    largest = max(parse_tokenizer(text).get_vocab(with_added_tokens=True).values(), default=-1)
+    tokenizer = parse_tokenizer(text)
+    # A post-processor can add ids that the vocabulary does not list.
+    added = tokenizer.encode("").ids
+    known = tokenizer.get_vocab(with_added_tokens=True).values()
+    largest = max([*known, *added], default=-1)
     if largest >= vocab_size:
         raise UsageError(
             f"The tokenizer gives ids up to {largest}, the model knows {vocab_size}.",

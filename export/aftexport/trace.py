@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
+import sympy
 import torch
 from onnxscript import values
 from torch import Tensor, nn
@@ -88,8 +89,10 @@ def capture(
         "input_ids": torch.zeros(2, min(16, limit), dtype=torch.int64),
         "lengths": torch.full((2,), min(16, limit), dtype=torch.int64),
     }
-    batch, tokens = Dim("batch", min=1, max=_MAX_BATCH), Dim("tokens", min=1, max=limit)
-    dims = {"batch": batch, "tokens": tokens if limit > 1 else 1}
+    dims: dict[str, Any] = {
+        "batch": Dim("batch", min=1, max=_MAX_BATCH),
+        "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
+    }
     shapes = {n: {axis: dims[d] for axis, d in _AXES[n].items()} for n in names}
     try:
         with _quiet(), torch.no_grad():
@@ -142,8 +145,9 @@ def input_spec(program: ExportedProgram) -> InputSpec:
 
 
 def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
-    bounds = program.range_constraints[size.node.expr]
-    return min(int(bounds.upper), MAX_TOKENS) if bounds.upper.is_finite else MAX_TOKENS
+    upper = program.range_constraints[size.node.expr].upper
+    # An unbounded axis has an integer infinity, which cannot be made an int.
+    return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
 
 
 def to_onnx(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:

@@ -64,10 +64,10 @@ class Classifier:
             raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
         try:
             ids: list[int] = self._tokenizer.encode(text).ids
-        except UnicodeEncodeError as error:
+        except Exception as error:  # the library raises bare Exception and TypeError
             raise InputError(
-                f"The text is not Unicode: {error.reason} at character {error.start}.",
-                "Send text without lone surrogates.",
+                "The tokenizer cannot encode the text.",
+                "Send Unicode text without lone surrogates, in words the model knows.",
             ) from error
         return ids
 

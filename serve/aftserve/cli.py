@@ -1,37 +1,58 @@
 """The ``aftserve`` command."""
 
 import argparse
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
 from rich.console import Console
 from rich.markup import escape
 
 from aftexport import __version__
-from aftexport.bundle import Bundle
-from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import AftexportError
-from aftexport.report import operator_table, stage
-from aftserve.app import create_app
-from aftserve.classifier import Classifier
+from aftexport.report import accept_any_terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves a bundle until it is told to stop; returns the exit status."""
     options = _parser().parse_args(arguments)
-    console, errors = Console(), Console(stderr=True, soft_wrap=True)
+    accept_any_terminal()
+    errors = Console(stderr=True, soft_wrap=True)
     try:
-        with stage(console, f"Checking {options.bundle}"):
-            bundle = Bundle.open(options.bundle)
-        with stage(console, "Loading the model"):
-            classifier = Classifier(bundle, threads=options.threads, max_tokens=options.max_tokens)
-            # The first run allocates and picks kernels; no request should wait for that.
-            classifier.classify([0])
-        console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+        return _serve(options)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "uvicorn"):
+            raise
+        errors.print(
+            f"[bold red]error:[/] The server needs {error.name}, which is not installed.\n"
+            "  Run: pip install 'aftexport\\[serve]'"
+        )
+        return 2
+
+
+def _serve(options: argparse.Namespace) -> int:
+    import uvicorn
+
+    from aftexport.bundle import Bundle
+    from aftexport.engines.onnxruntime import operator_paths
+    from aftexport.report import operator_table, stage
+    from aftserve.app import create_app
+    from aftserve.classifier import Classifier
+
+    console = Console()
+    with stage(console, f"Checking {options.bundle}"):
+        bundle = Bundle.open(options.bundle)
+    with stage(console, "Loading the model"):
+        classifier = Classifier(bundle, threads=options.threads, max_tokens=options.max_tokens)
+        # The first run allocates and picks kernels; no request should wait for that.
+        classifier.classify([0])
+    console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+    # uvicorn hands the signal on once it has shut down; being told to stop is no failure.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     uvicorn.run(create_app(classifier), host=options.host, port=options.port, log_level="info")
     return 0
 

@@ -1,5 +1,7 @@
 """PyTorch: the reference every other engine is compared with."""
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, module: nn.Module, input_names: tuple[str, ...]) -> None:
+        # A captured program refuses: it was captured in the mode it is in.
+        with suppress(NotImplementedError):
+            module.eval()
         self._module = module
         self.input_names = input_names
 
@@ -33,4 +38,9 @@ class TorchEngine:
             raise EngineError(
                 f"The PyTorch model failed: {error}.", "Check that it takes this batch and length."
             ) from error
+        if not isinstance(logits, torch.Tensor):
+            raise EngineError(
+                f"The model's forward returns a {type(logits).__name__}.",
+                "Wrap it in a module that returns the logits [batch, classes] alone.",
+            )
         return {"logits": logits.numpy()}

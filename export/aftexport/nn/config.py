@@ -99,7 +99,7 @@ class ClassifierConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Reads a configuration; raises UsageError for names it does not know or lacks."""
         known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(values) - known):
+        if unknown := sorted(str(name) for name in set(values) - known):
             raise UsageError(
                 f"The configuration has unknown entries: {', '.join(unknown)}.",
                 f"Known are {', '.join(sorted(known))}.",

@@ -1,0 +1,76 @@
+"""What a bundle says of itself: ``manifest.json``."""
+
+from typing import Annotated, Any, Literal, Self
+
+from annotated_types import Ge, Len
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+SCHEMA_VERSION = 1
+
+Count = Annotated[int, Ge(1)]
+
+
+class FileEntry(BaseModel):
+    """Size and digest of one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a bundle says of itself, apart from its files.
+
+    Attributes:
+        source: kind and sha256 of the model file.
+        config: of the classifier, where the checkpoint has one.
+        inputs: names of the model's inputs, all int64: ``input_ids [batch, tokens]``
+            and, where used, ``lengths [batch]``.
+        vocab_size: ids are below this.
+        max_tokens: most tokens of a document; None for no bound.
+        labels: class names in the order of the logits.
+        precision: fp32 or fp16.
+        opset: of the standard operators.
+        operators: number of nodes of each custom operator.
+        operator_version: of the ``ai.aftexport`` domain.
+        hardware: what the model file needs; ``any`` for ONNX.
+        versions: of the tools that made the bundle.
+    """
+
+    # From JSON: a tuple is a list there, and nothing else is converted.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    source: dict[str, str | None]
+    config: dict[str, Any] | None
+    inputs: tuple[Literal["input_ids", "lengths"], ...]
+    vocab_size: Count
+    max_tokens: Count | None
+    labels: Annotated[tuple[str, ...], Len(1)]
+    precision: Literal["fp32", "fp16"]
+    opset: Count
+    operators: dict[str, Count]
+    operator_version: Count
+    hardware: str
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> Self:
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("labels: a name stands there twice")
+        return self
+
+
+class ManifestFile(Manifest):
+    """``manifest.json`` whole: with the schema version and the files."""
+
+    schema_version: Count
+    files: dict[str, FileEntry]
+
+
+def problem(error: ValidationError) -> str:
+    """The first thing wrong, with its place."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

@@ -1,0 +1,1 @@
+"""Benchmarks of the core operators: ``make bench`` and ``make bench-quick``."""

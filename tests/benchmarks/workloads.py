@@ -1,0 +1,194 @@
+"""The core operator of each mechanism at one size: its inputs, its work, its contenders."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+
+import aftplugins
+import onnxruntime
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.mechanisms import OPERATORS, Operator
+
+HEADS = 8
+TAPS = 31
+WINDOW = 128
+OPSET = 20
+
+OP_TYPES = {
+    "aft_full": "AftFull",
+    "aft_local": "AftLocal",
+    "aft_simple": "AftSimple",
+    "aft_conv": "AftConv",
+    "efficient_attention": "EfficientAttention",
+    "fastformer": "Fastformer",
+    "linear_attention": "NormalizedLinearAttention",
+}
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One operator at one size.
+
+    Attributes:
+        mechanism: the stem.
+        batch, tokens, dim: of query, key and value.
+    """
+
+    mechanism: str
+    batch: int
+    tokens: int
+    dim: int
+
+    @property
+    def operator(self) -> Operator:
+        """The non-causal operator."""
+        return OPERATORS[OP_TYPES[self.mechanism]]
+
+    @property
+    def attributes(self) -> dict[str, int | float | str]:
+        """Its attributes: the defaults, with ``HEADS`` heads."""
+        given = {a.name: a.default for a in self.operator.attributes}
+        return given | ({"num_heads": HEADS} if "num_heads" in given else {})
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Inputs by name, drawn from the standard normal distribution."""
+        generator = torch.Generator().manual_seed(0)
+        sizes = {
+            "B": self.batch, "T": self.tokens, "D": self.dim, "H": HEADS,
+            "Tmax": self.tokens, "W": 2 * WINDOW - 1, "s": TAPS,
+        }  # fmt: skip
+        tensors = {}
+        for name, shape in zip(self.operator.inputs, self.operator.shapes, strict=True):
+            size = [sizes[axis] for axis in shape.split()]
+            tensors[name] = torch.randn(*size, generator=generator)
+        tensors["lengths"] = torch.full((self.batch,), self.tokens)
+        return tensors
+
+    def work(self) -> dict[str, float]:
+        """Least bytes moved, multiply-add operations in products, and exponentials."""
+        rows = self.batch * self.tokens
+        elements = rows * self.dim
+        moved = 4.0 * (3 * elements + elements)
+        head = self.dim // HEADS
+        flops, exps = {
+            "aft_full": (4.0 * elements * self.tokens, 2.0 * elements),
+            "aft_local": (4.0 * elements * (2 * WINDOW - 1), 2.0 * elements),
+            "aft_simple": (0.0, 2.0 * elements),
+            "aft_conv": (2.0 * elements * TAPS, elements + rows * HEADS),
+            "efficient_attention": (4.0 * elements * head, 2.0 * elements),
+            "fastformer": (4.0 * elements * HEADS, 2.0 * rows * HEADS),
+            "linear_attention": (4.0 * elements * head, 2.0 * elements),
+        }[self.mechanism]
+        if self.mechanism == "aft_full":
+            moved += 4.0 * self.tokens**2
+        if self.mechanism == "aft_conv":
+            moved -= 4.0 * rows * (self.dim - HEADS)
+        return {"bytes_moved": moved, "flops": flops, "exps": exps}
+
+
+def contenders(workload: Workload, threads: int) -> dict[str, Run]:
+    """Callables that run the workload once, by contender."""
+    tensors = workload.inputs()
+    runs = _torch_runs(workload, tensors)
+    runs["ort_portable"] = _onnxruntime_run(workload, tensors, threads, fused=False)
+    if aftplugins.library("onnxruntime") is not None:
+        runs["aftexport"] = _onnxruntime_run(workload, tensors, threads, fused=True)
+    return runs
+
+
+def _torch_runs(workload: Workload, tensors: dict[str, torch.Tensor]) -> dict[str, Run]:
+    operator, attributes = workload.operator, workload.attributes
+
+    def eager() -> object:
+        with torch.inference_mode():
+            return operator.compute(*tensors.values(), **attributes)
+
+    # The guard against underflow reads a value back, which a compiler cannot fuse over;
+    # the plain form is the stronger contender and is within range on these inputs.
+    compiled = torch.compile(plain_form(workload), dynamic=False)
+
+    def compile_run() -> object:
+        with torch.inference_mode():
+            return compiled(*tensors.values())
+
+    heads = (workload.batch, workload.tokens, HEADS, workload.dim // HEADS)
+    query, key = (tensors["query"].reshape(heads).transpose(1, 2) for _ in range(2))
+    value = tensors["value"].reshape(heads).transpose(1, 2)
+
+    def sdpa() -> object:
+        with torch.inference_mode():
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return {"torch_eager": eager, "torch_compile": compile_run, "sdpa": sdpa}
+
+
+def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
+    """The mechanism in plain PyTorch without guards, for the compiler to fuse."""
+    from aftexport.mechanisms import aft_conv, aft_full, aft_local
+
+    attributes = workload.attributes
+    windowed = {"aft_full": aft_full, "aft_local": aft_local, "aft_conv": aft_conv}
+    module = windowed.get(workload.mechanism)
+    if module is None:
+        compute = workload.operator.compute
+        return lambda *tensors: compute(*tensors, **attributes)
+
+    def form(query, key, value, bias, lengths):  # type: ignore[no-untyped-def]
+        del lengths
+        values = value
+        if workload.mechanism == "aft_conv":
+            values = value.reshape(*value.shape[:2], HEADS, -1)
+        numerator, denominator = module._sums(key, values, bias, causal=False)
+        mean = (numerator / denominator).reshape(query.shape)
+        return torch.sigmoid(query) * mean
+
+    return form
+
+
+def _onnxruntime_run(
+    workload: Workload, tensors: dict[str, torch.Tensor], threads: int, *, fused: bool
+) -> Run:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if fused:
+        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
+    constants = [n for n in tensors if n not in ("query", "key", "value", "lengths")]
+    model = single_operator(workload, {n: tensors[n].numpy() for n in constants})
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    feeds = {n: t.numpy() for n, t in tensors.items() if n not in constants}
+    return lambda: session.run(None, feeds)
+
+
+def single_operator(workload: Workload, constants: dict[str, np.ndarray]) -> onnx.ModelProto:  # type: ignore[type-arg]
+    """A model of the operator alone, its weights as initializers, as in an exported model."""
+    operator, attributes = workload.operator, workload.attributes
+    make = onnx.helper
+    node = make.make_node(
+        operator.op_type, list(operator.inputs), ["output"], domain=DOMAIN,
+        **attributes, **PLUGIN_ATTRIBUTES,
+    )  # fmt: skip
+    types = {"lengths": onnx.TensorProto.INT64}
+    inputs = [
+        make.make_tensor_value_info(
+            name, types.get(name, onnx.TensorProto.FLOAT), [None] * len(shape.split())
+        )
+        for name, shape in zip(operator.inputs, operator.shapes, strict=True)
+        if name not in constants
+    ]
+    output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [None, None, None])
+    initializers = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    settings = {a.name: str(attributes[a.name]) for a in operator.settings}
+    return make.make_model(
+        make.make_graph([node], "operator", inputs, [output], initializers),
+        functions=[operator.function(settings, OPSET)],
+        opset_imports=[make.make_opsetid("", OPSET), make.make_opsetid(DOMAIN, VERSION)],
+        ir_version=10,
+    )

@@ -1,0 +1,66 @@
+"""Damaging bundles, and making them look whole again."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SPARSE_MANIFESTS: dict[str, dict[str, Any]] = {
+    "source empty": {"source": {}},
+    "config empty": {"config": {}},
+    "config of another kind": {"config": {"depth": 1}},
+    "versions empty": {"versions": {}},
+    "names that look like markup": {
+        "labels": ["[/]", "[bold]", "[red]c"], "versions": {"[/b]": "[/]"}
+    },
+}  # fmt: skip
+
+BAD_MANIFESTS: dict[str, dict[str, Any]] = {
+    "schema version 0": {"schema_version": 0},
+    "schema version text": {"schema_version": "1"},
+    "files null": {"files": None},
+    "files without digests": {"files": {"model.onnx": {"bytes": 1}}},
+    "inputs null": {"inputs": None},
+    "inputs a word": {"inputs": "input_ids"},
+    "inputs others": {"inputs": ["tokens"]},
+    "vocabulary text": {"vocab_size": "300"},
+    "vocabulary negative": {"vocab_size": -1},
+    "longest document text": {"max_tokens": "many"},
+    "longest document 0": {"max_tokens": 0},
+    "labels null": {"labels": None},
+    "labels a word": {"labels": "abc"},
+    "labels too few": {"labels": ["a", "b"]},
+    "labels numbers": {"labels": [1, 2, 3]},
+    "labels twice": {"labels": ["a", "a", "b"]},
+    "precision unknown": {"precision": "fp8"},
+    "operators null": {"operators": None},
+    "operators the model lacks": {"operators": {"AftEverything": 1}},
+    "operator version text": {"operator_version": "1"},
+    "operator version newer": {"operator_version": 2},
+    "source null": {"source": None},
+    "config a list": {"config": []},
+    "versions null": {"versions": None},
+    "unknown entry": {"colour": "red"},
+    "opset text": {"opset": "20"},
+}
+
+
+def changed_manifest(folder: Path, changes: Mapping[str, Any]) -> Path:
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text("utf-8")) | dict(changes)
+    path.write_text(json.dumps(content), "utf-8")
+    return folder
+
+
+def resealed(folder: Path) -> Path:
+    """Writes sizes and digests of the files as they are now."""
+    files = {
+        path.name: {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.iterdir())
+        if path.name != "manifest.json"
+    }
+    return changed_manifest(folder, {"files": files})

@@ -1,0 +1,82 @@
+"""One tiny model, exported once and served once for the whole session."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import toy
+from commands import Outcome, run_python
+from servers import serving
+
+import aftexport
+from aftexport.nn import DocumentClassifier
+from aftexport.trace import capture
+
+
+@pytest.fixture(scope="session")
+def classifier() -> DocumentClassifier:
+    return toy.classifier()
+
+
+@pytest.fixture(scope="session")
+def checkpoint_file(
+    classifier: DocumentClassifier, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "model.pt"
+    tokenizer = toy.byte_tokenizer().to_str()
+    aftexport.save(path, model=classifier, labels=toy.LABELS, tokenizer=tokenizer)
+    return path
+
+
+@pytest.fixture(scope="session")
+def program_file(classifier: DocumentClassifier, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "model.pt2"
+    torch.export.save(capture(classifier), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def exporting(
+    checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Outcome, Path]:
+    """What ``aftexport model.pt --to onnx`` said, and the folder it was typed in."""
+    folder = tmp_path_factory.mktemp("exported")
+    shutil.copy(checkpoint_file, folder / "model.pt")
+    outcome = run_python(
+        "-m", "aftexport", "model.pt", "--to", "onnx", cwd=folder, PYTHONHASHSEED="1"
+    )
+    return outcome, folder
+
+
+@pytest.fixture(scope="session")
+def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
+    outcome, folder = exporting
+    assert outcome.code == 0, outcome.err
+    return folder / "model.bundle"
+
+
+@pytest.fixture
+def bundle_copy(bundle_folder: Path, tmp_path: Path) -> Path:
+    """A bundle to damage."""
+    return Path(shutil.copytree(bundle_folder, tmp_path / "copy.bundle"))
+
+
+@pytest.fixture(scope="session")
+def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server") / "log"
+
+
+@pytest.fixture(scope="session")
+def server(bundle_folder: Path, server_log: Path) -> Iterator[str]:
+    """The address of a real ``aftserve``."""
+    with serving(bundle_folder, server_log, "--max-tokens", "6000") as (address, _):
+        yield address
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, timeout=30) as session:
+        yield session

@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from aftexport.demo.server import ServerError, ask, serving
+
+
+def test_a_server_that_ends_at_once_is_reported_with_its_own_words(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with pytest.raises(ServerError) as caught, serving(tmp_path / "no-bundle", log):
+        pytest.fail("it cannot be serving")
+    assert "status 2" in caught.value.problem
+    assert "no such folder" in " ".join(caught.value.problem.split())
+    assert str(log) in caught.value.remedy
+
+
+def test_it_answers_while_the_block_runs_and_is_gone_afterwards(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    with serving(bundle_folder, log) as port:
+        answer = ask(port, "some text")
+        assert answer["label"] in answer["scores"]
+        with pytest.raises(ServerError, match="POST /infer answered 4"):
+            ask(port, "")
+    with pytest.raises(ServerError, match="did not answer"):
+        ask(port, "some text")
+    assert "Traceback" not in log.read_text("utf-8")

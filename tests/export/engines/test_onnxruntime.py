@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import aftplugins
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.errors import EngineError
+from aftexport.nn import DocumentClassifier
+from aftexport.parity import TOLERANCES
+
+WAY = "portable" if aftplugins.library("onnxruntime") is None else "fused"
+
+
+def inputs(*ids: list[int]) -> dict[str, np.ndarray]:
+    lengths = np.array([len(row) for row in ids])
+    width = max(lengths)
+    padded = [row + [0] * (width - len(row)) for row in ids]
+    return {"input_ids": np.array(padded), "lengths": lengths}
+
+
+@pytest.mark.parametrize("form", ["path", "bytes"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_logits_are_pytorchs(
+    form: str, fused: bool, bundle_folder: Path, classifier: DocumentClassifier
+) -> None:
+    path = bundle_folder / "model.onnx"
+    engine = OnnxRuntimeEngine(path if form == "path" else path.read_bytes(), fused=fused)
+    given = inputs([5, 6, 7], [9] * 40, [299])
+    logits = engine.run(given)["logits"]
+    with torch.inference_mode():
+        expected = classifier(*(torch.from_numpy(given[n]) for n in engine.input_names)).numpy()
+    bound = TOLERANCES["fp32"].bound * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
+
+
+def test_every_operator_tells_which_way_it_runs(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = operator_paths(bundle_folder / "model.onnx")
+    assert paths["AftSimple"] == WAY
+    assert set(paths.values()) <= {"portable", "fused"}
+    monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
+    assert operator_paths(bundle_folder / "model.onnx") == dict.fromkeys(paths, "portable")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"input_ids": np.zeros((1, 2), np.int64)}, "an input is missing"),
+        ({"input_ids": np.zeros((1, 2)), "lengths": np.array([2])}, "of another type"),
+        ({"input_ids": np.zeros(2, np.int64), "lengths": np.array([2])}, "of another rank"),
+        ({"input_ids": np.array([[300]]), "lengths": np.array([1])}, "id outside"),
+        ({**inputs([1]), "extra": np.array([1])}, "an input too many"),
+    ],
+)
+def test_inputs_that_do_not_fit_give_an_engine_error(
+    given: dict[str, np.ndarray], kind: str, bundle_folder: Path
+) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
+    with pytest.raises(EngineError):
+        engine.run(given)
+    assert engine.run(inputs([1, 2]))["logits"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", onnx.ModelProto().SerializeToString()])
+def test_a_file_that_is_no_model_gives_an_engine_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(EngineError):
+        OnnxRuntimeEngine(tmp_path / "model.onnx")
+    with pytest.raises(EngineError):
+        OnnxRuntimeEngine(content)
+
+
+def test_a_model_that_is_not_there_gives_an_engine_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot load"):
+        OnnxRuntimeEngine(tmp_path / "model.onnx")
+
+
+def test_a_kernel_library_that_cannot_be_loaded_is_said_by_name(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "libaftplugins_onnxruntime.so"
+    broken.write_text("no library")
+    monkeypatch.setattr(aftplugins, "library", lambda runtime: broken)
+    with pytest.raises(EngineError, match="libaftplugins_onnxruntime"):
+        OnnxRuntimeEngine(bundle_folder / "model.onnx")
+    OnnxRuntimeEngine(bundle_folder / "model.onnx", fused=False)

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import torch
+import toy
+
+from aftexport.engines.torch import TorchEngine
+from aftexport.errors import EngineError
+
+IDS = {"input_ids": np.arange(6).reshape(2, 3)}
+
+
+def test_a_module_is_run_in_evaluation_mode() -> None:
+    engine = TorchEngine(toy.Dropout().train(), ("input_ids",))
+    first, second = (engine.run(IDS)["logits"] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_the_logits_are_the_modules() -> None:
+    module = toy.Bag()
+    with torch.no_grad():
+        expected = module(torch.from_numpy(IDS["input_ids"])).numpy()
+    np.testing.assert_array_equal(TorchEngine(module, ("input_ids",)).run(IDS)["logits"], expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "ids"),
+    [
+        (toy.Bag(), [[300]]),
+        (toy.Positions(), [[1] * 33]),
+        (toy.Pair(), [[1]]),
+    ],
+    ids=["id outside", "too long", "two outputs"],
+)
+def test_what_the_module_cannot_do_gives_an_engine_error(
+    module: torch.nn.Module, ids: list[list[int]]
+) -> None:
+    with pytest.raises(EngineError):
+        TorchEngine(module, ("input_ids",)).run({"input_ids": np.array(ids)})

@@ -1,0 +1,283 @@
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+from bundles import BAD_MANIFESTS, SPARSE_MANIFESTS, changed_manifest, resealed
+from commands import assert_refused, listing, run_here
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aftexport.bundle import (
+    GOLDEN,
+    MODEL,
+    MODEL_DATA,
+    PARITY,
+    Bundle,
+    is_bundle,
+    write_json,
+    write_manifest,
+    write_model,
+)
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.errors import AftexportError, BundleError
+from aftexport.verification import verify
+
+
+def test_a_bundle_holds_what_the_design_says(bundle_folder: Path) -> None:
+    assert {path.name for path in bundle_folder.iterdir()} == {
+        "manifest.json", "model.onnx", "tokenizer.json", "golden.safetensors", "parity.json",
+        "parity.html",
+    }  # fmt: skip
+    bundle = Bundle.open(bundle_folder)
+    assert bundle.manifest.hardware == "any"
+    assert bundle.manifest.config is not None
+    assert bundle.manifest.config["mechanism"] == "aft_simple"
+    assert bundle.tokenizer() is not None
+    assert set(bundle.files) == {p.name for p in bundle_folder.iterdir()} - {"manifest.json"}
+
+
+def test_parity_json_says_what_was_compared(bundle_folder: Path) -> None:
+    record = json.loads((bundle_folder / PARITY).read_text("utf-8"))
+    assert record["checked"] is True
+    assert all(case["passed"] and case["error"] <= case["bound"] for case in record["cases"])
+    shapes = [case["shape"] for case in record["cases"] if case["subject"] == "model"]
+    assert [1, 1] in shapes
+    assert max(tokens for _, tokens in shapes) >= 4096
+    assert max(batch for batch, _ in shapes) >= 3
+
+
+def put(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def flip(name: str) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return damage
+
+
+def linked(folder: Path) -> None:
+    shutil.move(folder / MODEL, folder.parent / "elsewhere.onnx")
+    (folder / MODEL).symlink_to(folder.parent / "elsewhere.onnx")
+
+
+def unlisted(name: str) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        files = json.loads((folder / "manifest.json").read_text("utf-8"))["files"]
+        del files[name]
+        changed_manifest(folder, {"files": files})
+
+    return damage
+
+
+def listed(name: str) -> Callable[[Path], object]:
+    entry = {"bytes": 4, "sha256": "0" * 64}
+    return lambda folder: changed_manifest(folder, {"files": {name: entry}})
+
+
+def golden(tensors: dict[str, np.ndarray]) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        (folder / GOLDEN).write_bytes(safetensors.numpy.save(tensors))
+        resealed(folder)
+
+    return damage
+
+
+def resealed_with(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (put(name, content)(folder), resealed(folder))
+
+
+IDS, LENGTHS = np.zeros((1, 2), np.int64), np.array([2])
+LOGITS = np.zeros((1, 3))
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "model missing": (lambda folder: (folder / MODEL).unlink(), ("model.onnx is missing",)),
+    "golden missing": (lambda folder: (folder / GOLDEN).unlink(), ("golden.safetensors is",)),
+    "tokenizer missing": (
+        lambda folder: (folder / "tokenizer.json").unlink(), ("tokenizer.json is missing",)),
+    "model changed": (flip(MODEL), ("model.onnx was changed",)),
+    "golden changed": (flip(GOLDEN), ("golden.safetensors was changed",)),
+    "parity changed": (flip(PARITY), ("parity.json was changed",)),
+    "model cut": (put(MODEL, b"short"), ("model.onnx has 5 bytes",)),
+    "model linked": (linked, ("model.onnx",)),
+    "model unlisted": (unlisted(MODEL), ("model.onnx",)),
+    "golden unlisted": (unlisted(GOLDEN), ("golden.safetensors",)),
+    "path upwards": (listed("../secret"), ("../secret",)),
+    "path absolute": (listed("/etc/passwd"), ("/etc/passwd",)),
+    "path dots": (listed(".."), ("..",)),
+    "path in a folder": (listed("a/b"), ("a/b",)),
+    "path backslash": (listed("..\\b"), ("b",)),
+    "path in markup": (listed("[/b]"), ("[/b]",)),
+    "manifest empty": (put("manifest.json", b""), ("manifest.json",)),
+    "manifest cut": (put("manifest.json", b'{"schema_version": 1,'), ("manifest.json",)),
+    "manifest a list": (put("manifest.json", b"[]"), ("manifest.json",)),
+    "manifest no Unicode": (put("manifest.json", b"\xff\xfe"), ("manifest.json",)),
+    "manifest nested": (put("manifest.json", b"[" * 100_000), ("manifest.json",)),
+    "newer schema": (
+        lambda folder: changed_manifest(folder, {"schema_version": 2}), ("version 2", "Upgrade")),
+    "newer operators": (
+        lambda folder: changed_manifest(folder, {"operator_version": 2}), ("2", "Upgrade")),
+    "model no ONNX": (resealed_with(MODEL, b"junk" * 9), ()),
+    "model empty": (resealed_with(MODEL, b""), ()),
+    "tokenizer no JSON": (resealed_with("tokenizer.json", b"{"), ("tokenizer",)),
+    "tokenizer no Unicode": (resealed_with("tokenizer.json", b"\xff\xfe"), ("tokenizer",)),
+    "golden no safetensors": (resealed_with(GOLDEN, b"junk" * 9), ("golden.safetensors",)),
+    "golden without a case": (golden({}), ("golden.safetensors",)),
+    "golden of other names": (golden({"x": IDS}), ("golden.safetensors",)),
+    "golden without outputs": (golden({"model/a/input/input_ids": IDS}), ("model/a",)),
+    "golden without inputs": (golden({"model/a/expected": LOGITS}), ("model/a",)),
+    "golden without ids": (
+        golden({"model/a/input/lengths": LENGTHS, "model/a/expected": LOGITS}), ()),
+    "golden of an operator the model lacks": (
+        golden({"AftFull/a/input/query": LOGITS, "AftFull/a/expected": LOGITS}), ("AftFull",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_bundle_is_refused_by_name_and_reason(
+    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, reasons = DAMAGE[kind]
+    damage(bundle_copy)
+    before = listing(bundle_copy.parent)
+    outcome = run_here(["verify", bundle_copy], capsys)
+    if "tokenizer no" in kind:  # of no concern to verify
+        with pytest.raises(BundleError, match="tokenizer"):
+            Bundle.open(bundle_copy).tokenizer()
+    else:
+        assert_refused(outcome, *reasons)
+    inspected = run_here(["inspect", bundle_copy], capsys)
+    assert inspected.code in (0, 2)
+    assert listing(bundle_copy.parent) == before
+
+
+@pytest.mark.parametrize("kind", BAD_MANIFESTS)
+def test_a_manifest_of_wrong_values_is_refused(
+    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
+    outcomes = [run_here([command, bundle_copy], capsys) for command in ("verify", "inspect")]
+    assert all("Traceback" not in outcome.err for outcome in outcomes)
+    refused = [outcome for outcome in outcomes if outcome.code == 2]
+    assert refused, "neither verify nor inspect minds"
+    for outcome in refused:
+        assert_refused(outcome, "copy.bundle")
+
+
+@pytest.mark.parametrize("kind", SPARSE_MANIFESTS)
+def test_a_manifest_with_little_in_it_is_shown_or_refused(
+    kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_manifest(bundle_copy, SPARSE_MANIFESTS[kind])
+    shown = run_here(["inspect", bundle_copy], capsys)
+    if shown.code != 0:
+        assert_refused(shown, "copy.bundle")
+    else:
+        assert all(name in shown.out for name in SPARSE_MANIFESTS[kind].get("labels", []))
+
+
+@pytest.mark.parametrize("damage", ["absent", "a file", "an empty folder"])
+def test_what_is_no_bundle_is_refused(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if damage == "a file":
+        (tmp_path / damage).write_text("text")
+    elif damage != "absent":
+        (tmp_path / damage).mkdir()
+    before = listing(tmp_path)
+    assert_refused(run_here(["verify", tmp_path / damage], capsys), damage)
+    assert listing(tmp_path) == before
+    assert not is_bundle(tmp_path / damage)
+
+
+entries = st.sampled_from(sorted(BAD_MANIFESTS["unknown entry"] | {
+    name: None for changes in BAD_MANIFESTS.values() for name in changes
+}))  # fmt: skip
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+)
+
+
+@given(name=entries, value=values)
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_value_of_a_manifest_gives_a_traceback(
+    name: str, value: object, bundle_folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "property"
+    if not copy.exists():
+        shutil.copytree(bundle_folder, copy)
+    content = json.loads((bundle_folder / "manifest.json").read_text("utf-8"))
+    (copy / "manifest.json").write_text(json.dumps(content | {name: value}), "utf-8")
+    try:
+        bundle = Bundle.open(copy)
+    except BundleError:
+        pass
+    else:
+        manifest = bundle.manifest
+        assert manifest.vocab_size > 0
+        assert all(isinstance(label, str) for label in manifest.labels)
+        assert all(isinstance(name, str) for name in manifest.inputs)
+
+
+@pytest.fixture(scope="module")
+def outside_bundle(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle as it is where the weights are too large for one protobuf message."""
+    folder = tmp_path_factory.mktemp("outside") / "bundle"
+    shutil.copytree(bundle_folder, folder)
+    (folder / MODEL).unlink()
+    (folder / "manifest.json").unlink()
+    write_model(folder, onnx.load(bundle_folder / MODEL), max_bytes=10_000)
+    write_manifest(folder, Bundle.open(bundle_folder).manifest)
+    return folder
+
+
+def test_weights_past_the_limit_go_to_a_file_of_their_own(outside_bundle: Path) -> None:
+    bundle = Bundle.open(outside_bundle)
+    assert bundle.files[MODEL_DATA] > bundle.files[MODEL]
+    assert all(result.passed for result in verify(bundle))
+    assert operator_paths(bundle.model_path).keys() == bundle.manifest.operators.keys()
+
+
+def test_weights_in_a_file_of_their_own_are_checked_too(
+    outside_bundle: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+    flip(MODEL_DATA)(copy)
+    with pytest.raises(BundleError, match=r"model\.onnx\.data was changed"):
+        Bundle.open(copy)
+    (copy / MODEL_DATA).unlink()
+    with pytest.raises(BundleError, match=r"model\.onnx\.data is missing"):
+        Bundle.open(copy)
+
+
+def test_weights_reached_outside_the_bundle_are_refused(
+    outside_bundle: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+    shutil.move(copy / MODEL_DATA, tmp_path / "outside.data")
+    model = onnx.load(copy / MODEL, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = os.path.join("..", "outside.data")  # noqa: PTH118
+    (copy / MODEL).write_bytes(model.SerializeToString())
+    with pytest.raises(AftexportError):
+        OnnxRuntimeEngine(Bundle.open(resealed(copy)).model_path)
+
+
+def test_json_is_the_same_whatever_the_order_of_the_entries(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"b": np.float64(1.5), "a": "é"})
+    write_json(tmp_path / "b", {"a": "é", "b": 1.5})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -1,0 +1,215 @@
+import contextlib
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import toy
+from bad_models import BAD_MODELS, Hostile, config, holding, model_folder, weight
+from commands import assert_refused, listing, run_here, within
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import aftexport
+from aftexport.checkpoint import load
+from aftexport.errors import AftexportError, CheckpointError, UsageError
+from aftexport.nn import DocumentClassifier
+
+SOME = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.mark.parametrize("kind", BAD_MODELS)
+def test_a_bad_model_is_refused_by_name_and_leaves_nothing(
+    kind: str, tmp_path: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build, reasons = BAD_MODELS[kind]
+    model = build(tmp_path, checkpoint_file)
+    before = listing(tmp_path)
+    outcome = run_here([model, "--to", "onnx", "--out", tmp_path / "out"], capsys)
+    assert_refused(outcome, model.name, *reasons)
+    assert "--allow-pickle" not in outcome.err or "--allow-pickle" in reasons
+    assert "Check its permissions" not in outcome.err
+    assert listing(tmp_path) == before
+
+
+def test_a_configuration_far_deeper_than_its_weights_is_refused_at_once(
+    tmp_path: Path, checkpoint_file: Path
+) -> None:
+    model = config(depth=20_000)(tmp_path, checkpoint_file)
+    with within(5), pytest.raises(CheckpointError):
+        load(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float64, torch.int64])
+def test_a_weight_of_another_type_is_read_or_refused_by_name(
+    dtype: torch.dtype, tmp_path: Path, checkpoint_file: Path
+) -> None:
+    model = weight("head.bias", lambda tensor: tensor.to(dtype))(tmp_path, checkpoint_file)
+    read = refusal = None
+    try:
+        read = load(model).module
+    except CheckpointError as error:
+        refusal = error.reason
+    if read is not None:
+        assert read.state_dict()["head.bias"].dtype == torch.float32
+    else:
+        assert refusal is not None
+        assert "head.bias" in refusal
+
+
+def test_what_save_writes_load_reads(classifier: DocumentClassifier, checkpoint_file: Path) -> None:
+    read = load(checkpoint_file)
+    assert read.kind == "aftexport checkpoint"
+    assert read.labels == toy.LABELS
+    assert read.tokenizer == toy.byte_tokenizer().to_str()
+    assert isinstance(read.module, DocumentClassifier)
+    assert read.module.config == classifier.config
+    for name, tensor in classifier.state_dict().items():
+        torch.testing.assert_close(read.module.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b"], "abc", [1, 2, 3]])
+def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
+    labels: list[str], classifier: DocumentClassifier, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"before")
+    with pytest.raises(UsageError, match="label"):
+        aftexport.save(path, model=classifier, labels=labels)
+    assert listing(tmp_path).keys() == {"model.pt"}
+    assert path.read_bytes() == b"before"
+
+
+def test_a_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file: Path) -> None:
+    read = load(model_folder()(tmp_path, checkpoint_file))
+    assert read.labels == toy.LABELS
+    assert read.tokenizer is not None
+    assert read.module is not None
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_state_dict_loads_into_what_the_factory_builds(
+    name: str, wrapped: bool, tmp_path: Path
+) -> None:
+    trained = toy.Bag()
+    torch.nn.init.constant_(trained.head.bias, 7)
+    path, state = tmp_path / name, trained.state_dict()
+    if name.endswith(".pt"):
+        torch.save({"state_dict": state} if wrapped else state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    module = load(path, factory="toy:Bag").module
+    assert isinstance(module, toy.Bag)
+    assert module.head.bias.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "toy",
+        ":Bag",
+        "toy:",
+        ".toy:Bag",
+        "toy:Absent",
+        "no_such_module:make",
+        "toy:raising",
+        "toy:exiting",
+        "toy:number",
+        "toy:VOCABULARY",
+        "toy:AftSimple",
+        "factory_with_syntax_error:make",
+        "factory_that_divides_by_zero:make",
+    ],
+)
+def test_a_bad_factory_is_refused_by_name(
+    factory: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "factory_with_syntax_error.py").write_text("def (")
+    (tmp_path / "factory_that_divides_by_zero.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
+    before = listing(tmp_path)
+    outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--model", factory], capsys)
+    assert_refused(outcome, "--model", factory)
+    assert listing(tmp_path) == before
+
+
+def test_weights_for_another_module_are_listed_by_name(tmp_path: Path) -> None:
+    torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"missing weights: positions\.weight"):
+        load(tmp_path / "model.pt", factory="toy:Positions")
+
+
+def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(toy.Bag(), path)
+    with pytest.raises(CheckpointError, match="--allow-pickle"):
+        load(path)
+    with pytest.warns(UserWarning, match="runs whatever code"):
+        assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
+
+
+def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:
+    torch.save(Hostile(tmp_path), tmp_path / "model.pt")
+    with (
+        pytest.warns(UserWarning, match="runs whatever code"),
+        pytest.raises(CheckpointError, match="not a module"),
+    ):
+        load(tmp_path / "model.pt", allow_pickle=True)
+
+
+def test_the_warning_for_a_text_file_is_not_about_pickles(tmp_path: Path) -> None:
+    path = holding(b"plain text\n" * 9)(tmp_path, tmp_path)
+    with pytest.raises(CheckpointError) as refusal:
+        load(path, allow_pickle=True)
+    assert "pickle" not in str(refusal.value)
+
+
+def refused_or_read(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with contextlib.suppress(AftexportError):
+        load(path)
+
+
+starts = st.sampled_from([b"", b"\x80\x02", b"\x80\x02}", b"PK\x03\x04", b"\x08\0\0\0\0\0\0\0{}"])
+names = st.sampled_from(["model.pt", "model.pt2", "model.safetensors", "model.bin"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(start=starts, rest=st.binary(max_size=80), name=names)
+@SOME
+def test_no_bytes_at_all_give_a_traceback(
+    start: bytes, rest: bytes, name: str, tmp_path: Path
+) -> None:
+    refused_or_read(tmp_path / name, start + rest)
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), zipped=st.booleans())
+@SOME
+def test_a_changed_byte_never_gives_a_traceback(
+    position: float, value: int, zipped: bool, tmp_path: Path
+) -> None:
+    state = {"weight": torch.arange(12.0), "bias": torch.ones(3)}
+    torch.save(state, tmp_path / "good.pt", _use_new_zipfile_serialization=zipped)
+    content = bytearray((tmp_path / "good.pt").read_bytes())
+    content[int(position * len(content))] = value
+    refused_or_read(tmp_path / "model.pt", bytes(content))
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(part=st.floats(0, 1, exclude_max=True), zipped=st.booleans())
+@SOME
+def test_a_cut_file_never_gives_a_traceback(part: float, zipped: bool, tmp_path: Path) -> None:
+    state = {"weight": torch.arange(12.0), "bias": torch.ones(3)}
+    torch.save(state, tmp_path / "good.pt", _use_new_zipfile_serialization=zipped)
+    content = (tmp_path / "good.pt").read_bytes()
+    refused_or_read(tmp_path / "model.pt", content[: int(part * len(content))])

@@ -1,0 +1,234 @@
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from commands import Outcome, assert_refused, listing, run_here, run_python, without
+
+from aftexport import __version__
+from aftexport.bundle import Bundle
+
+
+def test_the_literal_form_makes_a_bundle_beside_the_model(
+    exporting: tuple[Outcome, Path],
+) -> None:
+    outcome, folder = exporting
+    assert outcome.code == 0, outcome.err
+    assert outcome.err == ""
+    assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
+    assert Bundle.open(folder / "model.bundle").manifest.labels == toy.LABELS
+    for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
+                 "golden.safetensors", "model.bundle"):  # fmt: skip
+        assert said in outcome.out
+
+
+def test_a_bundle_has_the_rights_of_any_new_folder(
+    exporting: tuple[Outcome, Path], tmp_path: Path
+) -> None:
+    bundle = exporting[1] / "model.bundle"
+    assert stat.S_IMODE(bundle.stat().st_mode) & 0o555 == 0o555
+    assert all(os.access(path, os.R_OK) for path in bundle.iterdir())
+
+
+HELP = {
+    ("--help",): ("--to", "--out", "--precision", "--max-length", "--opset", "--no-verify",
+                  "--force", "--model", "--labels", "--tokenizer", "--allow-pickle", "verify",
+                  "inspect", "demo", "Exit status"),
+    ("verify", "--help"): ("BUNDLE", "--portable", "Exit status"),
+    ("inspect", "--help"): ("BUNDLE|MODEL",),
+    ("demo", "--help"): ("--mechanism", "--data"),
+    ("--version",): (__version__,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_names_everything(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0
+    for said in HELP[words]:
+        assert said.lower() in outcome.out.lower()
+
+
+BAD_WORDS: dict[str, tuple[list[str], str]] = {
+    "nothing": ([], "required"),
+    "no target": (["model.pt"], "--to"),
+    "no model": (["--to", "onnx"], "model"),
+    "unknown target": (["model.pt", "--to", "coreml"], "coreml"),
+    "unknown option": (["model.pt", "--to", "onnx", "--quantise"], "--quantise"),
+    "shortened option": (["model.pt", "--to", "onnx", "--forc"], "--forc"),
+    "unknown precision": (["model.pt", "--to", "onnx", "--precision", "int4"], "int4"),
+    "opset a word": (["model.pt", "--to", "onnx", "--opset", "new"], "new"),
+    "two models": (["model.pt", "other.pt", "--to", "onnx"], "other.pt"),
+    "verify nothing": (["verify"], "bundle"),
+    "verify two": (["verify", "a", "b"], "b"),
+    "inspect nothing": (["inspect"], "BUNDLE"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_WORDS)
+def test_wrong_words_show_how_to_use_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    words, said = BAD_WORDS[kind]
+    monkeypatch.chdir(tmp_path)
+    outcome = run_here(words, capsys)
+    assert outcome.code == 2
+    assert "usage: aftexport" in outcome.err
+    assert said in outcome.err
+    assert not listing(tmp_path)
+
+
+BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
+    "opset too old": (["--opset", "17"], "18 to 25"),
+    "opset too new": (["--opset", "26"], "18 to 25"),
+    "max length 0": (["--max-length", "0"], "--max-length"),
+    "max length negative": (["--max-length", "-5"], "--max-length"),
+    "labels too few": (["--labels", "a,b"], "label"),
+    "labels too many": (["--labels", "a,b,c,d"], "label"),
+    "labels twice": (["--labels", "a,a,b"], "label"),
+    "labels empty": (["--labels", ""], "label"),
+    "a label without a name": (["--labels", "a,,b"], "label"),
+    "tokenizer absent": (["--tokenizer", "absent.json"], "absent.json"),
+    "tokenizer a folder": (["--tokenizer", "."], "--tokenizer"),
+    "tokenizer no JSON": (["--tokenizer", "words.txt"], "tokenizer"),
+    "tokenizer no Unicode": (["--tokenizer", "latin.txt"], "latin.txt"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_OPTIONS)
+def test_an_option_that_does_not_fit_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, said = BAD_OPTIONS[kind]
+    monkeypatch.chdir(tmp_path)
+    torch.save(toy.Bag().state_dict(), "model.pt")
+    Path("words.txt").write_text("no tokenizer")
+    Path("latin.txt").write_bytes(b"\xe9")
+    before = listing(tmp_path)
+    words = ["model.pt", "--to", "onnx", "--model", "toy:Bag", *options]
+    assert_refused(run_here(words, capsys), said)
+    assert listing(tmp_path) == before
+
+
+def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [checkpoint_file, "--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "out"]
+    assert_refused(run_here(words, capsys), "--model")
+    assert not listing(tmp_path)
+
+
+def test_a_limit_of_one_token_is_kept_or_refused(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [checkpoint_file, "--to", "onnx", "--max-length", "1", "--out", tmp_path / "one"]
+    outcome = run_here(words, capsys)
+    if outcome.code == 0:
+        assert Bundle.open(tmp_path / "one").manifest.max_tokens == 1
+    else:
+        assert_refused(outcome, "--max-length")
+
+
+@pytest.mark.parametrize("name", ["[red]model.pt", "model [bold].pt", "modèle.pt", "a[/b]/c.pt"])
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    name: str, checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(checkpoint_file, name)
+    outcome = run_here(["inspect", name], capsys)
+    assert outcome.code == 0, outcome.err
+    assert name in outcome.out
+    assert_refused(run_here([f"{name}.absent", "--to", "onnx"], capsys), f"{name}.absent")
+
+
+@pytest.mark.parametrize("name", ["[red]bundle", "a[/b]/c"])
+def test_a_bundle_whose_name_looks_like_markup_is_shown_by_its_name(
+    name: str, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(bundle_folder, name)
+    for command in ("verify", "inspect"):
+        outcome = run_here([command, name], capsys)
+        assert outcome.code == 0, outcome.err
+        assert name in outcome.out
+
+
+def test_inspect_shows_a_bundle_and_changes_nothing(
+    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(bundle_folder)
+    outcome = run_here(["inspect", bundle_folder], capsys)
+    assert outcome.code == 0
+    for said in ("aft_simple", "300", "any length", *toy.LABELS, "fp32", "model.onnx", "AftSimple"):
+        assert said in outcome.out
+    assert listing(bundle_folder) == before
+
+
+def test_inspect_says_when_parity_was_not_checked(
+    bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bundles import resealed
+
+    (bundle_copy / "parity.json").write_text('{"cases": [], "checked": false}')
+    assert "not checked" in run_here(["inspect", resealed(bundle_copy)], capsys).out
+
+
+def test_inspect_shows_a_model_file(
+    checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["inspect", checkpoint_file], capsys)
+    assert outcome.code == 0
+    for said in ("aftexport checkpoint", "aft_simple", "invoice", "weights"):
+        assert said in outcome.out
+
+
+def test_inspect_refuses_what_is_neither(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_refused(run_here(["inspect", tmp_path / "empty"], capsys), "config.json")
+    assert_refused(run_here(["inspect", tmp_path / "absent"], capsys), "absent")
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_bundle_is_checked_where_torch_cannot_be_imported(
+    command: str, bundle_folder: Path, tmp_path: Path
+) -> None:
+    words = [command, bundle_folder]
+    outcome = without(["torch", "onnxscript", "fastapi"], "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+
+
+def test_an_export_without_torch_says_what_to_install(
+    checkpoint_file: Path, tmp_path: Path
+) -> None:
+    outcome = without(["torch"], "aftexport", checkpoint_file, "--to", "onnx", cwd=tmp_path)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert "pip install 'aftexport[torch]'" in outcome.err
+
+
+def test_a_bad_file_is_refused_by_the_real_command(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02.")
+    outcome = run_python("-m", "aftexport", "model.pt", "--to", "onnx", cwd=tmp_path)
+    assert_refused(outcome, "model.pt")
+    assert listing(tmp_path).keys() == {"model.pt"}
+
+
+def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: Path) -> None:
+    from bundles import changed_manifest
+
+    changed_manifest(bundle_copy, {"labels": ["é", "契約", "letter"]})
+    outcome = run_python(
+        "-m", "aftexport", "inspect", bundle_copy, cwd=tmp_path, PYTHONIOENCODING="ascii"
+    )
+    assert outcome.code == 0, outcome.err

@@ -1,0 +1,258 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import toy
+from bad_models import model_folder
+from commands import assert_refused, listing, run_here, run_python
+
+from aftexport import exporter
+from aftexport.bundle import Bundle
+from aftexport.errors import EngineError
+from aftexport.exporter import export
+
+
+@pytest.fixture(scope="session")
+def second_export(
+    checkpoint_file: Path, bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same checkpoint exported elsewhere, by another process with other hash seeds."""
+    folder = tmp_path_factory.mktemp("another place")
+    words = ["-m", "aftexport", checkpoint_file, "--to", "onnx", "--out", "deep/er/result"]
+    outcome = run_python(*words, cwd=folder, PYTHONHASHSEED="4242")
+    assert outcome.code == 0, outcome.err
+    return folder / "deep" / "er" / "result"
+
+
+def test_two_exports_of_a_checkpoint_are_the_same_byte_for_byte(
+    bundle_folder: Path, second_export: Path
+) -> None:
+    assert listing(bundle_folder) == listing(second_export)
+
+
+def test_an_export_after_others_in_one_process_is_the_same_too(
+    checkpoint_file: Path, bundle_copy: Path
+) -> None:
+    before = listing(bundle_copy)
+    manifest = bundle_copy / "manifest.json"
+    manifest.write_text(manifest.read_text("utf-8") + " ", "utf-8")
+    export(checkpoint_file, out=bundle_copy, force=True)
+    assert listing(bundle_copy) == before
+    assert listing(bundle_copy.parent).keys() == {
+        "copy.bundle", *(f"copy.bundle/{name}" for name in before)
+    }  # fmt: skip
+
+
+def test_a_bundle_says_nothing_of_where_it_was_made(second_export: Path) -> None:
+    for file in second_export.iterdir():
+        content = file.read_bytes()
+        for secret in (b"another place", str(Path.home()).encode() + b"/", b"site-packages"):
+            assert secret not in content, file.name
+
+
+def test_a_folder_gives_the_model_its_checkpoint_gives(
+    checkpoint_file: Path, bundle_folder: Path, tmp_path: Path
+) -> None:
+    folder = model_folder()(tmp_path, checkpoint_file)
+    bundle = export(folder, check_parity=False)
+    assert bundle.path == tmp_path / "model.bundle"
+    assert bundle.manifest.source["kind"] == "config and safetensors"
+    assert bundle.model_path.read_bytes() == (bundle_folder / "model.onnx").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("state") / "weights.pt"
+    torch.save(toy.Bag().state_dict(), path)
+    return path
+
+
+def test_every_option_reaches_the_bundle(
+    state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokens.json").write_text(toy.byte_tokenizer().to_str(), "utf-8")
+    outcome = run_here(
+        ["--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "b", "--opset", "18",
+         "--max-length", "50", "--labels", "x,y,z", "--tokenizer", tmp_path / "tokens.json",
+         "--no-verify", state_file],
+        capsys,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "not checked" in outcome.out
+    bundle = Bundle.open(tmp_path / "b")
+    manifest = bundle.manifest
+    assert (manifest.opset, manifest.max_tokens, manifest.labels, manifest.inputs) == (
+        18, 50, ("x", "y", "z"), ("input_ids",)
+    )  # fmt: skip
+    assert manifest.operators == {}
+    assert bundle.tokenizer() is not None
+    assert json.loads((tmp_path / "b" / "parity.json").read_text()) == {
+        "checked": False, "cases": []
+    }  # fmt: skip
+    model = onnx.load(bundle.model_path)
+    assert {o.domain: o.version for o in model.opset_import}[""] == 18
+    verified = run_here(["verify", tmp_path / "b"], capsys)
+    assert verified.code == 0, verified.out
+
+
+def test_half_precision_is_in_the_weights_and_within_its_bound(
+    checkpoint_file: Path, tmp_path: Path
+) -> None:
+    bundle = export(checkpoint_file, out=tmp_path / "half", precision="fp16")
+    assert bundle.manifest.precision == "fp16"
+    types = {t.data_type for t in onnx.load(bundle.model_path).graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in types
+    record = json.loads((bundle.path / "parity.json").read_text())
+    assert max(case["error"] for case in record["cases"]) > 1e-6
+
+
+def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
+    torch.save(toy.Dropout().state_dict(), tmp_path / "model.pt")
+    export(tmp_path / "model.pt", factory="toy:Dropout")
+    assert Bundle.open(tmp_path / "model.bundle").manifest.labels[0] == "class_0"
+
+
+def test_a_pickled_module_is_exported_where_it_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(toy.Bag(), tmp_path / "model.pt")
+    outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--allow-pickle"], capsys)
+    assert outcome.code == 0, outcome.err
+    assert "runs whatever code" in outcome.err
+    assert Bundle.open(tmp_path / "model.bundle").manifest.source["kind"] == "pickled module"
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("ShapeBranch", "branches"),
+        ("ValueBranch", "branches"),
+        ("OtherArguments", "forward"),
+        ("NoEmbedding", "embedding"),
+        ("Pair", ""),
+        ("LogitsByToken", "logits"),
+        ("Positions", "--max-length"),
+    ],
+)
+def test_a_module_that_cannot_be_exported_is_refused(
+    factory: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(getattr(toy, factory)().state_dict(), tmp_path / "model.pt")
+    before = listing(tmp_path)
+    words = [tmp_path / "model.pt", "--to", "onnx", "--model", f"toy:{factory}"]
+    assert_refused(run_here(words, capsys), said)
+    assert listing(tmp_path) == before
+
+
+def text_file(path: Path) -> None:
+    path.write_text("text")
+
+
+def foreign_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+
+
+def foreign_manifest(path: Path) -> None:
+    """Many a program has a manifest.json."""
+    foreign_folder(path)
+    (path / "manifest.json").write_text('{"name": "my web page"}')
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+OUTS: dict[str, tuple[Any, str, list[str]]] = {
+    "a file": (text_file, "out", []),
+    "a file, with --force": (text_file, "out", ["--force"]),
+    "below a file": (text_file, "out/below", []),
+    "someone's folder": (foreign_folder, "out", []),
+    "someone's folder, with --force": (foreign_folder, "out", ["--force"]),
+    "someone's manifest.json, with --force": (foreign_manifest, "out", ["--force"]),
+    "a link to nowhere": (dangling_link, "out", []),
+    "a name too long": (lambda path: None, "o" * 300, []),
+    "a kernel's folder": (lambda path: None, "/proc/no/such", []),
+}
+
+
+@pytest.mark.parametrize("kind", OUTS)
+def test_an_out_that_cannot_be_used_is_refused_and_untouched(
+    kind: str, state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, out, options = OUTS[kind]
+    make(tmp_path / "out")
+    before = listing(tmp_path)
+    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--no-verify"]
+    assert_refused(run_here([*words, "--out", tmp_path / out, *options], capsys), out)
+    assert listing(tmp_path) == before
+
+
+def test_a_folder_that_may_not_be_written_is_refused(
+    state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    out = tmp_path / "locked" / "out"
+    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--out", out]
+    assert_refused(run_here(words, capsys), str(out.parent))
+    assert not listing(tmp_path / "locked")
+
+
+def test_a_bundle_that_is_there_stays_unless_forced(
+    checkpoint_file: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(bundle_copy.parent)
+    outcome = run_here([checkpoint_file, "--to", "onnx", "--out", bundle_copy], capsys)
+    assert_refused(outcome, "--force")
+    assert listing(bundle_copy.parent) == before
+
+
+def test_force_never_removes_the_model_itself(
+    checkpoint_file: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = bundle_copy / "model.pt"
+    model.write_bytes(checkpoint_file.read_bytes())
+    run_here([model, "--to", "onnx", "--out", bundle_copy, "--force", "--no-verify"], capsys)
+    assert model.exists()
+
+
+def test_the_model_itself_is_not_written_over(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder()(tmp_path, checkpoint_file)
+    before = listing(tmp_path)
+    words = [folder, "--to", "onnx", "--out", folder, "--force"]
+    assert_refused(run_here(words, capsys), "the model itself")
+    assert listing(tmp_path) == before
+
+
+def test_a_failure_while_checking_leaves_nothing(
+    state_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def failing(bundle: Bundle) -> None:
+        raise EngineError("The runtime failed.", "Try another.")
+
+    monkeypatch.setattr(exporter, "verify", failing)
+    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "new" / "b"]
+    assert_refused(run_here(words, capsys), "The runtime failed")
+    assert not listing(tmp_path)
+
+
+def test_the_folder_one_stands_in_can_be_exported_or_is_refused(
+    checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = model_folder()(tmp_path, checkpoint_file)
+    monkeypatch.chdir(folder)
+    outcome = run_here([".", "--to", "onnx", "--no-verify"], capsys)
+    if outcome.code == 0:
+        assert (tmp_path / "model.bundle").is_dir()
+    else:
+        assert_refused(outcome, "--out")

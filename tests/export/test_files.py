@@ -1,0 +1,101 @@
+import os
+from pathlib import Path
+
+import pytest
+from commands import listing
+
+from aftexport.files import aside_folder, move_into_place, replacing_file, sha256
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def replace_half(path: Path) -> None:
+    with replacing_file(path) as aside:
+        aside.write_text("half")
+        raise Stop
+
+
+def fill_half(folder: Path) -> None:
+    with aside_folder(folder) as aside:
+        (aside / "deep").mkdir()
+        (aside / "deep" / "file").write_text("half")
+        raise Stop
+
+
+def fill_and_move(folder: Path, content: str) -> None:
+    with aside_folder(folder) as aside:
+        (aside / content).write_text(content)
+        move_into_place(aside, folder)
+
+
+def test_a_file_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with replacing_file(path) as aside:
+        aside.write_text("first")
+        assert not path.exists()
+    with pytest.raises(Stop):
+        replace_half(path)
+    assert path.read_text() == "first"
+    assert listing(path.parent).keys() == {"file"}
+
+
+def test_a_replaced_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    with replacing_file(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_moved_folder_has_the_rights_of_any_new_folder(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        (tmp_path / "usual").mkdir()
+        with aside_folder(tmp_path / "folder") as aside:
+            move_into_place(aside, tmp_path / "folder")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_an_aside_folder_leaves_nothing_when_its_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        fill_half(tmp_path / "folder")
+    assert not listing(tmp_path)
+
+
+def test_folders_made_on_the_way_go_when_the_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        fill_half(tmp_path / "a" / "b" / "folder")
+    assert not listing(tmp_path)
+
+
+def test_a_folder_takes_the_place_of_another_whole(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    fill_and_move(target, "old")
+    fill_and_move(target, "new")
+    assert listing(tmp_path).keys() == {"folder", "folder/new"}
+
+
+def test_the_old_folder_is_back_when_the_new_one_cannot_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "folder"
+    fill_and_move(target, "old")
+    rename = Path.rename
+
+    def failing(self: Path, other: Path) -> Path:
+        if (self / "new").exists():
+            raise OSError("disk full")
+        return rename(self, other)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="disk full"):
+        fill_and_move(target, "new")
+    assert listing(tmp_path).keys() == {"folder", "folder/old"}
+
+
+def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert sha256(tmp_path / "file").startswith("ba7816bf")

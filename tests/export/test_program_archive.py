@@ -1,0 +1,272 @@
+import io
+import json
+import pickle
+import re
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from bad_models import MARKER, Hostile
+from commands import assert_refused, listing, run_here
+from torch.export import Dim
+
+from aftexport.bundle import Bundle
+from aftexport.checkpoint import load
+from aftexport.errors import CheckpointError, EngineError, TraceError
+from aftexport.exporter import export
+from aftexport.trace import input_spec
+
+Members = list[tuple[str, bytes]]
+SPY = "spy_module"
+
+
+def rewritten(source: Path, folder: Path, change: Callable[[Members], Members]) -> Path:
+    """A copy of an archive with its members changed; a name may then occur twice."""
+    with zipfile.ZipFile(source) as archive:
+        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    target = folder / "model.pt2"
+    with warnings.catch_warnings(), zipfile.ZipFile(target, "w") as archive:
+        warnings.simplefilter("ignore")
+        for name, content in change(members):
+            archive.writestr(name, content)
+    return target
+
+
+def graph(
+    change: Callable[[dict[str, Any]], None], keep: str = "changed"
+) -> Callable[..., Members]:
+    """Changes model.json; ``keep`` tells which of both forms are there, in which order."""
+
+    def apply(members: Members) -> Members:
+        result = []
+        for name, content in members:
+            if not name.endswith("models/model.json"):
+                result.append((name, content))
+                continue
+            decoded = json.loads(content)
+            change(decoded)
+            forms = {"changed": json.dumps(decoded).encode(), "good": content}
+            result += [(name, forms[form]) for form in keep.split()]
+        return result
+
+    return apply
+
+
+def member(ending: str, content: bytes) -> Callable[..., Members]:
+    return lambda members: [(n, content if n.endswith(ending) else c) for n, c in members]
+
+
+def added(name: str) -> Callable[..., Members]:
+    return lambda members: [*members, (f"model/{name}", b"junk")]
+
+
+def expression(text: str) -> Callable[[dict[str, Any]], None]:
+    def change(item: Any) -> None:
+        if isinstance(item, dict):
+            if "expr_str" in item:
+                item["expr_str"] = text
+            for value in item.values():
+                change(value)
+        elif isinstance(item, list):
+            for value in item:
+                change(value)
+
+    return change
+
+
+def structure(kind: str, context: Any) -> Callable[[dict[str, Any]], None]:
+    """An input structure whose reading imports a module of the file's choice."""
+
+    def change(content: dict[str, Any]) -> None:
+        signature = content["graph_module"]["module_call_graph"][0]["signature"]
+        spec = {"type": kind, "context": context, "children_spec": []}
+        signature["in_spec"] = json.dumps([1, spec])
+
+    return change
+
+
+def weights_as_pickles(hostile: bytes) -> Callable[..., Members]:
+    def apply(members: Members) -> Members:
+        result = []
+        for name, content in members:
+            if name.endswith("weights_config.json"):
+                settings = json.loads(content)
+                for entry in settings["config"].values():
+                    entry["use_pickle"] = True
+                content = json.dumps(settings).encode()
+            elif "/weights/weight_" in name:
+                content = hostile
+            result.append((name, content))
+        return result
+
+    return apply
+
+
+def saved_by_torch(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def hostile_archives(folder: Path) -> dict[str, Callable[..., Members]]:
+    marker = str(folder / MARKER)
+    code = f"__import__('os').mkdir({marker!r})"
+    factory = {"default_factory_module": SPY, "default_factory_name": "Spy", "dict_context": []}
+    enum = json.dumps({"__enum__": True, "fqn": f"{SPY}:Spy", "name": "x"})
+    return {
+        "shape expression is code": graph(expression(code)),
+        "code behind a good model.json": graph(expression(code), keep="changed good"),
+        "code before a good model.json": graph(expression(code), keep="good changed"),
+        "expression that takes for ever to check": graph(expression("1" * 64 + "!")),
+        "guard is code": graph(lambda content: content.update(guards_code=[f"{code} or True"])),
+        "input structure imports a module": graph(structure("collections.defaultdict", factory)),
+        "input structure names an enum": graph(structure("builtins.tuple", enum)),
+        "sample inputs unpickle": member("sample_inputs/model.pt", saved_by_torch(Hostile(folder))),
+        "sample inputs, raw pickle": member(
+            "sample_inputs/model.pt", pickle.dumps(Hostile(folder))
+        ),
+        "weights unpickle": weights_as_pickles(saved_by_torch(Hostile(folder))),
+        "constant unpickles": added("data/constants/custom_obj_0"),
+        "compiled code": added("data/aotinductor/model/model.so"),
+        "model.json no JSON": member("models/model.json", b"{"),
+        "model.json nested": member("models/model.json", b"[" * 100_000),
+        "model.json empty": member("models/model.json", b"{}"),
+        "no model": lambda members: [m for m in members if not m[0].endswith("model.json")],
+        "no weights": lambda members: [m for m in members if "/weights/" not in m[0]],
+        "weight cut": member("weights/weight_0", b"\0\0"),
+    }
+
+
+@pytest.mark.parametrize("kind", hostile_archives(Path()))
+def test_a_bad_archive_is_refused_and_runs_nothing(
+    kind: str,
+    program_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / f"{SPY}.py").write_text(
+        f"import os\nos.mkdir({str(tmp_path / MARKER)!r})\nclass Spy: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = rewritten(program_file, tmp_path, hostile_archives(tmp_path)[kind])
+    before = listing(tmp_path)
+    outcome = run_here([model, "--to", "onnx"], capsys)
+    sys.modules.pop(SPY, None)
+    assert listing(tmp_path) == before
+    assert_refused(outcome, "model.pt2")
+    assert "weights_only" not in outcome.err
+
+
+def test_a_power_that_would_never_end_is_refused_before_torch_sees_it(
+    program_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(path: Path) -> None:
+        raise AssertionError("torch.export.load was reached")
+
+    monkeypatch.setattr(torch.export, "load", reached)
+    model = rewritten(program_file, tmp_path, graph(expression("9**9**9**9")))
+    with pytest.raises(CheckpointError, match="expression") as refusal:
+        load(model)
+    assert "reached" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("position", [0.01, 0.3, 0.6, 0.95, 0.999])
+def test_an_archive_cut_short_is_refused(
+    position: float, program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = program_file.read_bytes()
+    (tmp_path / "model.pt2").write_bytes(content[: int(len(content) * position)])
+    before = listing(tmp_path)
+    assert_refused(run_here([tmp_path / "model.pt2", "--to", "onnx"], capsys), "model.pt2")
+    assert listing(tmp_path) == before
+
+
+def test_a_damaged_archive_is_refused_by_name(program_file: Path, tmp_path: Path) -> None:
+    content = bytearray(program_file.read_bytes())
+    with zipfile.ZipFile(program_file) as archive:
+        weight = archive.read("model/data/weights/weight_0")
+    content[content.index(weight) + 64] ^= 1
+    (tmp_path / "model.pt2").write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "model.pt2"))):
+        load(tmp_path / "model.pt2")
+
+
+def test_a_program_with_our_operators_and_dynamic_shapes_becomes_a_bundle(
+    program_file: Path, bundle_folder: Path, tmp_path: Path
+) -> None:
+    bundle = export(program_file, out=tmp_path / "out")
+    module = Bundle.open(bundle_folder).manifest
+    assert bundle.manifest.source["kind"] == "torch.export program"
+    assert bundle.manifest.operators == module.operators
+    assert bundle.manifest.labels == ("class_0", "class_1", "class_2")
+    assert (bundle.manifest.inputs, bundle.manifest.vocab_size, bundle.manifest.max_tokens) == (
+        module.inputs, module.vocab_size, module.max_tokens
+    )  # fmt: skip
+
+
+def program_of(path: Path, batch: Any, tokens: Any, example: tuple[int, int] = (2, 16)) -> Path:
+    shapes = {"input_ids": {0: batch, 1: tokens}}
+    ids = torch.zeros(example, dtype=torch.int64)
+    torch.export.save(torch.export.export(toy.Bag(), (ids,), dynamic_shapes=shapes), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "fixed"),
+    [(None, None, "batch"), (Dim("batch"), None, "tokens"), (None, Dim("tokens"), "batch")],
+)
+def test_a_program_with_a_fixed_axis_is_refused(
+    batch: Any, tokens: Any, fixed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = program_of(tmp_path / "model.pt2", batch, tokens)
+    before = listing(tmp_path)
+    outcome = run_here([model, "--to", "onnx"], capsys)
+    assert_refused(outcome, f"{fixed} axis is fixed", "dynamic_shapes")
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        (Dim("batch"), Dim("tokens")),
+        (Dim.DYNAMIC, Dim.DYNAMIC),
+        (Dim("batch", min=1, max=8), Dim("tokens", min=2, max=64)),
+        (Dim("batch", min=2, max=3), Dim("tokens", min=1, max=64)),
+    ],
+    ids=["unbounded", "unnamed", "two tokens or more", "two or three documents"],
+)
+def test_a_program_with_other_bounds_is_exported_within_them_or_refused(
+    batch: Any, tokens: Any, tmp_path: Path
+) -> None:
+    model = program_of(tmp_path / "model.pt2", batch, tokens)
+    try:
+        bundle = export(model, out=tmp_path / "out")
+    except (TraceError, EngineError):
+        assert listing(tmp_path).keys() == {"model.pt2"}
+    else:
+        assert bundle.manifest.max_tokens in (None, 64)
+
+
+def test_the_bound_of_a_program_is_read_from_it(tmp_path: Path) -> None:
+    path = program_of(tmp_path / "model.pt2", Dim("batch", max=9), Dim("tokens", min=1, max=77))
+    program = load(path).program
+    assert program is not None
+    assert input_spec(program).max_tokens == 77
+
+
+@pytest.mark.parametrize(
+    "option", [["--precision", "fp16"], ["--max-length", "8"], ["--model", "toy:Bag"]]
+)
+def test_options_a_program_cannot_take_are_refused(
+    option: list[str], program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [program_file, "--to", "onnx", "--out", tmp_path / "out", *option]
+    assert_refused(run_here(words, capsys), ".pt2", option[0])
+    assert not listing(tmp_path)

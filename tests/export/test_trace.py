@@ -1,0 +1,175 @@
+import inspect
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import toy
+from torch.export import ExportedProgram
+
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import TraceError, UsageError
+from aftexport.nn import DocumentClassifier
+from aftexport.parity import TOLERANCES
+from aftexport.registry import ALL_OPERATORS
+from aftexport.trace import OPSETS, attach_bodies, capture, input_spec, operators_in, to_onnx
+
+
+@pytest.fixture(scope="module")
+def program(classifier: DocumentClassifier) -> ExportedProgram:
+    return capture(classifier)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> onnx.ModelProto:
+    return to_onnx(capture(toy.MixedSettings()))
+
+
+def custom(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.domain == DOMAIN]
+
+
+def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
+    engine = OnnxRuntimeEngine(model.SerializeToString())
+    generator = np.random.default_rng(0)
+    module = module.eval().double()
+    for batch, tokens in ((1, 1), (2, 7), (3, 100)):
+        ids = generator.integers(0, 300, (batch, tokens))
+        lengths = generator.integers(1, tokens + 1, batch)
+        with torch.inference_mode():
+            expected = module(torch.from_numpy(ids), torch.from_numpy(lengths)).numpy()
+        logits = engine.run({"input_ids": ids, "lengths": lengths})["logits"]
+        bound = TOLERANCES["fp32"].bound * max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
+
+
+def test_the_spec_says_what_the_model_takes(program: ExportedProgram) -> None:
+    spec = input_spec(program)
+    assert spec.names == ("input_ids", "lengths")
+    assert (spec.vocab_size, spec.embedding, spec.max_tokens) == (300, "embedding.weight", None)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_the_opset_asked_for_is_the_opset_given(
+    opset: int, program: ExportedProgram, classifier: DocumentClassifier
+) -> None:
+    model = to_onnx(program, opset=opset)
+    versions = {o.domain: o.version for o in model.opset_import}
+    assert versions == {"": opset, DOMAIN: 1}
+    assert all(o.version == opset for f in model.functions for o in f.opset_import if not o.domain)
+    onnx.checker.check_model(model, full_check=True)
+    assert_as_torch(toy.classifier(), model)
+
+
+@pytest.mark.parametrize("opset", [-1, 0, 17, 26, 99])
+def test_an_opset_outside_the_range_is_refused(opset: int, program: ExportedProgram) -> None:
+    with pytest.raises(UsageError, match="18 to 25"):
+        to_onnx(program, opset=opset)
+
+
+def test_the_axes_keep_their_names(mixed: onnx.ModelProto) -> None:
+    shapes = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*mixed.graph.input, *mixed.graph.output)
+    }
+    assert shapes == {
+        "input_ids": ["batch", "tokens"],
+        "lengths": ["batch"],
+        "logits": ["batch", 3],
+    }
+
+
+def test_nothing_of_the_machine_is_in_the_file(mixed: onnx.ModelProto) -> None:
+    content = mixed.SerializeToString()
+    source = inspect.getfile(toy).encode()
+    for secret in (b"pkg.torch", b"site-packages", b".py", source, source.rpartition(b"/")[0]):
+        assert secret not in content
+    assert not mixed.metadata_props
+
+
+def test_every_custom_node_names_its_plugin_and_has_one_body(mixed: onnx.ModelProto) -> None:
+    nodes = custom(mixed)
+    assert nodes
+    for node in nodes:
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        for name, value in PLUGIN_ATTRIBUTES.items():
+            assert given[name] == value.encode()
+    bodies = Counter((function.domain, function.name) for function in mixed.functions)
+    assert bodies == {(DOMAIN, op_type): 1 for op_type in operators_in(mixed)}
+    assert all(name in ALL_OPERATORS for _, name in bodies)
+
+
+def test_the_commonest_setting_keeps_the_operator(mixed: onnx.ModelProto) -> None:
+    operators = operators_in(mixed)
+    assert (operators["AftSimple"], operators["EfficientAttention"]) == (2, 1)
+    gates = [
+        onnx.helper.get_attribute_value(a)
+        for node in custom(mixed)
+        for a in node.attribute
+        if node.op_type == "AftSimple" and a.name == "gate"
+    ]
+    assert gates == [b"sigmoid", b"sigmoid"]
+
+
+def test_settings_of_one_operator_can_be_mixed_and_the_result_is_right(
+    mixed: onnx.ModelProto,
+) -> None:
+    onnx.checker.check_model(mixed, full_check=True)
+    assert_as_torch(toy.MixedSettings(), mixed)
+
+
+def test_tracing_twice_gives_the_same_bytes(mixed: onnx.ModelProto) -> None:
+    again = to_onnx(capture(toy.MixedSettings()))
+    assert again.SerializeToString() == mixed.SerializeToString()
+
+
+def test_bodies_are_attached_once_for_each_operator() -> None:
+    node = onnx.helper.make_node("AftSimple", ["q", "k", "v", "n"], ["y"], domain=DOMAIN)
+    graph = onnx.helper.make_graph([node, node], "g", [], [])
+    model = attach_bodies(onnx.helper.make_model(graph), 20)
+    assert [function.name for function in model.functions] == ["AftSimple"]
+
+
+def test_a_capture_leaves_the_module_as_it_was() -> None:
+    module = toy.Dropout().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    capture(module, dtype=torch.float16)
+    assert module.training
+    for name, tensor in module.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (toy.ShapeBranch, "capture"),
+        (toy.ValueBranch, "capture"),
+        (toy.Positions, "capture"),
+        (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
+    ],
+)
+def test_a_module_that_is_not_one_graph_is_refused(
+    factory: type[torch.nn.Module], said: str
+) -> None:
+    with pytest.raises(TraceError, match=said):
+        capture(factory())
+
+
+def test_a_program_that_indexes_no_embedding_is_refused() -> None:
+    with pytest.raises(TraceError, match="embedding"):
+        input_spec(capture(toy.NoEmbedding()))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 32])
+def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
+    program = capture(toy.Positions(), max_tokens=limit)
+    assert input_spec(program).max_tokens == limit
+    engine = OnnxRuntimeEngine(to_onnx(program).SerializeToString())
+    for tokens in {1, (limit + 1) // 2, limit}:
+        ids = np.full((1, tokens), 7)
+        with torch.inference_mode():
+            expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
+        assert engine.run({"input_ids": ids})["logits"].shape == expected

@@ -1,0 +1,155 @@
+import json
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from bundles import BAD_MANIFESTS, changed_manifest, resealed
+from commands import assert_refused, run_python, without
+from servers import serving
+from tokenizers import Tokenizer, models
+from tokenizers.processors import TemplateProcessing
+
+
+def test_a_signal_to_stop_ends_it_with_status_zero(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving(bundle_folder, tmp_path / "log") as (address, process):
+        assert httpx.post(f"{address}/infer", json={"text": "a"}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
+
+
+def test_an_interrupt_ends_it_without_a_traceback(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving(bundle_folder, tmp_path / "log") as (_, process):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130)
+    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
+
+
+def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')\n")
+    blocked = run_python(
+        "-c", "import sys; sys.modules.update(torch=None, onnxscript=None); "
+        "import aftserve.cli, aftserve.app; from aftexport.bundle import Bundle; "
+        "from pathlib import Path; from aftserve.classifier import Classifier; "
+        "c = Classifier(Bundle.open(Path(sys.argv[1]))); aftserve.app.create_app(c); "
+        "print(c.classify(c.tokenize('a')).label)",
+        bundle_folder, cwd=tmp_path,
+    )  # fmt: skip
+    assert blocked.code == 0, blocked.err
+    assert blocked.out.strip() in ("invoice", "contract", "letter")
+
+
+def test_a_missing_server_package_is_said_plainly(bundle_folder: Path, tmp_path: Path) -> None:
+    outcome = without(["uvicorn", "fastapi"], "aftserve", bundle_folder, cwd=tmp_path)
+    assert_refused(outcome, "aftexport[serve]")
+
+
+def test_a_busy_port_is_said_plainly(bundle_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        outcome = run_python("-m", "aftserve", bundle_folder, "--port", port, cwd=tmp_path)
+    assert outcome.code not in (0, None)
+    assert "Traceback" not in outcome.err
+    assert "in use" in outcome.err
+    assert port in outcome.err
+
+
+@pytest.mark.parametrize(
+    "options", [["--port", "x"], ["--port", "65536"], ["--max-tokens", "0"], ["--threads", "-1"]]
+)
+def test_bad_options_are_refused(options: list[str], bundle_folder: Path, tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", bundle_folder, *options, cwd=tmp_path)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert options[0] in outcome.err
+
+
+def test_a_bad_bundle_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
+    with (bundle_copy / "model.onnx").open("r+b") as file:
+        file.seek(100)
+        file.write(b"\0\0\0\0")
+    outcome = run_python("-m", "aftserve", bundle_copy, cwd=tmp_path)
+    assert_refused(outcome, "model.onnx", "copy.bundle")
+
+
+def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
+    assert_refused(run_python("-m", "aftserve", "absent", cwd=tmp_path), "absent")
+
+
+@pytest.mark.parametrize("kind", BAD_MANIFESTS)
+def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
+    kind: str, bundle_copy: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    import uvicorn
+
+    from aftserve.cli import main
+
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)
+    changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
+    code = main([str(bundle_copy)])
+    assert code == 2
+    assert "copy.bundle" in capsys.readouterr().err
+
+
+def ask(bundle: Path, log: Path, text: str) -> httpx.Response:
+    with serving(bundle, log) as (address, _):
+        answer = httpx.post(f"{address}/infer", json={"text": text}, timeout=30)
+    assert "Traceback" not in log.read_text("utf-8")
+    return answer
+
+
+def test_a_word_the_tokenizer_cannot_encode_is_the_senders_error(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    words = Tokenizer(models.WordLevel({"known": 0}))
+    (bundle_copy / "tokenizer.json").write_text(words.to_str())
+    answer = ask(resealed(bundle_copy), tmp_path / "log", "unknown")
+    assert answer.status_code == 422, answer.text
+    assert isinstance(answer.json()["detail"], str)
+
+
+def test_a_tokenizer_that_truncates_and_pads_is_kept_from_both(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(bundle_copy / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    (bundle_copy / "tokenizer.json").write_text(tokenizer.to_str())
+    answer = ask(resealed(bundle_copy), tmp_path / "log", "seven b")
+    assert answer.json()["tokens_total"] == 7
+
+
+def test_a_special_token_past_the_vocabulary_is_found_before_serving(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(bundle_copy / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 300)]
+    )
+    (bundle_copy / "tokenizer.json").write_text(tokenizer.to_str())
+    outcome = run_python("-m", "aftserve", resealed(bundle_copy), "--port", "70000", cwd=tmp_path)
+    assert outcome.code == 2
+    from aftexport.errors import AftexportError
+    from aftexport.tokenization import check_tokenizer
+
+    with pytest.raises(AftexportError, match="300"):
+        check_tokenizer(tokenizer.to_str(), 300)
+
+
+def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle_copy: Path, tmp_path: Path) -> None:
+    (bundle_copy / "tokenizer.json").unlink()
+    bundle = resealed(bundle_copy)
+    with serving(bundle, tmp_path / "log") as (address, _):
+        text = httpx.post(f"{address}/infer", json={"text": "a"})
+        ids = httpx.post(f"{address}/infer", json={"input_ids": [[1]]})
+    assert text.status_code == 422
+    assert "input_ids" in text.json()["detail"]
+    assert ids.status_code == 200
+    shutil.rmtree(bundle)
+    assert json.loads(ids.text)["results"]

@@ -1,0 +1,118 @@
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import toy
+
+from aftexport.nn import DocumentClassifier
+from aftexport.parity import TOLERANCES
+
+BOUND = TOLERANCES["fp32"].bound
+TEXTS = ["a", "An invoice.", "Zwei Verträge: 契約 ✉ \x00\n", "long " * 900, "Ω" * 257]
+
+
+def infer(client: httpx.Client, **body: object) -> Any:
+    answer = client.post("/infer", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(toy.byte_tokenizer().encode(text).ids)
+
+
+def assert_scores(result: dict[str, Any], expected: dict[str, float]) -> None:
+    assert list(result["scores"]) == list(expected)
+    for label, score in expected.items():
+        assert abs(result["scores"][label] - score) <= BOUND
+
+
+def scores_by_torch(model: DocumentClassifier, ids: list[int]) -> dict[str, float]:
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids]), torch.tensor([len(ids)]))
+    return dict(zip(toy.LABELS, logits[0].double().softmax(0).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_a_text_gets_one_answer_equal_to_pytorchs(
+    text: str, client: httpx.Client, classifier: DocumentClassifier
+) -> None:
+    result, ids = infer(client, text=text), tokens_of(text)
+    assert result.keys() == {
+        "label", "scores", "tokens_total", "tokens_used", "truncated", "timings"
+    }  # fmt: skip
+    assert_scores(result, scores_by_torch(classifier, ids))
+    assert result["label"] == max(result["scores"], key=result["scores"].get)
+    assert math.isclose(sum(result["scores"].values()), 1, abs_tol=1e-9)
+    assert result["tokens_total"] == result["tokens_used"] == len(ids)
+    assert result["truncated"] is False
+    assert all(seconds >= 0 for seconds in result["timings"].values())
+
+
+def test_the_documents_are_told_apart(client: httpx.Client) -> None:
+    results = infer(client, texts=[chr(code) * 9 for code in range(33, 90)])["results"]
+    assert len({result["label"] for result in results}) > 1
+
+
+def test_several_texts_get_a_list_even_if_there_is_one(client: httpx.Client) -> None:
+    one = infer(client, texts=["An invoice."])
+    assert one.keys() == {"results"}
+    assert len(one["results"]) == 1
+
+
+def test_ids_get_the_answer_of_their_text(client: httpx.Client) -> None:
+    answer = infer(client, input_ids=[tokens_of(text) for text in TEXTS])
+    for text, result in zip(TEXTS, answer["results"], strict=True):
+        assert_scores(result, infer(client, text=text)["scores"])
+
+
+@pytest.mark.parametrize("order", [TEXTS, TEXTS[::-1]], ids=["short first", "long first"])
+def test_documents_of_mixed_length_are_answered_as_each_alone(
+    order: list[str], client: httpx.Client
+) -> None:
+    together = infer(client, texts=order)["results"]
+    for text, result in zip(order, together, strict=True):
+        alone = infer(client, text=text)
+        assert result["tokens_used"] == alone["tokens_used"]
+        assert_scores(result, alone["scores"])
+
+
+@pytest.mark.parametrize("token", [0, toy.VOCABULARY - 1])
+def test_the_first_and_the_last_id_are_in_the_vocabulary(token: int, client: httpx.Client) -> None:
+    assert infer(client, input_ids=[[token]])["results"][0]["tokens_used"] == 1
+
+
+def test_many_clients_at_once_get_their_own_answers(
+    server: str, classifier: DocumentClassifier
+) -> None:
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(0, 300, length).tolist() for length in range(1, 400, 13)]
+
+    def ask(ids: list[int]) -> Any:
+        with httpx.Client(base_url=server, timeout=60) as client:
+            return infer(client, input_ids=[ids])["results"][0]
+
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(ask, documents))
+    for ids, result in zip(documents, results, strict=True):
+        assert result["tokens_used"] == len(ids)
+        assert_scores(result, scores_by_torch(classifier, ids))
+
+
+def test_health_and_readiness_answer(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.json()["status"]
+
+
+def test_the_interface_describes_itself(client: httpx.Client) -> None:
+    described = client.get("/openapi.json").json()
+    assert {"/infer", "/healthz", "/readyz"} <= described["paths"].keys()
+    post = described["paths"]["/infer"]["post"]
+    assert {"200", "413", "422"} <= post["responses"].keys()
+    assert post["requestBody"]["required"]

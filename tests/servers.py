@@ -1,0 +1,38 @@
+"""A real ``aftserve`` process on a free port of the loopback interface."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from commands import environment
+
+
+@contextmanager
+def serving(
+    bundle: Path, log: Path, *options: str
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Yields the address and the process once it answers; ends it if the block does not."""
+    words = [sys.executable, "-m", "aftserve", str(bundle), "--port", "0", *options]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            words, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+    try:
+        yield _address(process, log), process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(30)
+
+
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        if found := re.search(r"running on (http://\S+)", log.read_text("utf-8")):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not start: {log.read_text('utf-8')}")

@@ -1,0 +1,148 @@
+"""Models small enough to export in a second, and factories for ``--model toy:NAME``."""
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier, EfficientAttention
+
+VOCABULARY = 300
+LABELS = ("invoice", "contract", "letter")
+CONFIG: dict[str, Any] = {
+    "mechanism": "aft_simple",
+    "vocab_size": VOCABULARY,
+    "num_labels": len(LABELS),
+    "dim": 16,
+    "depth": 1,
+    "num_heads": 2,
+    "ffn_dim": 32,
+}
+
+
+def classifier() -> DocumentClassifier:
+    """Weights larger than fresh ones, so that the scores of documents differ as if trained."""
+    torch.manual_seed(0)
+    model = DocumentClassifier(ClassifierConfig(**CONFIG))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    return model.eval()
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token for each byte, ids 0 to 255."""
+    alphabet = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tokenizer
+
+
+class Bag(nn.Module):
+    """The smallest module that can be exported: a mean of embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.head = nn.Linear(16, len(LABELS))
+
+    def mean(self, input_ids: Tensor) -> Tensor:
+        return self.embedding(input_ids).mean(1)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.mean(input_ids))
+
+
+class ShapeBranch(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        mean = self.mean(input_ids)
+        return self.head(mean * 2 if input_ids.shape[1] > 10 else mean)
+
+
+class ValueBranch(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        mean = self.mean(input_ids)
+        return self.head(mean * 2 if input_ids.sum() > 10 else mean)
+
+
+class OtherArguments(Bag):
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.mean(tokens * mask))
+
+
+class NoEmbedding(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(input_ids[..., None].float().expand(-1, -1, 16).mean(1))
+
+
+class Pair(Bag):
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        mean = self.mean(input_ids)
+        return self.head(mean), mean
+
+
+class LogitsByToken(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids))
+
+
+class Positions(Bag):
+    """Positions up to 32 are learned, and the module does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(32, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        positions = self.positions.weight[: input_ids.shape[1]]
+        return self.head((self.embedding(input_ids) + positions).mean(1))
+
+
+class Dropout(Bag):
+    """Gives another answer each time unless it is put in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.dropout(self.mean(input_ids)))
+
+
+class MixedSettings(nn.Module):
+    """Two settings of one operator, twice over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleList(
+            [
+                AftSimple(16, gate="sigmoid"),
+                AftSimple(16, gate="none"),
+                EfficientAttention(16, 2, normalization="softmax", scale=0.5),
+                EfficientAttention(16, 4, normalization="scaling", scale=2.0),
+                AftSimple(16, gate="sigmoid"),
+            ]
+        )
+        self.head = nn.Linear(16, len(LABELS))
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = x + layer(x, lengths)
+        return self.head(x[:, 0])
+
+
+def raising() -> nn.Module:
+    raise RuntimeError("the factory is out of order")
+
+
+def exiting() -> nn.Module:
+    raise SystemExit
+
+
+def number() -> int:
+    return 3
