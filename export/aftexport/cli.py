@@ -52,16 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  Check the path.")
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "onnxscript", "sklearn"):
+        if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):
             raise
-        extra = "demo" if error.name == "sklearn" else "torch"
+        extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
         errors.print(
             f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{extra}]'"
         )
         return 2
     except KeyboardInterrupt:
-        errors.print("interrupted; nothing was written")
+        errors.print("interrupted; no bundle was written")
         return 130
 
 

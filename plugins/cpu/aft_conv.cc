@@ -1,0 +1,198 @@
+// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter
+// of s taps each:
+//
+//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
+//
+// where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
+// (s-1)/2 ("same" padding) or s-1 in causal form.
+//
+// Bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
+// exponential; from about s = 30 the multiply-adds take as long.
+//
+// windowed.h gives the course. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m)
+// for all heads, so that denominators are summed as further channels. The weight of a row and key depends
+// only on their distance: the tile is a table of the filter, widened by the weight of bias 0 at both ends.
+
+#include "exact_row.h"
+#include "heads.h"
+#include "tasks.h"
+#include "windowed.h"
+
+namespace aft::AFT_ISA {
+namespace {
+
+template <class T, Gate gate>
+struct ConvWindow {
+  static constexpr int kRows = 8;
+  static constexpr int kVecs = 1;
+
+  const AftConv& p;
+  const Output<T>& output;
+  Heads channel_heads;
+  int64_t width, value_panels, head_panels, panels, left, right;
+  int64_t table_rows;  // taps, and kRows - 1 at either end
+  const T *query, *key, *value, *filter;
+  Scratch table, outside;  // [panels, table_rows, kLanes] and [panels, kLanes]
+
+  ConvWindow(const AftConv& p, const Output<T>& output)
+      : p(p),
+        output(output),
+        channel_heads(p.channels / p.heads),
+        width(p.channels / p.heads),
+        value_panels(ceil_div(p.channels, kLanes)),
+        head_panels(ceil_div(p.heads, kLanes)),
+        panels(value_panels + head_panels),
+        left(p.causal ? p.taps - 1 : (p.taps - 1) / 2),
+        right(p.taps - 1 - left),
+        table_rows(p.taps + 2 * (kRows - 1)),
+        query(static_cast<const T*>(p.query)),
+        key(static_cast<const T*>(p.key)),
+        value(static_cast<const T*>(p.value)),
+        filter(static_cast<const T*>(p.filter)),
+        table(panels * table_rows * kLanes),
+        outside(panels * kLanes) {
+    for (int64_t panel = 0; panel < panels; ++panel) fill_table(panel);
+  }
+
+  // The head of a lane, counted over all panels. Lanes past the last channel or head get the last.
+  int64_t head_of(int64_t lane) const {
+    const int64_t c = lane - value_panels * kLanes;
+    return min(p.heads - 1, c >= 0 ? c : lane / width);
+  }
+
+  Vec taps_of(int64_t panel, int64_t j) const {
+    Vec taps{};
+    for (int lane = 0; lane < kLanes; ++lane)
+      taps[lane] = to_float(filter[head_of(panel * kLanes + lane) * p.taps + j]);
+    return taps;
+  }
+
+  void fill_table(int64_t panel) {
+    Vec highest{};
+    for (int64_t j = 0; j < p.taps; ++j) highest = maximum_of(highest, taps_of(panel, j));
+    const Vec zero_bias = exp(-highest);
+    store(outside.data() + panel * kLanes, zero_bias);
+    for (int64_t i = 0; i < table_rows; ++i) {
+      const int64_t j = i - (kRows - 1);
+      const Vec beyond = p.causal && j >= p.taps ? Vec{} : zero_bias;
+      store(table.data() + (panel * table_rows + i) * kLanes,
+            j >= 0 && j < p.taps ? exp(taps_of(panel, j) - highest) : beyond);
+    }
+  }
+
+  int64_t weights_floats() const { return 0; }
+
+  // Key channels belong to heads; panels [i * width, (i + 1) * width) of the values are those of the heads of
+  // panel i. Calls f(first panel, end, c) with c the first channel of the first panel.
+  template <class F>
+  AFT_INLINE void value_panels_of(int64_t head_panel, const F& f) const {
+    const int64_t end = min((head_panel + 1) * width, value_panels);
+    for (int64_t panel = head_panel * width; panel < end; ++panel) f(panel, (panel - head_panel * width) * kLanes);
+  }
+
+  void raise(int64_t b, int64_t first, int64_t last, float* reference) const {
+    for (int64_t i = 0; i < head_panels; ++i) {
+      float* highest = reference + (value_panels + i) * kLanes;
+      for (int64_t u = first; u < last; ++u) store(highest, maximum_of(load(highest), head_keys(b, u, i)));
+      value_panels_of(i, [&](int64_t panel, int64_t c) {
+        store(reference + panel * kLanes, channel_heads.spread(highest, c));
+      });
+    }
+  }
+
+  AFT_INLINE Vec head_keys(int64_t b, int64_t u, int64_t head_panel) const {
+    return load(key + (b * p.tokens + u) * p.heads + head_panel * kLanes, p.heads - head_panel * kLanes);
+  }
+
+  template <class Use>
+  AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
+    const T* row = value + (b * p.tokens + u) * p.channels;
+    for (int64_t i = 0; i < head_panels; ++i) {
+      const int64_t head_panel = value_panels + i;
+      const Vec weight = exp(head_keys(b, u, i) - load(reference + head_panel * kLanes));
+      float weights[kLanes];
+      store(weights, weight);
+      use(head_panel, {weight});
+      value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
+        prefetch(row + panel * kLanes + kPrefetchRows * p.channels);
+        use(panel, {channel_heads.spread(weights, c) * load(row + panel * kLanes, p.channels - panel * kLanes)});
+      });
+    }
+  }
+
+  void tile(int64_t, int64_t t, int64_t first, int64_t last, const EntryRing<kVecs>& ring, const float* sums, float*,
+            float* results) const {
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const float* weights = table.data() + panel * table_rows * kLanes;
+      Vec sum[kRows];
+      for (int r = 0; r < kRows; ++r) sum[r] = load(sums + panel * kLanes) * load(outside.data() + panel * kLanes);
+      ring.for_each_run(first, last, [&](int64_t u, int64_t count) AFT_LAMBDA_INLINE {
+        const float *entries = ring.at(panel, u), *weight = weights + (u - t + left + kRows - 1) * kLanes;
+        for (int64_t k = 0; k < count; ++k) {
+          const Vec entry = load(entries + k * kLanes);
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sum[r] += load(weight + (k - r) * kLanes) * entry;
+        }
+      });
+      for (int r = 0; r < kRows; ++r) store(results + (panel * kRows + r) * kLanes, sum[r]);
+    }
+  }
+
+  void finish(int64_t b, int64_t t, int64_t rows, const float* results) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = (b * p.tokens + t + r) * p.channels;
+      for (int64_t i = 0; i < head_panels; ++i)
+        value_panels_of(i, [&](int64_t panel, int64_t c) {
+          const int64_t at = row + panel * kLanes, count = p.channels - panel * kLanes;
+          prefetch(query + at + kPrefetchRows * p.channels);
+          Vec numerator = load(results + (panel * kRows + r) * kLanes);
+          Vec denominator = channel_heads.spread(results + ((value_panels + i) * kRows + r) * kLanes, c);
+          if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
+            sum_exactly(b, t + r, panel, numerator, denominator);
+          output.write(at, gated_ratio<gate>(load(query + at, count), numerator, denominator), count);
+        });
+    }
+  }
+
+  void sum_exactly(int64_t b, int64_t t, int64_t panel, Vec& numerator, Vec& denominator) const {
+    const int64_t length = length_of(p, b);
+    exact_sums(
+        p.causal ? min(t + 1, length) : length,
+        [&](int64_t u) {
+          const int64_t j = u - t + left;
+          Vec logit{};
+          for (int lane = 0; lane < kLanes; ++lane) {
+            const int64_t h = head_of(panel * kLanes + lane);
+            logit[lane] = to_float(key[(b * p.tokens + u) * p.heads + h]) +
+                          (j >= 0 && j < p.taps ? to_float(filter[h * p.taps + j]) : 0.0f);
+          }
+          return logit;
+        },
+        [&](int64_t u) {
+          return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
+        },
+        numerator, denominator);
+  }
+
+  void clear_rows(int64_t b, int64_t begin, int64_t end) const {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t c = 0; c < p.channels; c += kLanes)
+        output.write((b * p.tokens + t) * p.channels + c, Vec{}, p.channels - c);
+    output.finish();
+  }
+};
+
+}  // namespace
+
+void aft_conv(const AftConv& p, const Parallel& parallel) {
+  with_element(p.element, [&](auto element) {
+    with_gate(p.gate, [&](auto gate) {
+      using T = decltype(element);
+      const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+      const ConvWindow<T, gate.value> window(p, output);
+      Windowed<ConvWindow<T, gate.value>>(window, p, parallel).run();
+    });
+  });
+}
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,159 @@
+// AFT-local (Zhai et al., arXiv 2105.14103, equation 4):
+//
+//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
+//
+// with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
+//
+// Bound by multiply-adds: 4 (2s-1) FLOPs per token and channel (4s in causal form) against 16 bytes of
+// memory; one exponential per entry of the band and one per key and channel.
+//
+// windowed.h gives the course. exp(w - row maximum) is the weight tile, so a tile of rows is a small matrix
+// product; cells whose denominator comes out too small to be trusted are summed again as they are defined.
+
+#include "exact_row.h"
+#include "tasks.h"
+#include "weight_tile.h"
+#include "windowed.h"
+
+namespace aft::AFT_ISA {
+namespace {
+
+// Channels taken together: more and the window's entries would leave the second-level cache.
+constexpr int64_t kChannels = 256;
+
+template <class T, Gate gate>
+struct LocalWindow {
+  static constexpr int kRows = kWeightRows;
+  static constexpr int kVecs = 2;
+
+  const AftLocal& p;
+  const Output<T>& output;
+  int64_t first_channel, channels;
+  int64_t panels, left, right, band_width;
+  const T *query, *key, *value, *band;
+
+  LocalWindow(const AftLocal& p, const Output<T>& output, int64_t first_channel)
+      : p(p),
+        output(output),
+        first_channel(first_channel),
+        channels(min(kChannels, p.channels - first_channel)),
+        panels(ceil_div(channels, kLanes)),
+        left(p.window - 1),
+        right(p.causal ? 0 : p.window - 1),
+        band_width(left + right + 1),
+        query(static_cast<const T*>(p.query) + first_channel),
+        key(static_cast<const T*>(p.key) + first_channel),
+        value(static_cast<const T*>(p.value) + first_channel),
+        band(static_cast<const T*>(p.band)) {}
+
+  int64_t weights_floats() const { return kRows * kWeightPitch; }
+
+  const T* band_row(int64_t t) const { return band + (p.band_rows == 1 ? 0 : t * band_width); }
+
+  void raise(int64_t b, int64_t first, int64_t last, float* reference) const {
+    for (int64_t u = first; u < last; ++u)
+      for (int64_t c = 0; c < channels; c += kLanes)
+        store(reference + c,
+              maximum_of(load(reference + c), load(key + (b * p.tokens + u) * p.channels + c, channels - c)));
+  }
+
+  template <class Use>
+  AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
+    const int64_t row = (b * p.tokens + u) * p.channels;
+    for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
+      const Vec weight = exp(load(key + row + c, channels - c) - load(reference + c));
+      use(panel, {weight * load(value + row + c, channels - c), weight});
+    }
+  }
+
+  // The largest bias of row t among keys that count, the 0 of keys outside the window included.
+  float row_maximum(int64_t t, int64_t length) const {
+    const T* row = band_row(t);
+    const int64_t end = min(band_width, length - t + left);
+    Vec m{};
+    for (int64_t j = max(0, left - t); j < end; j += kLanes) m = maximum_of(m, load(row + j, end - j));
+    return max_lanes(m);
+  }
+
+  // results = the rows' numerators and denominators: the sums outside all windows plus the product of the
+  // weights with the entries of keys [first, last).
+  void tile(int64_t b, int64_t t, int64_t first, int64_t last, const EntryRing<kVecs>& ring, const float* sums,
+            float* weights, float* results) const {
+    const int64_t length = length_of(p, b);
+    float highest[kRows], outside[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      highest[r] = row_maximum(min(t + r, p.tokens - 1), length);
+      outside[r] = exp(splat(-highest[r]))[0];
+      for (int64_t i = 0; i < panels * kVecs; ++i)
+        store(results + ((i / kVecs * kRows + r) * kVecs + i % kVecs) * kLanes, load(sums + i * kLanes) * outside[r]);
+    }
+    for (int64_t begin = first; begin < last; begin += kWeightKeys) {
+      const int64_t end = min(begin + kWeightKeys, last);
+      for (int r = 0; r < kRows; ++r)
+        weigh(min(t + r, p.tokens - 1), begin, end, highest[r], outside[r], weights + r * kWeightPitch);
+      ring.for_each_run(begin, end, [&](int64_t u, int64_t count) {
+        for (int64_t panel = 0; panel < panels; ++panel)
+          multiply_weights(weights + (u - begin), ring.at(panel, u), count, results + panel * kRows * kVecs * kLanes);
+      });
+    }
+  }
+
+  // The weights of row t for keys [begin, end).
+  void weigh(int64_t t, int64_t begin, int64_t end, float highest, float outside, float* weights) const {
+    const int64_t window = min(end, max(begin, t - left)), window_end = min(end, max(begin, t + right + 1));
+    const T* row = band_row(t);
+    const int64_t shift = left - t;  // from key to entry of the band
+    for (int64_t u = begin; u < window; ++u) weights[u - begin] = outside;
+    for (int64_t u = window; u < window_end; u += kLanes)
+      store(weights + (u - begin), exp(load(row + u + shift, window_end - u) - highest), window_end - u);
+    for (int64_t u = window_end; u < end; ++u) weights[u - begin] = p.causal ? 0.0f : outside;
+  }
+
+  void finish(int64_t b, int64_t t, int64_t rows, const float* results) const {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
+        const int64_t at = (b * p.tokens + t + r) * p.channels + c, count = channels - c;
+        const float* result = results + (panel * kRows + r) * kVecs * kLanes;
+        Vec numerator = load(result), denominator = load(result + kLanes);
+        if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
+          sum_exactly(b, t + r, c, numerator, denominator);
+        output.write(first_channel + at, gated_ratio<gate>(load(query + at, count), numerator, denominator), count);
+      }
+  }
+
+  void sum_exactly(int64_t b, int64_t t, int64_t c, Vec& numerator, Vec& denominator) const {
+    const int64_t length = length_of(p, b), row = b * p.tokens * p.channels + c;
+    const T* bias = band_row(t);
+    exact_sums(
+        p.causal ? min(t + 1, length) : length,
+        [&](int64_t u) {
+          const bool inside = u >= t - left && u <= t + right;
+          return load(key + row + u * p.channels, channels - c) + (inside ? to_float(bias[u - t + left]) : 0.0f);
+        },
+        [&](int64_t u) { return load(value + row + u * p.channels, channels - c); }, numerator, denominator);
+  }
+
+  void clear_rows(int64_t b, int64_t begin, int64_t end) const {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t c = 0; c < channels; c += kLanes)
+        output.write(first_channel + (b * p.tokens + t) * p.channels + c, Vec{}, channels - c);
+    output.finish();
+  }
+};
+
+}  // namespace
+
+void aft_local(const AftLocal& p, const Parallel& parallel) {
+  with_element(p.element, [&](auto element) {
+    with_gate(p.gate, [&](auto gate) {
+      using T = decltype(element);
+      const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+      for (int64_t c = 0; c < p.channels; c += kChannels) {
+        const LocalWindow<T, gate.value> window(p, output, c);
+        Windowed<LocalWindow<T, gate.value>>(window, p, parallel).run();
+      }
+    });
+  });
+}
+
+}  // namespace aft::AFT_ISA

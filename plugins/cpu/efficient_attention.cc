@@ -1,0 +1,303 @@
+// Efficient Attention (Shen et al., arXiv 1812.01243, equation 2), per head of width d:
+//
+//   Y = scale * rho_q(Q) (rho_k(K)^T V)
+//
+//   softmax: rho_q is the softmax over the channels of a query, rho_k the softmax over the tokens of a key
+//            channel, in causal form over the tokens up to the query's.
+//   scaling: rho_q(Q) rho_k(K)^T = Q K^T / n, n the number of keys counted.
+//
+// Bound by memory at small d (16 bytes per token and channel in float32 against 4 d FLOPs and two
+// exponentials), by multiply-adds from about d = 64.
+//
+// Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
+// channel; they are merged, normalised, and a second sweep applies them. Causal: a task runs down the tokens
+// with the contexts of a few heads in the first-level cache; the normalisation of key channel c at token t
+// goes into channel c of query t.
+
+#include "head_context.h"
+#include "head_rows.h"
+#include "math.h"
+#include "running_sum.h"
+#include "tasks.h"
+
+namespace aft::AFT_ISA {
+namespace {
+
+// The sum of exp(K - maximum) V^T over some tokens; for scaling the sum of K V^T, and maximum stays 0.
+struct Context {
+  float *matrix, *sum, *maximum;
+  int64_t width;  // padded
+
+  static int64_t floats(const HeadShape& shape) { return shape.padded * (shape.padded + 2); }
+
+  Context(const HeadShape& shape, float* memory)
+      : matrix(memory),
+        sum(memory + shape.padded * shape.padded),
+        maximum(sum + shape.padded),
+        width(shape.padded) {}
+
+  void clear(Normalization normalization) {
+    zero(matrix, width * (width + 1));
+    const Vec none = splat(normalization == Normalization::kSoftmax ? kNoKey : 0.0f);
+    for (int64_t c = 0; c < width; c += kLanes) store(maximum + c, none);
+  }
+
+  // Multiplies key channels c to c + kLanes.
+  void rescale(int64_t c, Vec factor) {
+    if (!any((IntVec)(factor != 1.0f))) return;
+    store(sum + c, load(sum + c) * factor);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float* row = matrix + (c + lane) * width;
+      for (int64_t e = 0; e < width; e += kLanes) store(row + e, load(row + e) * factor[lane]);
+    }
+  }
+
+  void merge(const Context& other) {
+    for (int64_t c = 0; c < width; c += kLanes) {
+      const Vec m1 = load(maximum + c), m2 = load(other.maximum + c), m = maximum_of(m1, m2);
+      rescale(c, exp(m1 - m));
+      const Vec scale = exp(m2 - m);
+      store(sum + c, load(sum + c) + load(other.sum + c) * scale);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        float* row = matrix + (c + lane) * width;
+        const float* other_row = other.matrix + (c + lane) * width;
+        for (int64_t e = 0; e < width; e += kLanes)
+          store(row + e, load(row + e) + load(other_row + e) * scale[lane]);
+      }
+      store(maximum + c, m);
+    }
+  }
+};
+
+// keys = exp(key - maximum) with the maximum raised to cover them; adds their sum and rescales the context.
+template <class T>
+void weigh_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& context, float* keys) {
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    const int64_t count = shape.width - c;
+    const Vec before = load(context.maximum + c);
+    Vec m = before, sum{};
+    for (int64_t t = 0; t < tokens; ++t) {
+      prefetch(key + (t + kPrefetchRows) * shape.stride + c);
+      m = maximum_of(m, load(key + t * shape.stride + c, count));
+    }
+    context.rescale(c, exp(before - m));
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Vec weight = exp(load(key + t * shape.stride + c, count) - m);
+      store(keys + t * shape.padded + c, weight);
+      sum += weight;
+    }
+    store(context.sum + c, load(context.sum + c) + sum);
+    store(context.maximum + c, m);
+  }
+}
+
+// queries = exp(query - shift), scales = scale / their sum over the channels. A softmax needs a shift only
+// against overflow and underflow: where every query of the block is moderate it is left out, and with it the
+// maximum over each row.
+template <class T>
+void weigh_queries(const HeadShape& shape, const T* query, int64_t tokens, float scale, float* queries,
+                   float* scales) {
+  Vec largest{};
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t c = 0; c < shape.padded; c += kLanes) {
+      prefetch(query + (t + kPrefetchRows) * shape.stride + c);
+      const Vec q = load(query + t * shape.stride + c, shape.width - c);
+      largest = maximum_of(largest, absolute(q));
+      store(queries + t * shape.padded + c, q);
+    }
+  const bool moderate = !any((IntVec)(largest > kSafeSpread));
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* row = queries + t * shape.padded;
+    Vec shift{}, sum{};
+    if (!moderate) {
+      shift = splat(kNoKey);
+      for (int64_t c = 0; c < shape.width; ++c) shift = maximum_of(shift, splat(row[c]));
+    }
+    for (int64_t c = 0; c < shape.padded; c += kLanes) {
+      const Vec weight = shape.clear_padding(exp(load(row + c) - shift), c);
+      store(row + c, weight);
+      sum += weight;
+    }
+    scales[t] = scale / sum_lanes(sum);
+  }
+}
+
+// Folds the normalisation of the keys into the matrix.
+void normalize(const EfficientAttention& p, Context& context, int64_t length) {
+  if (p.normalization == Normalization::kScaling)
+    for (int64_t c = 0; c < context.width; c += kLanes)
+      context.rescale(c, splat(1.0f / static_cast<float>(max(1, length))));
+  else
+    for (int64_t c = 0; c < context.width; c += kLanes) {
+      const Vec sum = load(context.sum + c);
+      context.rescale(c, sum > 0.0f ? 1.0f / sum : Vec{});
+    }
+}
+
+template <class T>
+void whole(const EfficientAttention& p, const Parallel& parallel) {
+  const HeadShape shape(p.channels, p.heads);
+  const bool softmax = p.normalization == Normalization::kSoftmax;
+  const int64_t state = Context::floats(shape), states = state * p.heads;
+  const int64_t chunk = shape.chunk_tokens(p.tokens, p.batch), chunks = ceil_div(p.tokens, chunk);
+  const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
+          *value = static_cast<const T*>(p.value);
+  Scratch partials(p.batch * chunks * states);
+
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
+    const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, length_of(p, b));
+    float* keys = task_memory(2 * kHeadTokens * shape.padded);
+    float* values = keys + kHeadTokens * shape.padded;
+    for (int64_t h = 0; h < p.heads; ++h)
+      Context(shape, partials.data() + task * states + h * state).clear(p.normalization);
+    for (int64_t t = begin; t < end; t += kHeadTokens)
+      for (int64_t h = 0; h < p.heads; ++h) {
+        const int64_t tokens = min(kHeadTokens, end - t);
+        const int64_t at = (b * p.tokens + t) * p.channels + h * shape.width;
+        Context context(shape, partials.data() + task * states + h * state);
+        if (softmax)
+          weigh_keys(shape, key + at, tokens, context, keys);
+        else
+          copy_rows(shape, key + at, 1, tokens, keys);
+        copy_rows(shape, value + at, 1, tokens, values);
+        add_to_context(keys, values, tokens, shape.padded, context.matrix);
+      }
+  });
+  parallel_for(parallel, p.batch * p.heads, [&](int64_t task) {
+    const int64_t b = task / p.heads, h = task % p.heads;
+    float* first = partials.data() + b * chunks * states + h * state;
+    Context total(shape, first);
+    for (int64_t i = 1; i < chunks; ++i) total.merge(Context(shape, first + i * states));
+    normalize(p, total, length_of(p, b));
+  });
+
+  const Output<T> output(p.output, p.batch * p.tokens * p.channels, shape.width);
+  parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
+    const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
+    float* queries = task_memory(2 * kHeadTokens * shape.padded);
+    float* results = queries + kHeadTokens * shape.padded;
+    float scales[kHeadTokens];
+    for (float& scale : scales) scale = p.scale;
+    for (int64_t t = begin; t < end; t += kHeadTokens)
+      for (int64_t h = 0; h < p.heads; ++h) {
+        const int64_t tokens = min(kHeadTokens, end - t);
+        const int64_t at = (b * p.tokens + t) * p.channels + h * shape.width;
+        if (softmax)
+          weigh_queries(shape, query + at, tokens, p.scale, queries, scales);
+        else
+          copy_rows(shape, query + at, 1, tokens, queries);
+        zero(results, tokens * shape.padded);
+        apply_context(queries, partials.data() + b * chunks * states + h * state, tokens, shape.padded, results);
+        write_rows(shape, results, scales, tokens, output, at);
+      }
+    output.finish();
+  });
+}
+
+// weigh_keys for a causal block: every weight is relative to the largest key up to the block's first token.
+// Later keys may exceed it by kSafeSpread; the block ends before one that exceeds it by more. queries are
+// divided by the prefix sums of the weights. Returns the number of tokens taken.
+template <class T>
+int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& context, float* keys) {
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    const int64_t count = shape.width - c;
+    const Vec reference = maximum_of(load(context.maximum + c), load(key + c, count));
+    for (int64_t t = 0; t < tokens; ++t) {
+      prefetch(key + (t + kPrefetchRows) * shape.stride + c);
+      if (any((IntVec)(load(key + t * shape.stride + c, count) - reference > kSafeSpread))) tokens = t;
+    }
+  }
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    const int64_t count = shape.width - c;
+    const Vec before = load(context.maximum + c), reference = maximum_of(before, load(key + c, count));
+    context.rescale(c, exp(before - reference));
+    for (int64_t t = 0; t < tokens; ++t)
+      store(keys + t * shape.padded + c, exp(load(key + t * shape.stride + c, count) - reference));
+    store(context.maximum + c, reference);
+  }
+  return tokens;
+}
+
+void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, Context& context, float* queries) {
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    const Vec base = load(context.sum + c);
+    Vec block{};
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t at = t * shape.padded + c;
+      block += load(keys + at);
+      store(queries + at, load(queries + at) / (base + block));
+    }
+    store(context.sum + c, base + block);
+  }
+}
+
+// Moves the maximum to the largest key of the block that was taken.
+template <class T>
+void settle(const HeadShape& shape, const T* key, int64_t tokens, Context& context) {
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    const Vec before = load(context.maximum + c);
+    Vec m = before;
+    for (int64_t t = 1; t < tokens; ++t) m = maximum_of(m, load(key + t * shape.stride + c, shape.width - c));
+    context.rescale(c, exp(before - m));
+    store(context.maximum + c, m);
+  }
+}
+
+template <class T>
+void causal(const EfficientAttention& p, const Parallel& parallel) {
+  const HeadShape shape(p.channels, p.heads);
+  const bool softmax = p.normalization == Normalization::kSoftmax;
+  const int64_t state = Context::floats(shape), block = kHeadTokens * shape.padded;
+  const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
+  const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
+          *value = static_cast<const T*>(p.value);
+  const Output<T> output(p.output, p.batch * p.tokens * p.channels, shape.width);
+
+  parallel_for(parallel, p.batch * groups, [&](int64_t task) {
+    const int64_t b = task / groups, first_head = task % groups * group;
+    const int64_t heads = min(group, p.heads - first_head), length = length_of(p, b);
+    float* queries = task_memory(heads * state + 4 * block);
+    float *keys = queries + block, *values = keys + block, *results = values + block, *states = results + block;
+    float scales[kHeadTokens];
+    for (int64_t h = 0; h < heads; ++h) Context(shape, states + h * state).clear(p.normalization);
+    for (int64_t begin = 0; begin < length; begin += kHeadTokens)
+      for (int64_t h = 0; h < heads; ++h) {
+        Context context(shape, states + h * state);
+        const int64_t end = min(begin + kHeadTokens, length);
+        for (int64_t t = begin, tokens = 0; t < end; t += tokens) {
+          const int64_t at = (b * p.tokens + t) * p.channels + (first_head + h) * shape.width;
+          tokens = end - t;
+          if (softmax) {
+            tokens = weigh_causal_keys(shape, key + at, tokens, context, keys);
+            weigh_queries(shape, query + at, tokens, p.scale, queries, scales);
+            divide_queries(shape, keys, tokens, context, queries);
+          } else {
+            copy_rows(shape, key + at, 1, tokens, keys);
+            copy_rows(shape, query + at, 1, tokens, queries);
+            for (int64_t i = 0; i < tokens; ++i) scales[i] = p.scale / static_cast<float>(t + i + 1);
+          }
+          copy_rows(shape, value + at, 1, tokens, values);
+          zero(results, tokens * shape.padded);
+          advance_context(queries, keys, values, tokens, shape.padded, context.matrix, results);
+          write_rows(shape, results, scales, tokens, output, at);
+          if (softmax) settle(shape, key + at, tokens, context);
+        }
+      }
+    clear_rows(shape, output, b * p.tokens, length, p.tokens, first_head, heads);
+    output.finish();
+  });
+}
+
+}  // namespace
+
+void efficient_attention(const EfficientAttention& p, const Parallel& parallel) {
+  with_element(p.element, [&](auto element) {
+    using T = decltype(element);
+    if (p.causal)
+      causal<T>(p, parallel);
+    else
+      whole<T>(p, parallel);
+  });
+}
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,79 @@
+// The operators around the attention in a transformer encoder: one parameter struct and one function each.
+//
+// Tensors are float32, packed [rows, width], rows being batch x tokens. As in kernels.h no runtime is
+// involved, threads come from the caller, and the caller has checked shapes and values.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels.h"
+#include "scratch.h"
+
+namespace aft {
+
+// How a product is computed: both operands in float32; or rounded to bfloat16; or in 8-bit integers, weights
+// scaled by column and rows of the left operand by row. Sums and everything outside of the product are
+// float32 (integers are summed exactly first).
+enum class Precision { kFloat32, kBfloat16, kInt8 };
+
+// A weight matrix rearranged for the products of this machine; packed_weight.h has the layout. `precision` may
+// be higher than what was asked for: a machine without the instructions computes in float32.
+struct PackedWeight {
+  PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats);
+  ~PackedWeight();
+
+  int64_t rows, columns;
+  Precision precision;
+  Scratch memory;
+};
+
+std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
+                                                Precision precision);
+
+struct LayerNorm {
+  const float *weight, *bias;
+  float epsilon;
+};
+
+// output = layer_norm(input) weight + bias
+struct LayerNormLinear {
+  int64_t rows;
+  const float* input;
+  LayerNorm norm;
+  const PackedWeight* weight;
+  const float* bias;
+  float* output;
+};
+
+// output = input + gelu(layer_norm(input) weight_in + bias_in) weight_out + bias_out
+struct LayerNormFeedForward {
+  int64_t rows;
+  const float* input;
+  LayerNorm norm;
+  const PackedWeight* weight_in;
+  const float* bias_in;
+  const PackedWeight* weight_out;
+  const float* bias_out;
+  float* output;
+};
+
+// output = residual + input weight + bias
+struct LinearResidual {
+  int64_t rows;
+  const float* input;
+  const PackedWeight* weight;
+  const float* bias;
+  const float* residual;
+  float* output;
+};
+
+void layer_norm_linear(const LayerNormLinear&, const Parallel&);
+void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&);
+void linear_residual(const LinearResidual&, const Parallel&);
+
+// The instruction set chosen for these products: as instruction_set(), or "avx512_vnni" or "avx512_bf16" (which
+// has VNNI too) where the machine has more than the other kernels use.
+const char* product_instruction_set();
+
+}  // namespace aft

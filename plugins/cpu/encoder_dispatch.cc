@@ -1,0 +1,81 @@
+// Chooses, once per process, the compiled copy of the encoder's operators that this machine can run. They come
+// in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit integers.
+
+#include <cstdlib>
+#include <cstring>
+
+#include "encoder.h"
+
+namespace aft {
+
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats)
+    : rows(rows), columns(columns), precision(precision), memory(floats) {}
+PackedWeight::~PackedWeight() = default;
+
+#define AFT_DECLARE_SET(isa)                                               \
+  namespace isa {                                                          \
+  PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision);    \
+  void layer_norm_linear(const LayerNormLinear&, const Parallel&);         \
+  void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&); \
+  void linear_residual(const LinearResidual&, const Parallel&);            \
+  }
+AFT_DECLARE_SET(baseline)
+AFT_DECLARE_SET(avx2)
+AFT_DECLARE_SET(avx512)
+AFT_DECLARE_SET(avx512_vnni)
+AFT_DECLARE_SET(avx512_bf16)
+
+namespace {
+
+struct Operators {
+  const char* name;
+  PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
+  void (*layer_norm_linear)(const LayerNormLinear&, const Parallel&);
+  void (*layer_norm_feed_forward)(const LayerNormFeedForward&, const Parallel&);
+  void (*linear_residual)(const LinearResidual&, const Parallel&);
+};
+
+#define AFT_SET(isa) \
+  Operators { #isa, isa::pack_weight, isa::layer_norm_linear, isa::layer_norm_feed_forward, isa::linear_residual }
+
+Operators choose() {
+#if defined(__x86_64__)
+  const char* limit = std::getenv("AFTEXPORT_ISA");
+  const auto limited_to = [limit](const char* isa) { return limit && std::strcmp(limit, isa) == 0; };
+  if (std::strcmp(instruction_set(), "avx512") == 0) {
+    const bool has_vnni = __builtin_cpu_supports("avx512vnni") && !limited_to("avx512");
+    const bool has_bf16 = __builtin_cpu_supports("avx512bf16") && !limited_to("avx512_vnni");
+    if (has_vnni && has_bf16) return AFT_SET(avx512_bf16);
+    if (has_vnni) return AFT_SET(avx512_vnni);
+    return AFT_SET(avx512);
+  }
+  if (std::strcmp(instruction_set(), "avx2") == 0) return AFT_SET(avx2);
+#endif
+  return AFT_SET(baseline);
+}
+
+const Operators& operators() {
+  static const Operators chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
+                                                Precision precision) {
+  return std::unique_ptr<const PackedWeight>(operators().pack_weight(weight, rows, columns, precision));
+}
+
+void layer_norm_linear(const LayerNormLinear& params, const Parallel& parallel) {
+  operators().layer_norm_linear(params, parallel);
+}
+void layer_norm_feed_forward(const LayerNormFeedForward& params, const Parallel& parallel) {
+  operators().layer_norm_feed_forward(params, parallel);
+}
+void linear_residual(const LinearResidual& params, const Parallel& parallel) {
+  operators().linear_residual(params, parallel);
+}
+
+const char* product_instruction_set() { return operators().name; }
+
+}  // namespace aft

@@ -1,0 +1,112 @@
+// Products of a head's token rows with its context, the [width, width] matrix sum_t key_t value_t^T.
+//
+// A tile of the context stays in registers while the tokens stream past: each token costs one broadcast per
+// row of the tile and feeds that row's multiply-adds, so the arithmetic, not the loads, sets the pace.
+// Rows of tokens and of the context are `width` floats apart, a multiple of kLanes, padded with zeros.
+#pragma once
+
+#include "simd.h"
+
+namespace aft::AFT_ISA {
+
+constexpr int kContextRows = kRegisters == 32 ? 8 : 4;
+constexpr int kCausalRows = 4;
+
+namespace context_tiles {
+
+template <int rows, int vecs>
+AFT_INLINE void load_tile(Vec (&tile)[rows][vecs], const float* context, int64_t width) {
+  for (int r = 0; r < rows; ++r)
+    for (int v = 0; v < vecs; ++v) tile[r][v] = load(context + r * width + v * kLanes);
+}
+
+template <int count>
+struct Vecs {
+  static constexpr int vecs = count;
+};
+
+// Calls f(Vecs<how many>, row, column) for every tile of the context.
+template <int rows, class F>
+AFT_INLINE void for_each_tile(int64_t width, const F& f) {
+  for (int64_t e = 0; e < width; e += 2 * kLanes)
+    for (int64_t c = 0; c < width; c += rows) {
+      if (e + kLanes < width)
+        f(Vecs<2>{}, c, e);
+      else
+        f(Vecs<1>{}, c, e);
+    }
+}
+
+}  // namespace context_tiles
+
+// context += sum_t keys[t]^T values[t]
+inline void add_to_context(const float* keys, const float* values, int64_t tokens, int64_t width, float* context) {
+  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+    constexpr int vecs = decltype(shape)::vecs;
+    Vec sum[kContextRows][vecs] = {};
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* key = keys + t * width + c;
+      Vec value[vecs];
+      for (int v = 0; v < vecs; ++v) value[v] = load(values + t * width + e + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kContextRows; ++r)
+        for (int v = 0; v < vecs; ++v) sum[r][v] += key[r] * value[v];
+    }
+    float* target = context + c * width + e;
+    for (int r = 0; r < kContextRows; ++r)
+      for (int v = 0; v < vecs; ++v)
+        store(target + r * width + v * kLanes, load(target + r * width + v * kLanes) + sum[r][v]);
+  });
+}
+
+// results[t] += queries[t] context
+inline void apply_context(const float* queries, const float* context, int64_t tokens, int64_t width, float* results) {
+  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+    constexpr int vecs = decltype(shape)::vecs;
+    Vec tile[kContextRows][vecs];
+    context_tiles::load_tile(tile, context + c * width + e, width);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float* query = queries + t * width + c;
+      float* result = results + t * width + e;
+      Vec sum[vecs];
+      for (int v = 0; v < vecs; ++v) sum[v] = load(result + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kContextRows; ++r)
+        for (int v = 0; v < vecs; ++v) sum[v] += query[r] * tile[r][v];
+      for (int v = 0; v < vecs; ++v) store(result + v * kLanes, sum[v]);
+    }
+  });
+}
+
+// For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of
+// the context is summed apart and joins the whole in the last step, so that the rounding error grows with
+// the number of blocks rather than tokens.
+inline void advance_context(const float* queries, const float* keys, const float* values, int64_t tokens,
+                            int64_t width, float* context, float* results) {
+  context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+    constexpr int vecs = decltype(shape)::vecs;
+    Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
+    context_tiles::load_tile(base, context + c * width + e, width);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const float *key = keys + t * width + c, *query = queries + t * width + c;
+      float* result = results + t * width + e;
+      Vec value[vecs], sum[vecs];
+      for (int v = 0; v < vecs; ++v) {
+        value[v] = load(values + t * width + e + v * kLanes);
+        sum[v] = load(result + v * kLanes);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kCausalRows; ++r)
+        for (int v = 0; v < vecs; ++v) {
+          block[r][v] += key[r] * value[v];
+          sum[v] += query[r] * (base[r][v] + block[r][v]);
+        }
+      for (int v = 0; v < vecs; ++v) store(result + v * kLanes, sum[v]);
+    }
+    float* target = context + c * width + e;
+    for (int r = 0; r < kCausalRows; ++r)
+      for (int v = 0; v < vecs; ++v) store(target + r * width + v * kLanes, base[r][v] + block[r][v]);
+  });
+}
+
+}  // namespace aft::AFT_ISA

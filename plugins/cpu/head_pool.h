@@ -1,0 +1,194 @@
+// Pooling of token rows with one softmax per head: each head's logit reads the whole row, its weight applies
+// to the head's own channels. Sums are (sum exp(l - m) x, sum exp(l - m), m = max l) with one denominator
+// and maximum per head, and can be built piece by piece like those of running_sum.h.
+#pragma once
+
+#include "element.h"
+#include "heads.h"
+#include "math.h"
+#include "running_sum.h"
+#include "tasks.h"
+
+namespace aft::AFT_ISA {
+
+constexpr int64_t kPoolTokens = 32;
+
+struct PoolShape {
+  Heads channel_heads;
+  int64_t channels, width, heads;  // width: channels per head
+  int64_t padded_channels, padded_heads;
+
+  PoolShape(int64_t channels, int64_t heads)
+      : channel_heads(channels / heads),
+        channels(channels),
+        width(channels / heads),
+        heads(heads),
+        padded_channels(round_up(channels, kLanes)),
+        padded_heads(round_up(heads, max(4, kLanes))) {}
+
+  int64_t sums_floats() const { return padded_channels + 2 * padded_heads; }
+
+  AFT_INLINE Vec spread(const float* values, int64_t c) const { return channel_heads.spread(values, c); }
+};
+
+struct PoolSums {
+  const PoolShape& shape;
+  float *numerator, *denominator, *maximum;
+
+  PoolSums(const PoolShape& shape, float* memory)
+      : shape(shape),
+        numerator(memory),
+        denominator(memory + shape.padded_channels),
+        maximum(denominator + shape.padded_heads) {}
+
+  void clear() {
+    __builtin_memset(numerator, 0, shape.sums_floats() * sizeof(float));
+    for (int64_t h = 0; h < shape.padded_heads; ++h) maximum[h] = kNoKey;
+  }
+
+  // Makes everything relative to the maxima given, which are not below the present ones.
+  void move_maximum(const float* to) {
+    float factor[kLanes];
+    bool moved = false;
+    for (int64_t h = 0; h < shape.padded_heads; ++h) moved |= to[h] != maximum[h];
+    if (!moved) return;
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
+      store(factor, exp(load(maximum + h) - load(to + h)));
+      store(denominator + h, load(denominator + h) * load(factor));
+      const int64_t end = min((h + kLanes) * shape.width, shape.channels);
+      for (int64_t c = h * shape.width; c < end; ++c) numerator[c] *= factor[shape.channel_heads.of(c) - h];
+      store(maximum + h, load(to + h));
+    }
+  }
+
+  // raised = the larger of this maximum and of the logits' from token `first` to `tokens`.
+  void raise_maximum(const float* logits, int64_t first, int64_t tokens, float* raised) const {
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
+      Vec m = load(maximum + h);
+      for (int64_t t = first; t < tokens; ++t) m = maximum_of(m, load(logits + t * shape.padded_heads + h));
+      store(raised + h, m);
+    }
+  }
+
+  // Adds rows of x, `stride` apart. logits become the weights.
+  template <class T>
+  void add(const T* x, int64_t stride, int64_t tokens, float* logits, float* raised) {
+    raise_maximum(logits, 0, tokens, raised);
+    move_maximum(raised);
+    weigh(logits, tokens);
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
+      Vec sum{};
+      for (int64_t t = 0; t < tokens; ++t) sum += load(logits + t * shape.padded_heads + h);
+      store(denominator + h, load(denominator + h) + sum);
+    }
+    for (int64_t c = 0; c < shape.channels; c += kLanes) {
+      Vec sum{};
+      for (int64_t t = 0; t < tokens; ++t)
+        sum += shape.spread(logits + t * shape.padded_heads, c) * load(x + t * stride + c, shape.channels - c);
+      store(numerator + c, load(numerator + c) + sum);
+    }
+  }
+
+  // Adds rows of x one by one and calls use(token, channel, mean so far). Weights are relative to the largest
+  // logit up to the first token; the block is cut before one that exceeds it by too much. `memory` holds
+  // 2 + tokens rows of padded_heads.
+  template <class T, class Use>
+  void advance(const T* x, int64_t stride, int64_t tokens, float* logits, float* memory, const Use& use) {
+    const int64_t row = shape.padded_heads;
+    float *raised = memory, *highest = memory + row, *inverse = memory + 2 * row;
+    for (int64_t begin = 0, count = 0; begin < tokens; begin += count) {
+      float* block = logits + begin * row;
+      count = tokens - begin;
+      raise_maximum(block, 0, 1, raised);
+      for (int64_t h = 0; h < row; h += kLanes)
+        for (int64_t t = 1; t < count; ++t)
+          if (any((IntVec)(load(block + t * row + h) - load(raised + h) > kSafeSpread))) count = t;
+      raise_maximum(block, 0, count, highest);
+      move_maximum(raised);
+      weigh(block, count);
+      for (int64_t h = 0; h < row; h += kLanes) {
+        const Vec base = load(denominator + h);
+        Vec sum{};
+        for (int64_t t = 0; t < count; ++t) {
+          sum += load(block + t * row + h);
+          store(inverse + t * row + h, 1.0f / (base + sum));
+        }
+        store(denominator + h, base + sum);
+      }
+      for (int64_t c = 0; c < shape.channels; c += kLanes) {
+        const Vec base = load(numerator + c);
+        Vec sum{};
+        for (int64_t t = 0; t < count; ++t) {
+          sum += shape.spread(block + t * row, c) * load(x + (begin + t) * stride + c, shape.channels - c);
+          use(begin + t, c, (base + sum) * shape.spread(inverse + t * row, c));
+        }
+        store(numerator + c, base + sum);
+      }
+      move_maximum(highest);
+    }
+  }
+
+  void merge(const PoolSums& other) {
+    for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
+      const Vec m1 = load(maximum + h), m2 = load(other.maximum + h), m = maximum_of(m1, m2);
+      float scale1[kLanes], scale2[kLanes];
+      store(scale1, exp(m1 - m));
+      store(scale2, exp(m2 - m));
+      store(maximum + h, m);
+      store(denominator + h, load(denominator + h) * load(scale1) + load(other.denominator + h) * load(scale2));
+      const int64_t end = min((h + kLanes) * shape.width, shape.channels);
+      for (int64_t c = h * shape.width; c < end; ++c) {
+        const int64_t lane = shape.channel_heads.of(c) - h;
+        numerator[c] = numerator[c] * scale1[lane] + other.numerator[c] * scale2[lane];
+      }
+    }
+  }
+
+  // numerator becomes the mean, 0 where nothing was added.
+  void divide() {
+    for (int64_t c = 0; c < shape.channels; ++c) {
+      const float d = denominator[shape.channel_heads.of(c)];
+      numerator[c] = d > 0.0f ? numerator[c] / d : 0.0f;
+    }
+  }
+
+ private:
+  // logits become exp(logits - maximum).
+  void weigh(float* logits, int64_t tokens) const {
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
+        float* at = logits + t * shape.padded_heads + h;
+        store(at, exp(load(at) - load(maximum + h)));
+      }
+  }
+};
+
+// logits[t, h] = x[t] . weights[h] for tokens rows of x; rows of weights are padded_channels floats with zeros
+// past the last channel. Sixteen sums at a time, so that every vector loaded is used four times.
+template <class T>
+void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tokens, const float* weights,
+                 float* logits) {
+  constexpr int kSide = kRegisters == 32 ? 4 : 2;
+  for (int64_t t = 0; t < tokens; t += kSide)
+    for (int64_t h = 0; h < shape.padded_heads; h += kSide) {
+      Vec sum[kSide][kSide] = {};
+      const T* rows[kSide];
+      for (int i = 0; i < kSide; ++i) rows[i] = x + min(t + i, tokens - 1) * stride;
+      if (h < shape.heads)
+        for (int64_t c = 0; c < shape.channels; c += kLanes) {
+          Vec row[kSide];
+          for (int i = 0; i < kSide; ++i) {
+            if (h == 0) prefetch(rows[i] + c + kPrefetchRows * stride);
+            row[i] = load(rows[i] + c, shape.channels - c);
+          }
+          for (int j = 0; j < kSide; ++j) {
+            const Vec weight = load(weights + (h + j) * shape.padded_channels + c);
+            for (int i = 0; i < kSide; ++i) sum[i][j] += row[i] * weight;
+          }
+        }
+      for (int i = 0; i < min(kSide, tokens - t); ++i)
+        for (int j = 0; j < kSide; ++j) logits[(t + i) * shape.padded_heads + h + j] = sum_lanes(sum[i][j]);
+    }
+}
+
+}  // namespace aft::AFT_ISA

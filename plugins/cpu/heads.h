@@ -1,0 +1,30 @@
+// Numbers per head, spread over the head's channels.
+#pragma once
+
+#include "simd.h"
+
+namespace aft::AFT_ISA {
+
+// Channel to head where heads are `width` channels wide, by a multiplication: a division per vector would cost
+// as much as the vector's arithmetic. Right below 2^20 channels.
+struct Heads {
+  int64_t width;
+  uint64_t reciprocal;
+
+  explicit Heads(int64_t width) : width(width), reciprocal(((uint64_t{1} << 40) + width - 1) / width) {}
+
+  AFT_INLINE int64_t of(int64_t channel) const {
+    return static_cast<int64_t>((static_cast<uint64_t>(channel) * reciprocal) >> 40);
+  }
+
+  // values[head] for each of the channels c to c + kLanes. values is padded to whole vectors.
+  AFT_INLINE Vec spread(const float* values, int64_t c) const {
+    const int64_t head = of(c);
+    if (__builtin_expect(of(c + kLanes - 1) == head, 1)) return splat(values[head]);
+    Vec v{};
+    for (int64_t lane = 0; lane < kLanes; ++lane) v[lane] = values[of(c + lane)];
+    return v;
+  }
+};
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,89 @@
+// The fused CPU kernels: one parameter struct and one function per mechanism.
+//
+// No runtime is involved: tensors are plain pointers, threads come from the caller. The caller has
+// checked shapes and values; the kernels assume them. Sequence tensors are packed [batch, tokens,
+// channels]; float16 is read and written as such and computed in float32. Key u of document b
+// counts if u < lengths[b], and in causal form only for rows t >= u. Padded rows get finite numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace aft {
+
+// Runs body(context, task) for every task in [0, tasks), in any order, on any threads, and returns
+// when all are done. `threads` says how many may run at once; it steers how the work is cut.
+struct Parallel {
+  void (*run)(void* pool, size_t tasks, void (*body)(void* context, size_t task), void* context);
+  void* pool;
+  int threads;
+};
+
+enum class Element { kFloat32, kFloat16 };
+enum class Gate { kSigmoid, kTanh, kNone };
+enum class Normalization { kSoftmax, kScaling };
+enum class FeatureMap { kElu, kRelu };
+
+// What all mechanisms share. Element is the type of every tensor but lengths.
+struct Sequence {
+  Element element;
+  bool causal;
+  int64_t batch, tokens, channels;
+  const void *query, *key, *value;
+  const int64_t* lengths;  // [batch]
+  void* output;
+};
+
+struct AftSimple : Sequence {
+  Gate gate;
+};
+
+struct AftFull : Sequence {
+  Gate gate;
+  const void* position_bias;   // row t, column u
+  int64_t position_bias_width;  // elements from one row to the next, >= tokens
+};
+
+struct AftLocal : Sequence {
+  Gate gate;
+  const void* band;   // band[t, j] is the bias of key t + j - (window - 1)
+  int64_t band_rows;  // 1 (the same row for every t) or >= tokens
+  int64_t window;     // s; a row has 2s-1 entries, s in causal form
+};
+
+struct AftConv : Sequence {  // key is [batch, tokens, heads]
+  Gate gate;
+  const void* filter;  // [heads, taps]
+  int64_t heads, taps;
+};
+
+struct EfficientAttention : Sequence {
+  Normalization normalization;
+  int64_t heads;
+  float scale;
+};
+
+struct LinearAttention : Sequence {
+  FeatureMap feature_map;
+  int64_t heads;
+  float eps;
+};
+
+struct Fastformer : Sequence {
+  const void *alpha_weight, *beta_weight;  // [channels, heads]
+  int64_t heads;
+};
+
+void aft_simple(const AftSimple&, const Parallel&);
+void aft_full(const AftFull&, const Parallel&);
+void aft_local(const AftLocal&, const Parallel&);
+void aft_conv(const AftConv&, const Parallel&);
+void efficient_attention(const EfficientAttention&, const Parallel&);
+void linear_attention(const LinearAttention&, const Parallel&);
+void fastformer(const Fastformer&, const Parallel&);
+
+// The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
+// The environment variable AFTEXPORT_ISA asks for a lower one.
+const char* instruction_set();
+
+}  // namespace aft

@@ -1,0 +1,65 @@
+// Products in 8-bit integers, for AVX512_VNNI: a word holds four values next to each other in k, and vpdpbusd
+// adds all four of their products to a vector of int32 columns, four times the work of a float32 multiply-add.
+//
+// The instruction multiplies unsigned by signed. A stretch of a row becomes unsigned, x = low + step q with
+// q in [0, 255] from its smallest and largest value; a column of weights becomes signed, w = scale p with p in
+// [-127, 127]. Then sum_k x w = step scale (sum_k q p) + low (scale sum_k p), whose last factor is known
+// beforehand: the column sum.
+#pragma once
+
+#include "element.h"
+#include "encoder.h"
+
+#if defined(__AVX512VNNI__)
+
+namespace aft::AFT_ISA {
+
+struct Int8Product {
+  static constexpr Precision kPrecision = Precision::kInt8;
+  static constexpr int kPerWord = 4;
+  static constexpr int64_t kChunkWords = 256;
+  static constexpr bool kScaled = true;
+  typedef IntVec Sum;
+
+  AFT_INLINE static Sum multiply_add(Sum sum, const float* word, Vec weights) {
+    int32_t values;
+    __builtin_memcpy(&values, word, sizeof values);
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(values), (__m512i)weights);
+  }
+
+  // Step and low go right after the words of a whole chunk.
+  static void encode(const float* values, int64_t count, float* words) {
+    const Vec first = splat(values[0]);
+    Vec low = first, high = first;
+    const int64_t whole = count / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      low = minimum_of(low, load(values + i));
+      high = maximum_of(high, load(values + i));
+    }
+    float smallest = -max_lanes(-low), largest = max_lanes(high);
+    for (int64_t i = whole; i < count; ++i) {
+      smallest = values[i] < smallest ? values[i] : smallest;
+      largest = values[i] > largest ? values[i] : largest;
+    }
+    const float range = largest - smallest;
+    const float step = range > 255 * __FLT_MIN__ ? range / 255 : 1.0f;
+    const Vec inverse = splat(1.0f / step), shift = splat(-smallest);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const __m512 scaled = (__m512)((load(values + i, count - i) + shift) * inverse);
+      const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(_mm512_max_ps(scaled, _mm512_setzero_ps())));
+      __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
+    }
+    words[kChunkWords] = step;
+    words[kChunkWords + 1] = smallest;
+  }
+
+  // A whole number: the weight over its column's scale.
+  static void put_weight(float* word, int64_t position, float whole) {
+    const int8_t byte = (int8_t)whole;
+    __builtin_memcpy((char*)word + position, &byte, sizeof byte);
+  }
+};
+
+}  // namespace aft::AFT_ISA
+
+#endif

@@ -1,0 +1,23 @@
+// Choosing the product for a precision, among those this instruction set has.
+#pragma once
+
+#include "product_bf16.h"
+#include "product_fp32.h"
+#include "product_int8.h"
+
+namespace aft::AFT_ISA {
+
+// Calls f with a value of the product's type.
+template <class F>
+void with_product(Precision precision, const F& f) {
+#if defined(__AVX512BF16__)
+  if (precision == Precision::kBfloat16) return f(Bfloat16Product{});
+#endif
+#if defined(__AVX512VNNI__)
+  if (precision == Precision::kInt8) return f(Int8Product{});
+#endif
+  (void)precision;
+  f(Float32Product{});
+}
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,68 @@
+// Cutting the rows of a tensor into the blocks that tasks take, and what becomes of a block's sums.
+#pragma once
+
+#include "matrix_product.h"
+#include "tasks.h"
+
+namespace aft::AFT_ISA {
+
+// A block's encoded rows and sums stay in the second-level cache, and within this much memory per thread.
+constexpr int64_t kBlockRows = 8 * kTileRows;
+constexpr int64_t kBlockFloats = (3 << 20) / 2 / sizeof(float);
+
+// Calls body(first row, rows, memory of `fixed` + rows x `per_row` floats) for blocks of [0, rows), in parallel.
+template <class Body>
+void for_row_blocks(int64_t rows, int64_t fixed, int64_t per_row, const Parallel& parallel, const Body& body) {
+  int64_t fitting = max(1, min(kBlockRows, (kBlockFloats - fixed) / per_row));
+  if (fitting > kTileRows) fitting -= fitting % kTileRows;
+  int64_t blocks = round_up(ceil_div(rows, fitting), parallel.threads);
+  const int64_t block = min(fitting, round_up(ceil_div(rows, blocks), kTileRows));
+  blocks = ceil_div(rows, block);
+  parallel_for(parallel, blocks, [&](int64_t task) {
+    const int64_t first = task * block;
+    body(first, min(block, rows - first), task_memory(fixed + block * per_row));
+  });
+}
+
+// Sink of a product whose left side comes in chunks: output = addend + bias + sums with the first chunk, output +=
+// sums with the others. Both `addend` and `bias` may be null. All rows are `width` wide.
+class AddTo {
+ public:
+  AddTo(float* output, int64_t width, const float* addend, const float* bias, bool first_chunk)
+      : output_(output), width_(width), addend_(first_chunk ? addend : output), bias_(first_chunk ? bias : nullptr) {}
+
+  AFT_INLINE void operator()(int64_t row, int64_t column, const Vec (&values)[kTileVectors]) const {
+    const int64_t columns = width_ - column;
+    if (__builtin_expect(columns >= kPanel, 1))
+      add(row, column, values, kPanel);
+    else
+      add(row, column, values, columns);
+  }
+
+ private:
+  AFT_INLINE void add(int64_t row, int64_t column, const Vec (&values)[kTileVectors], int64_t columns) const {
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int64_t c = column + v * kLanes, at = row * width_ + c, count = columns - v * kLanes;
+      Vec y = values[v];
+      if (bias_) y += load(bias_ + c, count);
+      if (addend_) y += load(addend_ + at, count);
+      store(output_ + at, y, count);
+    }
+  }
+
+  float* output_;
+  int64_t width_;
+  const float *addend_, *bias_;
+};
+
+// output = addend + bias + left x weight for a block of rows; every pointer at its first row.
+template <class Product>
+void multiply_and_add(const LeftRows<Product>& left, const PackedWeight& weight, int64_t rows, const float* addend,
+                      const float* bias, float* output) {
+  const int64_t chunks = ceil_div(weight.rows, LeftRows<Product>::kChunk);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    multiply(left, chunk, weight, chunk, 0, weight.columns, rows,
+             AddTo(output, weight.columns, addend, bias, chunk == 0));
+}
+
+}  // namespace aft::AFT_ISA

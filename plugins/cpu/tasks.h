@@ -1,0 +1,45 @@
+// Running lambdas on the caller's threads, memory for the tasks, and choosing template arguments.
+#pragma once
+
+#include "element.h"
+#include "kernels.h"
+#include "scratch.h"
+
+namespace aft::AFT_ISA {
+
+template <class Body>
+void parallel_for(const Parallel& parallel, int64_t tasks, const Body& body) {
+  if (tasks == 1) return body(0);
+  parallel.run(
+      parallel.pool, static_cast<size_t>(tasks),
+      [](void* context, size_t task) { (*static_cast<const Body*>(context))(static_cast<int64_t>(task)); },
+      const_cast<Body*>(&body));
+}
+
+// Valid keys of document b.
+inline int64_t length_of(const Sequence& s, int64_t b) { return max(0, min(s.lengths[b], s.tokens)); }
+
+// Calls f with a value of the tensors' C++ type.
+template <class F>
+void with_element(Element element, const F& f) {
+  if (element == Element::kFloat16)
+    f(Half{});
+  else
+    f(float{});
+}
+
+template <Gate gate>
+struct GateConstant {
+  static constexpr Gate value = gate;
+};
+// Calls f with the gate as a compile-time constant.
+template <class F>
+void with_gate(Gate gate, const F& f) {
+  switch (gate) {
+    case Gate::kSigmoid: return f(GateConstant<Gate::kSigmoid>{});
+    case Gate::kTanh: return f(GateConstant<Gate::kTanh>{});
+    case Gate::kNone: return f(GateConstant<Gate::kNone>{});
+  }
+}
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,257 @@
+// Weighted sums over all tokens whose weights differ from exp(K) only within a window around the row: the
+// common course of AFT-local and AFT-conv.
+//
+// A tile of kRows rows takes every key that is in the window of one of them into a small product of a weight
+// tile with the keys' entries (exp(K - m) V and exp(K - m)); where such a key is outside the window of another
+// row its weight there is that of bias 0. All other keys enter as sums: those before the window run along
+// with the tiles, those after it come from a backward scan made beforehand. Every term is positive. (The
+// shorter form, the sum over all keys plus exp(w) - 1 times those in the window, cancels where a dominating
+// key has a very negative bias.)
+//
+// m, per channel, is the largest key of the document; in causal form the largest so far, raised between
+// granules of rows. Entries of a window live in a ring, so each is computed once per task.
+//
+// Op supplies: kRows, kVecs (vectors per entry and panel), panels, left and right (keys t - left .. t + right
+// are in the window), raise(b, first, last, reference), for_key(b, u, reference, use(panel, entry)),
+// weights_floats(), tile(...) and finish(...); see AFT-local.
+#pragma once
+
+#include "math.h"
+#include "running_sum.h"
+#include "tasks.h"
+
+namespace aft::AFT_ISA {
+
+
+// The entries of a contiguous range of keys, panel by panel.
+template <int kVecs>
+struct EntryRing {
+  static constexpr int64_t kUnit = kVecs * kLanes;
+  float* data;
+  int64_t capacity;
+
+  float* at(int64_t panel, int64_t key) const { return data + (panel * capacity + key % capacity) * kUnit; }
+
+  // Calls f(key, count) for the one or two pieces of [first, last) that are contiguous in memory.
+  template <class F>
+  AFT_INLINE void for_each_run(int64_t first, int64_t last, const F& f) const {
+    while (first < last) {
+      const int64_t count = min(last - first, capacity - first % capacity);
+      f(first, count);
+      first += count;
+    }
+  }
+
+  // sums[panel] += entries of [first, last)
+  void add_to(int64_t first, int64_t last, int64_t panels, float* sums) const {
+    for_each_run(first, last, [&](int64_t key, int64_t count) {
+      for (int64_t panel = 0; panel < panels; ++panel)
+        for (int v = 0; v < kVecs; ++v) {
+          const float* from = at(panel, key) + v * kLanes;
+          Vec sum{};
+          for (int64_t i = 0; i < count; ++i) sum += load(from + i * kUnit);
+          float* to = sums + panel * kUnit + v * kLanes;
+          store(to, load(to) + sum);
+        }
+    });
+  }
+};
+
+template <class Op>
+class Windowed {
+ public:
+  Windowed(const Op& op, const Sequence& sequence, const Parallel& parallel)
+      : op_(op), s_(sequence), parallel_(parallel), panels_(op.panels), width_(op.panels * kUnit) {
+    const int64_t record = width_ + panels_ * kLanes;  // sums and reference
+    granule_ = round_up(max(kGranule, ceil_div(s_.tokens * record, kRecordFloats)), Op::kRows);
+    granules_ = ceil_div(s_.tokens, granule_);
+    granules_per_task_ = ceil_div(granules_, 32);
+    tasks_ = ceil_div(granules_, granules_per_task_);
+  }
+
+  void run() {
+    const int64_t record = width_ + panels_ * kLanes;
+    Scratch scratch(s_.batch * (granules_ + 1 + tasks_) * record);
+    segments_ = scratch.data();
+    starts_ = segments_ + s_.batch * (granules_ + 1) * record;
+    parallel_for(parallel_, s_.batch * (granules_ + 1), [&](int64_t task) { sum_segment(task); });
+    parallel_for(parallel_, s_.batch * panels_, [&](int64_t task) { scan(task / panels_, task % panels_); });
+    parallel_for(parallel_, s_.batch * tasks_, [&](int64_t task) { rows(task / tasks_, task % tasks_); });
+  }
+
+ private:
+  using Ring = EntryRing<Op::kVecs>;
+  static constexpr int64_t kUnit = Ring::kUnit;
+  static constexpr int64_t kGranule = 96;
+  static constexpr int64_t kRecordFloats = 3 << 18;  // 3 MiB for the segments
+
+  struct Record {
+    float *sums, *reference;
+  };
+  Record segment(int64_t b, int64_t i) const { return record(segments_, b * (granules_ + 1) + i); }
+  Record start(int64_t b, int64_t i) const { return record(starts_, b * tasks_ + i); }
+  Record record(float* base, int64_t i) const {
+    float* sums = base + i * (width_ + panels_ * kLanes);
+    return {sums, sums + width_};
+  }
+
+  // Segment i ends where the windows of granule i's last row end: at key boundary(i + 1).
+  int64_t boundary(int64_t i) const { return i == 0 ? 0 : i * granule_ - granule_ + op_.right; }
+
+  void add_keys(int64_t b, int64_t first, int64_t last, const Record& to) const {
+    for (int64_t u = first; u < last; ++u)
+      op_.for_key(b, u, to.reference, [&](int64_t panel, const Vec(&entry)[Op::kVecs]) AFT_LAMBDA_INLINE {
+        for (int v = 0; v < Op::kVecs; ++v) {
+          float* sum = to.sums + panel * kUnit + v * kLanes;
+          store(sum, load(sum) + entry[v]);
+        }
+      });
+  }
+
+  void clear(const Record& record) const {
+    __builtin_memset(record.sums, 0, width_ * sizeof(float));
+    for (int64_t i = 0; i < panels_ * kLanes; ++i) record.reference[i] = kNoKey;
+  }
+
+  void sum_segment(int64_t task) const {
+    const int64_t b = task / (granules_ + 1), i = task % (granules_ + 1), length = length_of(s_, b);
+    const Record to = segment(b, i);
+    clear(to);
+    const int64_t first = min(length, boundary(i)), last = min(length, boundary(i + 1));
+    op_.raise(b, first, last, to.reference);
+    add_keys(b, first, last, to);
+  }
+
+  AFT_INLINE static void multiply(float* sums, Vec factor) {
+    for (int v = 0; v < Op::kVecs; ++v) store(sums + v * kLanes, load(sums + v * kLanes) * factor);
+  }
+
+  // Of the segments a task's rows have behind all their windows; the next keys are less than a segment.
+  int64_t segments_before(int64_t task) const {
+    const int64_t first_key = task * granules_per_task_ * granule_ - op_.left;
+    if (first_key < boundary(1)) return 0;
+    return min(granules_ + 1, (first_key - op_.right) / granule_ + 1);
+  }
+
+  // One panel of one document: the sums before each task, and segment i becomes the sum of the segments after
+  // i, relative to the largest key of all.
+  void scan(int64_t b, int64_t panel) const {
+    Vec m = splat(kNoKey), sum[Op::kVecs] = {};
+    int64_t task = 0;
+    for (int64_t i = 0; i <= granules_ + 1; ++i) {
+      for (; task < tasks_ && segments_before(task) == i; ++task) {
+        for (int v = 0; v < Op::kVecs; ++v) store(start(b, task).sums + panel * kUnit + v * kLanes, sum[v]);
+        store(start(b, task).reference + panel * kLanes, m);
+      }
+      if (i > granules_) break;
+      const Record from = segment(b, i);
+      const Vec own = load(from.reference + panel * kLanes), raised = maximum_of(m, own);
+      const Vec scale = exp(m - raised), own_scale = exp(own - raised);
+      for (int v = 0; v < Op::kVecs; ++v)
+        sum[v] = sum[v] * scale + load(from.sums + panel * kUnit + v * kLanes) * own_scale;
+      m = raised;
+    }
+    if (s_.causal) return;
+
+    for (int64_t i = 0; i < tasks_; ++i) {
+      const Record to = start(b, i);
+      multiply(to.sums + panel * kUnit, exp(load(to.reference + panel * kLanes) - m));
+      store(to.reference + panel * kLanes, m);
+    }
+    Vec after[Op::kVecs] = {};
+    for (int64_t i = granules_; i >= 0; --i) {
+      const Record own = segment(b, i);
+      multiply(own.sums + panel * kUnit, exp(load(own.reference + panel * kLanes) - m));
+      for (int v = 0; v < Op::kVecs; ++v) {
+        float* sums = own.sums + panel * kUnit + v * kLanes;
+        const Vec without = after[v];
+        after[v] += load(sums);
+        store(sums, without);
+      }
+    }
+  }
+
+  // Causal: makes ring and sums relative to the largest key below `last`.
+  void raise_reference(int64_t b, const Ring& ring, int64_t held, int64_t first, int64_t last, const Record& before,
+                       float* raised) const {
+    __builtin_memcpy(raised, before.reference, panels_ * kLanes * sizeof(float));
+    op_.raise(b, first, last, raised);
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const Vec from = load(before.reference + panel * kLanes), to = load(raised + panel * kLanes);
+      if (!any((IntVec)(from != to))) continue;
+      const Vec factor = exp(from - to);
+      multiply(before.sums + panel * kUnit, factor);
+      for (int64_t u = held; u < first; ++u) multiply(ring.at(panel, u), factor);
+      store(before.reference + panel * kLanes, to);
+    }
+  }
+
+  // The rows of one task, granule by granule.
+  void rows(int64_t b, int64_t task) const {
+    const int64_t length = length_of(s_, b), capacity = (granule_ + op_.left + op_.right + Op::kRows) | 1;
+    const int64_t tiles = granule_ / Op::kRows;
+    float* memory = task_memory(panels_ * (capacity + Op::kRows) * kUnit + tiles * width_ + width_ +
+                                panels_ * kLanes + op_.weights_floats());
+    const Ring ring{memory, capacity};
+    float* results = memory + panels_ * capacity * kUnit;
+    float* outside = results + panels_ * Op::kRows * kUnit;  // per tile of a granule, the sums after its windows
+    float* sums = outside + tiles * width_;
+    float* raised = sums + width_;
+    float* weights = raised + panels_ * kLanes;
+
+    const Record before = start(b, task);
+    const int64_t first_row = min(task * granules_per_task_ * granule_, length);
+    const int64_t last_row = min(first_row + granules_per_task_ * granule_, length);
+    int64_t held = max(0, first_row - op_.left);  // keys before are in the sums, from there to filled in the ring
+    int64_t filled = held;
+    const int64_t first_unsummed = min(held, boundary(segments_before(task)));
+    if (s_.causal) raise_reference(b, ring, first_unsummed, first_unsummed, held, before, raised);
+    add_keys(b, first_unsummed, held, before);
+
+    for (int64_t g = first_row; g < last_row; g += granule_) {
+      const int64_t end = min(g + granule_, last_row), last_key = min(length, g + granule_ + op_.right);
+      if (s_.causal) raise_reference(b, ring, held, filled, last_key, before, raised);
+      for (; filled < last_key; ++filled)
+        op_.for_key(b, filled, before.reference, [&](int64_t panel, const Vec(&entry)[Op::kVecs]) AFT_LAMBDA_INLINE {
+          for (int v = 0; v < Op::kVecs; ++v) store(ring.at(panel, filled) + v * kLanes, entry[v]);
+        });
+      sum_after(ring, g, last_key, segment(b, g / granule_ + 1).sums, outside);
+      for (int64_t t = g, tile = 0; t < end; t += Op::kRows, ++tile) {
+        const int64_t first_key = max(0, t - op_.left);
+        ring.add_to(held, first_key, panels_, before.sums);
+        held = first_key;
+        for (int64_t i = 0; i < width_; i += kLanes)
+          store(sums + i, load(before.sums + i) + load(outside + tile * width_ + i));
+        op_.tile(b, t, first_key, min(last_key, t + Op::kRows + op_.right), ring, sums, weights, results);
+        op_.finish(b, t, min(Op::kRows, end - t), results);
+      }
+    }
+    op_.clear_rows(b, max(length, task * granules_per_task_ * granule_),
+                   min(s_.tokens, (task + 1) * granules_per_task_ * granule_));
+  }
+
+  // outside[tile] = the sums of all keys after the windows of the granule's tile; none in causal form.
+  void sum_after(const Ring& ring, int64_t g, int64_t last_key, const float* after, float* outside) const {
+    const int64_t tiles = granule_ / Op::kRows;
+    if (s_.causal) {
+      __builtin_memset(outside, 0, tiles * width_ * sizeof(float));
+      return;
+    }
+    int64_t end = last_key;
+    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+      float* to = outside + tile * width_;
+      __builtin_memcpy(to, tile == tiles - 1 ? after : to + width_, width_ * sizeof(float));
+      const int64_t begin = min(end, g + (tile + 1) * Op::kRows + op_.right);
+      ring.add_to(begin, end, panels_, to);
+      end = begin;
+    }
+  }
+
+  const Op& op_;
+  const Sequence& s_;
+  const Parallel& parallel_;
+  int64_t panels_, width_, granule_, granules_, granules_per_task_, tasks_;
+  float *segments_ = nullptr, *starts_ = nullptr;
+};
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,251 @@
+#include "ops.h"
+
+namespace ops {
+
+namespace {
+
+using ort::Attributes;
+using ort::Error;
+using ort::Run;
+using ort::Shape;
+using ort::Tensor;
+using ort::to_string;
+
+void expect(bool condition, const std::string& message) {
+  if (!condition) throw Error(message);
+}
+
+void expect_shape(const char* input, const Tensor& tensor, const Shape& expected) {
+  expect(tensor.shape == expected, std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " +
+                                       to_string(expected));
+}
+
+void expect_matrix(const char* input, const Tensor& tensor) {
+  expect(tensor.shape.size() == 2,
+         std::string(input) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
+}
+
+aft::Gate read_gate(const Attributes& attributes) {
+  const std::string gate = attributes.text("gate", "sigmoid");
+  if (gate == "sigmoid") return aft::Gate::kSigmoid;
+  if (gate == "tanh") return aft::Gate::kTanh;
+  expect(gate == "none", "gate is \"" + gate + "\", expected sigmoid, tanh or none");
+  return aft::Gate::kNone;
+}
+
+int64_t read_heads(const Attributes& attributes) {
+  const int64_t heads = attributes.integer("num_heads");
+  expect(heads > 0, "num_heads is " + std::to_string(heads) + ", expected at least 1");
+  return heads;
+}
+
+void expect_heads_divide(int64_t heads, const Shape& query) {
+  expect(query[2] % heads == 0,
+         "query has shape " + to_string(query) + ", whose width is not divisible by num_heads " +
+             std::to_string(heads));
+}
+
+// Every operator takes query, key, value first and lengths last. Params is the kernel's struct; derived
+// classes fill in the rest of it from the attributes (once) and further inputs (every run).
+template <class Params>
+class SequenceKernel : public Kernel {
+ public:
+  explicit SequenceKernel(const Settings& settings) {
+    params_.element = settings.element;
+    params_.causal = settings.causal;
+  }
+
+  void compute(const Run& run) const final {
+    Params params = params_;
+    const Tensor query = run.input(0), key = run.input(1), value = run.input(2);
+    expect(query.shape.size() == 3, "query has shape " + to_string(query.shape) + ", expected [batch, tokens, width]");
+    params.batch = query.shape[0];
+    params.tokens = query.shape[1];
+    params.channels = query.shape[2];
+    expect_shape("key", key, key_shape(query.shape));
+    expect_shape("value", value, query.shape);
+    const size_t next = 3 + take_inputs(run, query.shape, params);
+    const Tensor lengths = run.input(next);
+    expect_shape("lengths", lengths, {params.batch});
+    params.query = query.data;
+    params.key = key.data;
+    params.value = value.data;
+    params.lengths = static_cast<const int64_t*>(lengths.data);
+    params.output = run.output(query.shape);
+    if (params.batch * params.tokens * params.channels > 0) call(params, run.parallel());
+  }
+
+ protected:
+  virtual Shape key_shape(const Shape& query) const { return query; }
+  // Reads the inputs between value and lengths; returns how many.
+  virtual size_t take_inputs(const Run&, const Shape& query, Params&) const = 0;
+  virtual void call(const Params&, const aft::Parallel&) const = 0;
+
+  Params params_{};
+};
+
+class AftSimple final : public SequenceKernel<aft::AftSimple> {
+ public:
+  AftSimple(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.gate = read_gate(attributes);
+  }
+
+ private:
+  size_t take_inputs(const Run&, const Shape&, aft::AftSimple&) const override { return 0; }
+  void call(const aft::AftSimple& params, const aft::Parallel& parallel) const override {
+    aft::aft_simple(params, parallel);
+  }
+};
+
+class AftFull final : public SequenceKernel<aft::AftFull> {
+ public:
+  AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.gate = read_gate(attributes);
+  }
+
+ private:
+  size_t take_inputs(const Run& run, const Shape& query, aft::AftFull& params) const override {
+    const Tensor bias = run.input(3);
+    expect_matrix("position_bias", bias);
+    expect(bias.shape[0] >= query[1] && bias.shape[1] >= query[1],
+           "query has shape " + to_string(query) + ", longer than position_bias " + to_string(bias.shape) + " allows");
+    params.position_bias = bias.data;
+    params.position_bias_width = bias.shape[1];
+    return 1;
+  }
+  void call(const aft::AftFull& params, const aft::Parallel& parallel) const override {
+    aft::aft_full(params, parallel);
+  }
+};
+
+class AftLocal final : public SequenceKernel<aft::AftLocal> {
+ public:
+  AftLocal(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.gate = read_gate(attributes);
+  }
+
+ private:
+  size_t take_inputs(const Run& run, const Shape& query, aft::AftLocal& params) const override {
+    const Tensor band = run.input(3);
+    expect_matrix("band", band);
+    const int64_t rows = band.shape[0], width = band.shape[1];
+    expect(rows == 1 || rows >= query[1],
+           "query has shape " + to_string(query) + ", longer than band " + to_string(band.shape) + " allows");
+    expect(width > 0 && (params.causal || width % 2 == 1),
+           "band has shape " + to_string(band.shape) +
+               (params.causal ? ", expected at least one column" : ", expected an odd number of columns, 2s-1"));
+    params.band = band.data;
+    params.band_rows = rows;
+    params.window = params.causal ? width : (width + 1) / 2;
+    return 1;
+  }
+  void call(const aft::AftLocal& params, const aft::Parallel& parallel) const override {
+    aft::aft_local(params, parallel);
+  }
+};
+
+class AftConv final : public SequenceKernel<aft::AftConv> {
+ public:
+  AftConv(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.gate = read_gate(attributes);
+    params_.heads = read_heads(attributes);
+  }
+
+ private:
+  Shape key_shape(const Shape& query) const override { return {query[0], query[1], params_.heads}; }
+  size_t take_inputs(const Run& run, const Shape& query, aft::AftConv& params) const override {
+    expect_heads_divide(params.heads, query);
+    const Tensor filter = run.input(3);
+    expect_matrix("filter", filter);
+    expect(filter.shape[0] == params.heads && filter.shape[1] > 0,
+           "filter has shape " + to_string(filter.shape) + ", expected [" + std::to_string(params.heads) + ", taps]");
+    params.filter = filter.data;
+    params.taps = filter.shape[1];
+    return 1;
+  }
+  void call(const aft::AftConv& params, const aft::Parallel& parallel) const override {
+    aft::aft_conv(params, parallel);
+  }
+};
+
+class EfficientAttention final : public SequenceKernel<aft::EfficientAttention> {
+ public:
+  EfficientAttention(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.heads = read_heads(attributes);
+    params_.scale = attributes.number("scale", 1.0f);
+    const std::string normalization = attributes.text("normalization", "softmax");
+    expect(normalization == "softmax" || normalization == "scaling",
+           "normalization is \"" + normalization + "\", expected softmax or scaling");
+    params_.normalization =
+        normalization == "softmax" ? aft::Normalization::kSoftmax : aft::Normalization::kScaling;
+  }
+
+ private:
+  size_t take_inputs(const Run&, const Shape& query, aft::EfficientAttention& params) const override {
+    expect_heads_divide(params.heads, query);
+    return 0;
+  }
+  void call(const aft::EfficientAttention& params, const aft::Parallel& parallel) const override {
+    aft::efficient_attention(params, parallel);
+  }
+};
+
+class LinearAttention final : public SequenceKernel<aft::LinearAttention> {
+ public:
+  LinearAttention(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.heads = read_heads(attributes);
+    params_.eps = attributes.number("eps", 1e-6f);
+    const std::string map = attributes.text("feature_map", "elu");
+    expect(map == "elu" || map == "relu", "feature_map is \"" + map + "\", expected elu or relu");
+    params_.feature_map = map == "elu" ? aft::FeatureMap::kElu : aft::FeatureMap::kRelu;
+  }
+
+ private:
+  size_t take_inputs(const Run&, const Shape& query, aft::LinearAttention& params) const override {
+    expect_heads_divide(params.heads, query);
+    return 0;
+  }
+  void call(const aft::LinearAttention& params, const aft::Parallel& parallel) const override {
+    aft::linear_attention(params, parallel);
+  }
+};
+
+class Fastformer final : public SequenceKernel<aft::Fastformer> {
+ public:
+  Fastformer(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
+    params_.heads = read_heads(attributes);
+  }
+
+ private:
+  size_t take_inputs(const Run& run, const Shape& query, aft::Fastformer& params) const override {
+    expect_heads_divide(params.heads, query);
+    const Tensor alpha = run.input(3), beta = run.input(4);
+    expect_shape("alpha_weight", alpha, {query[2], params.heads});
+    expect_shape("beta_weight", beta, {query[2], params.heads});
+    params.alpha_weight = alpha.data;
+    params.beta_weight = beta.data;
+    return 2;
+  }
+  void call(const aft::Fastformer& params, const aft::Parallel& parallel) const override {
+    aft::fastformer(params, parallel);
+  }
+};
+
+template <class Op>
+Kernel* create(const Settings& settings, const Attributes& attributes) {
+  return new Op(settings, attributes);
+}
+
+}  // namespace
+
+const Operator kOperators[7] = {
+    {"AftFull", 5, create<AftFull>},
+    {"AftLocal", 5, create<AftLocal>},
+    {"AftSimple", 4, create<AftSimple>},
+    {"AftConv", 5, create<AftConv>},
+    {"EfficientAttention", 4, create<EfficientAttention>},
+    {"Fastformer", 6, create<Fastformer>},
+    {"NormalizedLinearAttention", 4, create<LinearAttention>},
+};
+
+}  // namespace ops

@@ -1,0 +1,34 @@
+// The operators of domain ai.aftexport: for each its attributes, the check of its inputs and the call of
+// its kernel. A kernel object is created with the session and runs once per inference.
+#pragma once
+
+#include <string>
+
+#include "runtime.h"
+
+namespace ops {
+
+struct Settings {
+  std::string name;
+  aft::Element element;
+  bool causal;
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void compute(const ort::Run& run) const = 0;
+};
+
+struct Operator {
+  const char* name;  // without the prefix Causal
+  size_t inputs;     // lengths, where taken, is the last
+  Kernel* (*create)(const Settings&, const ort::Attributes&);
+  bool takes_lengths = true;
+  int output_like = 0;  // the input whose shape the output has; -1: none
+};
+
+extern const Operator kOperators[7];
+extern const Operator kEncoderOperators[3];  // encoder_ops.cc; float32 only, no causal form, no lengths
+
+}  // namespace ops

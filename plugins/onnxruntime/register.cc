@@ -1,0 +1,115 @@
+// RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each mechanism is registered
+// four times, plain and causal, in float32 and float16; the runtime picks by name and type.
+
+#include <memory>
+#include <vector>
+
+#include "ops.h"
+#include "runtime.h"
+
+namespace {
+
+using ort::Api;
+
+constexpr char kDomain[] = "ai.aftexport";
+
+// OrtCustomOp comes first: the runtime hands a pointer to it back, which is a pointer to all of this.
+struct Registration : ort::CustomOp {
+  const ops::Operator* op;
+  ops::Settings settings;
+  const Api* api;
+};
+
+const Registration& self(const ort::CustomOp* op) { return *static_cast<const Registration*>(op); }
+
+struct Node {
+  const Registration* registration;
+  std::unique_ptr<ops::Kernel> kernel;
+};
+
+ort::ElementType tensor_type(const ort::CustomOp* op) {
+  return self(op).settings.element == aft::Element::kFloat16 ? ort::ElementType::kFloat16 : ort::ElementType::kFloat;
+}
+
+ort::Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::KernelInfo* info, void** kernel) {
+  const Registration& registration = self(op);
+  return ort::guarded(*api, registration.settings.name, [&] {
+    auto node = std::make_unique<Node>();
+    node->registration = &registration;
+    node->kernel.reset(registration.op->create(registration.settings, ort::Attributes(*api, info)));
+    *kernel = node.release();
+  });
+}
+
+ort::Status* compute(void* kernel, ort::KernelContext* context) {
+  const Node& node = *static_cast<const Node*>(kernel);
+  const Api& api = *node.registration->api;
+  return ort::guarded(api, node.registration->settings.name, [&] { node.kernel->compute(ort::Run(api, context)); });
+}
+
+// The output has the shape of one of the inputs.
+ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
+  const Api& api = *self(op).api;
+  ort::TensorShape* shape = nullptr;  // stays the context's
+  if (ort::Status* status = api.ShapeInferContext_GetInputTypeShape(context, static_cast<size_t>(self(op).op->output_like), &shape)) return status;
+  return api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, shape);
+}
+
+Registration describe(const ops::Operator& op, bool causal, aft::Element element, const Api* api) {
+  Registration r{};
+  r.op = &op;
+  r.settings = {std::string(causal ? "Causal" : "") + op.name, element, causal};
+  r.api = api;
+  r.version = ort::kApiVersion;
+  r.GetName = [](const ort::CustomOp* op) { return self(op).settings.name.c_str(); };
+  r.GetExecutionProviderType = [](const ort::CustomOp*) -> const char* { return nullptr; };  // the CPU's
+  r.GetInputTypeCount = [](const ort::CustomOp* op) { return self(op).op->inputs; };
+  r.GetInputType = [](const ort::CustomOp* op, size_t index) {
+    return self(op).op->takes_lengths && index + 1 == self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
+  };
+  r.GetOutputTypeCount = [](const ort::CustomOp*) { return size_t{1}; };
+  r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
+  r.GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::Arity::kRequired; };
+  r.GetOutputCharacteristic = r.GetInputCharacteristic;
+  r.GetInputMemoryType = [](const ort::CustomOp*, size_t) { return ort::MemoryType::kDefault; };
+  r.GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
+  r.GetVariadicInputHomogeneity = r.GetVariadicInputMinArity;
+  r.GetVariadicOutputMinArity = r.GetVariadicInputMinArity;
+  r.GetVariadicOutputHomogeneity = r.GetVariadicInputMinArity;
+  r.GetStartVersion = r.GetVariadicInputMinArity;
+  r.GetEndVersion = r.GetVariadicInputMinArity;
+  r.CreateKernelV2 = create_kernel;
+  r.KernelComputeV2 = compute;
+  r.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
+  if (op.output_like >= 0) r.InferOutputShapeFn = infer_shape;
+  return r;
+}
+
+// The runtime keeps pointers to the registrations and the domain for as long as any session lives, hence
+// both are made once and never freed.
+ort::CustomOpDomain* make_domain(const Api& api) {
+  auto& registrations = *new std::vector<Registration>;
+  for (const ops::Operator& op : ops::kOperators)
+    for (bool causal : {false, true})
+      for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
+        registrations.push_back(describe(op, causal, element, &api));
+  for (const ops::Operator& op : ops::kEncoderOperators)
+    registrations.push_back(describe(op, false, aft::Element::kFloat32, &api));
+  ort::CustomOpDomain* domain = nullptr;
+  ort::check(api, api.CreateCustomOpDomain(kDomain, &domain));
+  for (const Registration& registration : registrations)
+    ort::check(api, api.CustomOpDomain_Add(domain, static_cast<const ort::CustomOp*>(&registration)));
+  return domain;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(ort::SessionOptions* options,
+                                                                                const ort::ApiBase* base) {
+  const Api* api = base->GetApi(ort::kApiVersion);
+  if (!api) return nullptr;  // a runtime older than the interface: there is no way to report it
+  return ort::guarded(*api, kDomain, [&] {
+    static ort::CustomOpDomain* const domain = make_domain(*api);
+    ort::check(*api, api->AddCustomOpDomain(options, domain));
+  });
+}

@@ -1,0 +1,105 @@
+#include "runtime.h"
+
+#include <sched.h>
+
+#include <thread>
+
+namespace ort {
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+void check(const Api& api, Status* status) {
+  if (!status) return;
+  const std::string message = api.GetErrorMessage(status);
+  api.ReleaseStatus(status);
+  throw Error(message);
+}
+
+static Tensor read_tensor(const Api& api, const Value* value) {
+  TensorShape* info = nullptr;
+  check(api, api.GetTensorTypeAndShape(value, &info));
+  size_t rank = 0;
+  Status* status = api.GetDimensionsCount(info, &rank);
+  Tensor tensor{Shape(rank), nullptr};
+  if (!status) status = api.GetDimensions(info, tensor.shape.data(), rank);
+  api.ReleaseTensorTypeAndShapeInfo(info);
+  check(api, status);
+  void* data = nullptr;
+  check(api, api.GetTensorMutableData(const_cast<Value*>(value), &data));
+  tensor.data = data;
+  return tensor;
+}
+
+int64_t Attributes::integer(const char* name) const {
+  int64_t value = 0;
+  check(api_, api_.KernelInfoGetAttribute_int64(info_, name, &value));
+  return value;
+}
+
+float Attributes::number(const char* name, float otherwise) const {
+  float value = otherwise;
+  if (Status* status = api_.KernelInfoGetAttribute_float(info_, name, &value)) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+  return value;
+}
+
+std::string Attributes::text(const char* name, const char* otherwise) const {
+  size_t size = 0;  // with the final zero
+  if (Status* status = api_.KernelInfoGetAttribute_string(info_, name, static_cast<char*>(nullptr), &size)) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+  std::string value(size, '\0');
+  check(api_, api_.KernelInfoGetAttribute_string(info_, name, &value[0], &size));
+  value.resize(size - 1);
+  return value;
+}
+
+bool Attributes::constant(size_t input, Tensor& tensor) const {
+  int is_constant = 0;
+  const Value* value = nullptr;
+  check(api_, api_.KernelInfoGetConstantInput_tensor(info_, input, &is_constant, &value));
+  if (is_constant) tensor = read_tensor(api_, value);
+  return is_constant;
+}
+
+Tensor Run::input(size_t index) const {
+  const Value* value = nullptr;
+  check(api_, api_.KernelContext_GetInput(context_, index, &value));
+  return read_tensor(api_, value);
+}
+
+void* Run::output(const Shape& shape) const {
+  Value* value = nullptr;
+  check(api_, api_.KernelContext_GetOutput(context_, size_t{0}, shape.data(), shape.size(), &value));
+  void* data = nullptr;
+  check(api_, api_.GetTensorMutableData(value, &data));
+  return data;
+}
+
+// The interface does not tell the size of the session's thread pool. The number of processors this
+// process may use is its upper bound in practice, and only steers how the work is cut.
+static int usable_processors() {
+  static const int count = [] {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    return static_cast<int>(std::thread::hardware_concurrency());
+  }();
+  return count > 0 ? count : 1;
+}
+
+aft::Parallel Run::parallel() const {
+  const auto run = [](void* pool, size_t tasks, void (*body)(void*, size_t), void* context) {
+    const Run& self = *static_cast<const Run*>(pool);
+    check(self.api_, self.api_.KernelContext_ParallelFor(self.context_, body, tasks, size_t{0}, context));
+  };
+  return {run, const_cast<Run*>(this), usable_processors()};
+}
+
+}  // namespace ort

@@ -1,0 +1,75 @@
+// ONNX Runtime's C interface as C++: tensors with shapes, attributes with defaults, errors as exceptions
+// that become an OrtStatus at the border.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "ort_api.h"
+
+namespace ort {
+
+// What went wrong with a node, in words meant for the person who made the model.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+using Shape = std::vector<int64_t>;
+
+// "[2, 128, 64]"
+std::string to_string(const Shape& shape);
+
+// Throws Error with the status's message unless it is null; frees it.
+void check(const Api& api, Status* status);
+
+// Runs `body` and turns what it throws into a status that starts with `op`.
+template <class Body>
+Status* guarded(const Api& api, const std::string& op, const Body& body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const Error& error) {
+    return api.CreateStatus(ErrorCode::kInvalidArgument, (op + ": " + error.what()).c_str());
+  } catch (const std::exception& error) {
+    return api.CreateStatus(ErrorCode::kFail, (op + ": " + error.what()).c_str());
+  }
+}
+
+struct Tensor {
+  Shape shape;
+  const void* data;
+};
+
+// The attributes and constant inputs of a node, at kernel creation.
+class Attributes {
+ public:
+  Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
+
+  int64_t integer(const char* name) const;  // must be present
+  float number(const char* name, float otherwise) const;
+  std::string text(const char* name, const char* otherwise) const;
+  bool constant(size_t input, Tensor& tensor) const;  // false: only known when the node runs
+
+ private:
+  const Api& api_;
+  const KernelInfo* info_;
+};
+
+// The inputs, the output and the threads of one run of a node.
+class Run {
+ public:
+  Run(const Api& api, KernelContext* context) : api_(api), context_(context) {}
+
+  Tensor input(size_t index) const;
+  void* output(const Shape& shape) const;
+  aft::Parallel parallel() const;
+
+ private:
+  const Api& api_;
+  KernelContext* context_;
+};
+
+}  // namespace ort

@@ -1,0 +1,99 @@
+"""Runs one operator in ONNX Runtime with the kernel library registered."""
+
+import functools
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import aftplugins
+import onnxruntime
+
+LIBRARY = aftplugins.library("onnxruntime")
+if LIBRARY is None:
+    pytest.skip(aftplugins.missing("onnxruntime"), allow_module_level=True)
+
+INPUTS = {
+    "AftFull": ["query", "key", "value", "position_bias", "lengths"],
+    "AftLocal": ["query", "key", "value", "band", "lengths"],
+    "AftSimple": ["query", "key", "value", "lengths"],
+    "AftConv": ["query", "key", "value", "filter", "lengths"],
+    "EfficientAttention": ["query", "key", "value", "lengths"],
+    "Fastformer": ["query", "key", "value", "alpha_weight", "beta_weight", "lengths"],
+    "NormalizedLinearAttention": ["query", "key", "value", "lengths"],
+}
+
+
+@functools.cache
+def session(op, dtype="float32", threads=2, **attributes):
+    """A session over one node."""
+    element = TensorProto.FLOAT if dtype == "float32" else TensorProto.FLOAT16
+    names = INPUTS[op.removeprefix("Causal")]
+    node = helper.make_node(
+        op,
+        names,
+        ["output"],
+        domain="ai.aftexport",
+        plugin_namespace="",
+        plugin_version="1",
+        **attributes,
+    )
+    rank = {
+        "position_bias": 2,
+        "band": 2,
+        "filter": 2,
+        "alpha_weight": 2,
+        "beta_weight": 2,
+        "lengths": 1,
+    }
+    inputs = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64 if name == "lengths" else element, [None] * rank.get(name, 3)
+        )
+        for name in names
+    ]
+    output = helper.make_tensor_value_info("output", element, [None] * 3)
+    graph = helper.make_graph([node], "one_op", inputs, [output])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(LIBRARY))
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run(op, inputs, threads=2, **attributes):
+    feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
+    return session(op, str(inputs[0].dtype), threads, **attributes).run(None, feeds)[0]
+
+
+def random_inputs(
+    op, batch, tokens, dim, *, heads=1, window=3, scale=1.0, dtype=np.float32, lengths=None, seed=0
+):
+    """Inputs of `op`: normal values, keys and biases scaled by `scale`."""
+    rng = np.random.default_rng(seed)
+    causal, name = op.startswith("Causal"), op.removeprefix("Causal")
+    normal = lambda *shape: rng.standard_normal(shape)  # noqa: E731
+    q, k, v = (
+        normal(batch, tokens, dim),
+        normal(batch, tokens, dim) * scale,
+        normal(batch, tokens, dim),
+    )
+    extra = []
+    if name == "AftFull":
+        extra = [normal(tokens + 2, tokens + 2) * scale]
+    elif name == "AftLocal":
+        extra = [normal(tokens, window if causal else 2 * window - 1) * scale]
+    elif name == "AftConv":
+        k, extra = normal(batch, tokens, heads) * scale, [normal(heads, window) * scale]
+    elif name == "Fastformer":
+        k = k / scale
+        extra = [
+            normal(dim, heads) * scale / np.sqrt(heads),
+            normal(dim, heads) * scale / np.sqrt(heads),
+        ]
+    lengths = np.full(batch, tokens) if lengths is None else np.asarray(lengths)
+    return [x.astype(dtype) for x in (q, k, v, *extra)] + [lengths.astype(np.int64)]

@@ -1,0 +1,218 @@
+"""The encoder's operators, as ONNX Runtime runs them, against their definitions in float64."""
+
+import math
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxruntime
+
+from .runner import LIBRARY
+
+INPUTS = {
+    "LayerNormLinear": ["x", "norm_weight", "norm_bias", "weight", "bias"],
+    "LayerNormFeedForward": [
+        "x",
+        "norm_weight",
+        "norm_bias",
+        "weight_in",
+        "bias_in",
+        "weight_out",
+        "bias_out",
+    ],
+    "LinearResidual": ["x", "weight", "bias", "residual"],
+}
+BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to the largest value
+SEQUENCES = ("x", "residual")
+
+# batch, tokens, width, and the hidden or output width
+SHAPES = [
+    (1, 1, 1, 1),
+    (1, 1, 256, 1024),
+    (2, 3, 13, 7),
+    (1, 5, 16, 16),
+    (3, 11, 17, 33),
+    (1, 12, 31, 65),
+    (2, 13, 48, 31),
+    (1, 25, 129, 100),
+    (1, 97, 256, 768),
+    (2, 50, 64, 257),
+    (1, 40, 515, 530),
+    (1, 14, 1030, 1100),
+    (1, 7, 2100, 40),
+    (1, 301, 32, 128),
+]
+
+
+def run(op, inputs, *, constant=True, threads=2, **attributes):
+    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`."""
+    initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
+    fed = {name: x for name, x in inputs.items() if name not in initial}
+    plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
+    node = helper.make_node(op, INPUTS[op], ["output"], **plugin, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "one_op",
+        [declare(name, x.ndim) for name, x in fed.items()],
+        [declare("output", 3)],
+        [numpy_helper.from_array(x, name) for name, x in initial.items()],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(LIBRARY))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, fed)[0]
+
+
+def declare(name, rank):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
+
+
+def random_inputs(op, batch, tokens, width, other, seed=0):
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
+    inputs = {"x": normal(batch, tokens, width) + 0.5}
+    if op != "LinearResidual":
+        inputs |= {"norm_weight": 1 + 0.3 * normal(width), "norm_bias": 0.3 * normal(width)}
+    if op == "LayerNormFeedForward":
+        inputs |= {"weight_in": normal(width, other) / math.sqrt(width)}
+        inputs |= {"weight_out": normal(other, width) / math.sqrt(other)}
+        inputs |= {"bias_in": 0.5 * normal(other), "bias_out": 0.5 * normal(width)}
+    else:
+        inputs |= {"weight": normal(width, other) / math.sqrt(width), "bias": 0.5 * normal(other)}
+    if op == "LinearResidual":
+        inputs |= {"residual": normal(batch, tokens, other)}
+    return inputs
+
+
+def layer_norm(x, weight, bias, epsilon):
+    deviation = x - x.mean(-1, keepdims=True)
+    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * weight + bias
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def definition(op, inputs, epsilon=1e-5):
+    i = {name: x.astype(np.float64) for name, x in inputs.items()}
+    if op == "LinearResidual":
+        return i["residual"] + i["x"] @ i["weight"] + i["bias"]
+    normalized = layer_norm(i["x"], i["norm_weight"], i["norm_bias"], epsilon)
+    if op == "LayerNormLinear":
+        return normalized @ i["weight"] + i["bias"]
+    hidden = gelu(normalized @ i["weight_in"] + i["bias_in"])
+    return i["x"] + hidden @ i["weight_out"] + i["bias_out"]
+
+
+def error(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("op", INPUTS)
+def test_equals_its_definition(op, shape, precision):
+    inputs = random_inputs(op, *shape)
+    assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("op", INPUTS)
+def test_weights_that_are_not_constant(op, precision):
+    inputs = random_inputs(op, 2, 19, 40, 72)
+    fed = run(op, inputs, constant=False, precision=precision)
+    np.testing.assert_array_equal(fed, run(op, inputs, precision=precision))
+    assert error(fed, definition(op, inputs)) <= BOUND[precision]
+
+
+@pytest.mark.parametrize("op", INPUTS)
+def test_precision_is_fp32_unless_asked_otherwise(op):
+    inputs = random_inputs(op, 1, 9, 24, 40)
+    np.testing.assert_array_equal(run(op, inputs), run(op, inputs, precision="fp32"))
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("op", INPUTS)
+def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
+    """Nor on threads: a row's sums are taken in the same order in every block."""
+    inputs = random_inputs(op, 1, 130, 72, 96)
+    whole = run(op, inputs, precision=precision)
+    np.testing.assert_array_equal(run(op, inputs, precision=precision, threads=1), whole)
+    alone = {name: x[:, 77:78] if name in SEQUENCES else x for name, x in inputs.items()}
+    np.testing.assert_array_equal(run(op, alone, precision=precision), whole[:, 77:78])
+
+
+@pytest.mark.parametrize("op", ["LayerNormLinear", "LayerNormFeedForward"])
+def test_epsilon(op):
+    inputs = random_inputs(op, 1, 9, 24, 40)
+    assert error(run(op, inputs, epsilon=0.5), definition(op, inputs, epsilon=0.5)) <= BOUND["fp32"]
+
+
+@pytest.mark.parametrize("op", ["LayerNormLinear", "LayerNormFeedForward"])
+def test_a_mean_far_from_zero(op):
+    inputs = random_inputs(op, 1, 9, 100, 40)
+    inputs["x"] += 1000
+    assert error(run(op, inputs), definition(op, inputs)) <= BOUND["fp32"]
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("op", INPUTS)
+def test_constant_rows_and_zero_weights(op, precision):
+    inputs = random_inputs(op, 1, 14, 40, 24)
+    inputs["x"][:, ::2] = 3.0
+    inputs["x"][:, 1] = 0.0
+    for name in set(inputs) - {"x", "residual", "norm_bias"}:
+        inputs[name][..., ::3] = 0.0
+    assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
+
+
+def test_gelu_from_one_tail_to_the_other():
+    """Identity weights and a norm that gives its bias: the output is gelu of every point."""
+    points = np.concatenate([np.linspace(-12, 12, 481), [-1e4, -40, 40, 1e4]]).astype(np.float32)
+    width = len(points)
+    zeros, identity = np.zeros(width, np.float32), np.eye(width, dtype=np.float32)
+    inputs = dict.fromkeys(["norm_weight", "bias_in", "bias_out"], zeros)
+    inputs |= {"x": zeros[None, None], "norm_bias": points}
+    inputs |= {"weight_in": identity, "weight_out": identity}
+    actual, exact = run("LayerNormFeedForward", inputs)[0, 0], gelu(points.astype(np.float64))
+    assert (np.abs(actual - exact) <= 3e-7 * np.maximum(1, np.abs(points))).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": np.zeros((9, 8), np.float32)}, "weight has 9 rows, expected 12"),
+        (
+            {"weight": np.zeros(12, np.float32)},
+            "weight has shape \\[12\\], expected two dimensions",
+        ),
+        ({"bias": np.zeros(3, np.float32)}, "bias has shape \\[3\\], expected \\[8\\]"),
+        (
+            {"residual": np.zeros((1, 4, 12), np.float32)},
+            "residual has shape \\[1, 4, 12\\], expected \\[1, 4, 8\\]",
+        ),
+    ],
+)
+def test_wrong_shapes_are_named(change, message):
+    inputs = random_inputs("LinearResidual", 1, 4, 12, 8) | change
+    with pytest.raises(Exception, match=message):
+        run("LinearResidual", inputs)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(Exception, match='precision is "int4", expected fp32, bf16 or int8'):
+        run("LinearResidual", random_inputs("LinearResidual", 1, 4, 12, 8), precision="int4")
+
+
+@pytest.mark.parametrize("op", INPUTS)
+def test_no_rows(op):
+    assert run(op, random_inputs(op, 1, 0, 16, 24)).shape[1] == 0

@@ -1,0 +1,244 @@
+"""The fused kernels, as ONNX Runtime runs them, against the operators' definitions in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+from . import definitions
+from .runner import random_inputs, run
+
+DEFINITION = {
+    "AftFull": definitions.aft_full,
+    "AftLocal": definitions.aft_local,
+    "AftSimple": definitions.aft_simple,
+    "AftConv": definitions.aft_conv,
+    "EfficientAttention": definitions.efficient_attention,
+    "Fastformer": definitions.fastformer,
+    "NormalizedLinearAttention": definitions.linear_attention,
+}
+OPS = [prefix + name for name in DEFINITION for prefix in ("", "Causal")]
+GATED = [op for op in OPS if "Aft" in op]
+WITH_HEADS = [
+    op
+    for op in OPS
+    if op.removeprefix("Causal")
+    in ("AftConv", "EfficientAttention", "Fastformer", "NormalizedLinearAttention")
+]
+WINDOWED = [op for op in OPS if op.endswith(("AftLocal", "AftConv"))]
+
+# Largest error relative to the largest value of the definition and of the input `value`.
+BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
+
+
+def check(op, inputs, **attributes):
+    """Finite everywhere, and equal to the definition on the rows that count."""
+    actual = run(op, inputs, **attributes)
+    assert np.isfinite(actual).all()
+    expected = DEFINITION[op.removeprefix("Causal")](
+        inputs, causal=op.startswith("Causal"), **attributes
+    )
+    scale = max(
+        np.abs(expected).max(initial=0), np.abs(inputs[2].astype(np.float64)).max(initial=0), 1e-30
+    )
+    for b, length in enumerate(inputs[-1]):
+        rows = slice(0, max(0, int(length)))
+        error = np.abs(actual[b, rows] - expected[b, rows]).max(initial=0) / scale
+        assert error <= BOUND[inputs[0].dtype], (
+            f"document {b} of length {length}: error {error:.1e}"
+        )
+    return actual
+
+
+def attributes_of(op, heads=1):
+    return {"num_heads": heads} if op in WITH_HEADS else {}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("batch", "tokens", "dim", "heads", "window"),
+    [
+        (1, 1, 1, 1, 1),
+        (1, 1, 16, 4, 3),
+        (2, 7, 13, 1, 2),
+        (1, 15, 16, 2, 31),
+        (1, 17, 64, 8, 9),
+        (3, 31, 48, 3, 5),
+        (1, 97, 40, 5, 12),
+        (2, 101, 36, 1, 40),
+        (1, 257, 32, 1, 31),
+        (1, 300, 20, 20, 128),
+    ],
+)
+def test_equals_its_definition(op, batch, tokens, dim, heads, window):
+    inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
+    check(op, inputs, **attributes_of(op, heads))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("scale", [100.0, 1000.0])
+def test_extreme_keys_and_biases(op, scale):
+    inputs = random_inputs(op, 2, 50, 24, heads=2, window=6, scale=scale)
+    check(op, inputs, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_lengths(op):
+    inputs = random_inputs(op, 5, 70, 32, heads=4, window=8, lengths=[0, 1, 33, 69, 70])
+    check(op, inputs, **attributes_of(op, 4))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_padding_does_not_leak(op):
+    inputs = random_inputs(op, 1, 60, 32, heads=4, window=8, lengths=[41])
+    clean = run(op, inputs, **attributes_of(op, 4))
+    for x in inputs[:3]:
+        x[:, 41:] = 300.0
+    spoilt = run(op, inputs, **attributes_of(op, 4))
+    assert np.isfinite(spoilt).all()
+    np.testing.assert_allclose(clean[:, :41], spoilt[:, :41], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", GATED)
+@pytest.mark.parametrize("gate", ["tanh", "none"])
+def test_gates(op, gate):
+    inputs = random_inputs(op, 1, 33, 20, heads=2, window=4)
+    check(op, inputs, gate=gate, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_float16(op):
+    inputs = random_inputs(op, 2, 65, 40, heads=2, window=7, dtype=np.float16, lengths=[65, 20])
+    check(op, inputs, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("tokens", [3, 40, 200])
+def test_a_large_key_late(op, tokens):
+    inputs = random_inputs(op, 1, tokens, 16, heads=2, window=5)
+    inputs[1][0, -1] = 120.0
+    inputs[1][0, tokens // 2, ::3] = 90.0
+    check(op, inputs, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", [*WINDOWED, "AftFull", "CausalAftFull"])
+def test_a_dominating_key_with_a_very_negative_bias(op):
+    inputs = random_inputs(op, 1, 90, 16, heads=2, window=5)
+    inputs[1][0, 30] = 60.0
+    inputs[3][:] = np.where(np.arange(inputs[3].shape[1]) % 3 == 1, -80.0, inputs[3])
+    check(op, inputs, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", ["AftLocal", "CausalAftLocal"])
+def test_one_row_of_band_serves_every_token(op):
+    inputs = random_inputs(op, 2, 77, 16, window=9)
+    one_row = inputs[3][:1]
+    inputs[3] = np.repeat(one_row, 77, axis=0)
+    expected = check(op, inputs)
+    inputs[3] = one_row
+    np.testing.assert_array_equal(check(op, inputs), expected)
+
+
+@pytest.mark.parametrize("op", ["EfficientAttention", "CausalEfficientAttention"])
+def test_efficient_attention_by_scaling(op):
+    inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
+    check(op, inputs, num_heads=2, normalization="scaling", scale=0.5)
+    check(op, inputs, num_heads=2, normalization="softmax", scale=3.0)
+
+
+@pytest.mark.parametrize("op", ["NormalizedLinearAttention", "CausalNormalizedLinearAttention"])
+@pytest.mark.parametrize("eps", [0.0, 1e-6, 0.5])
+def test_linear_attention_settings(op, eps):
+    check(
+        op, random_inputs(op, 2, 75, 32, lengths=[75, 20]), num_heads=2, feature_map="relu", eps=eps
+    )
+    check(
+        op, random_inputs(op, 2, 75, 32, lengths=[75, 20]), num_heads=2, feature_map="elu", eps=eps
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_keys_all_equal_give_the_mean_over_many_tokens(op):
+    """Rounding must not pile up: equal terms are the worst case for a running sum."""
+    if op.endswith("AftFull"):
+        pytest.skip("quadratic")
+    tokens, dim = 65_536, 16
+    inputs = random_inputs(op, 1, tokens, dim, heads=2, window=4)
+    inputs[1][:] = 0.1
+    inputs[2][:] = np.linspace(0.3, 0.9, tokens, dtype=np.float32)[None, :, None]
+    if op.endswith(("AftLocal", "AftConv")):
+        inputs[3][:] = 0.0
+    if op.endswith("Fastformer"):
+        inputs[0][:] = 0.1
+    attributes = attributes_of(op, 2) | ({"gate": "none"} if op in GATED else {})
+    actual = run(op, inputs, **attributes)[0, [0, 1000, tokens - 1], 0].astype(np.float64)
+    value = inputs[2][0, :, 0].astype(np.float64)
+    mean = (
+        np.cumsum(value) / np.arange(1, tokens + 1)
+        if op.startswith("Causal")
+        else np.full(tokens, value.mean())
+    )
+    if op.endswith("Fastformer"):
+        mean = value * np.float64(np.float32(0.1)) ** 2
+    np.testing.assert_allclose(actual, mean[[0, 1000, tokens - 1]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_threads_share_the_work_without_a_trace(op):
+    inputs = random_inputs(op, 1, 700, 64, heads=4, window=16)
+    one = run(op, inputs, threads=1, **attributes_of(op, 4))
+    for _ in range(3):
+        np.testing.assert_array_equal(run(op, inputs, threads=4, **attributes_of(op, 4)), one)
+
+
+@pytest.mark.parametrize("op", OPS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_shape_and_scale(op, data):
+    heads = data.draw(st.integers(1, 5), "heads")
+    tokens = data.draw(st.integers(1, 80), "tokens")
+    inputs = random_inputs(
+        op,
+        batch := data.draw(st.integers(1, 3), "batch"),
+        tokens,
+        heads * data.draw(st.integers(1, 35), "width"),
+        heads=heads,
+        window=data.draw(st.integers(1, 90), "window"),
+        scale=data.draw(st.sampled_from([0.01, 1.0, 10.0, 100.0, 1000.0]), "scale"),
+        lengths=data.draw(
+            st.lists(st.integers(0, tokens), min_size=batch, max_size=batch), "lengths"
+        ),
+        seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
+    )
+    check(op, inputs, **attributes_of(op, heads))
+
+
+def test_errors_name_operator_shapes_and_reason():
+    def message(op, inputs, **attributes):
+        with pytest.raises((Fail, InvalidArgument, RuntimeException)) as error:
+            run(op, inputs, **attributes)
+        return str(error.value)
+
+    inputs = random_inputs("AftFull", 1, 10, 4)
+    inputs[3] = inputs[3][:6, :6]
+    assert (
+        "AftFull: query has shape [1, 10, 4], longer than position_bias [6, 6] allows"
+        in message("AftFull", inputs)
+    )
+    inputs = random_inputs("CausalAftLocal", 1, 10, 4, window=3)
+    inputs[3] = inputs[3][:9]
+    assert "CausalAftLocal: query has shape [1, 10, 4], longer than band [9, 3] allows" in message(
+        "CausalAftLocal", inputs
+    )
+    inputs = random_inputs("EfficientAttention", 1, 10, 10)
+    assert "not divisible by num_heads 3" in message("EfficientAttention", inputs, num_heads=3)
+    inputs = random_inputs("AftSimple", 1, 10, 4)
+    assert "key has shape [1, 9, 4], expected [1, 10, 4]" in message(
+        "AftSimple", [inputs[0], inputs[1][:, :9], *inputs[2:]]
+    )
+    assert 'gate is "relu", expected sigmoid, tanh or none' in message(
+        "AftSimple", inputs, gate="relu"
+    )
+    inputs[-1] = np.array([1, 2], np.int64)
+    assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)
