@@ -85,8 +85,9 @@ def _export(words: list[str]) -> int:
     add("model", type=Path, help="the model file or folder")
     add("--to", required=True, choices=["onnx"], help="what to export to")
     add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
-    add("--precision", default="fp32", choices=["fp32", "fp16"],
-        help="of weights and activations; sums are float32 either way (default: fp32)")  # fmt: skip
+    add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8"],
+        help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
+        "kernels; sums stay wide (default: fp32)")  # fmt: skip
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-verify", action="store_true", help="do not compare with PyTorch")

@@ -40,7 +40,13 @@ from aftexport.tokenization import check_tokenizer
 from aftexport.trace import DEFAULT_OPSET, InputSpec, capture, input_spec, operators_in, to_onnx
 from aftexport.verification import verify, worst
 
-PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16}
+PRECISIONS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.float32,
+    "int8": torch.float32,
+}
+"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
 TARGETS = ("onnx",)
 
 
@@ -76,7 +82,8 @@ def export(
         path: any of the five kinds that ``aftexport.load`` reads.
         to: the target; ``onnx``.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
-        precision: fp32 or fp16, of weights and activations; sums are float32.
+        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products of
+            the encoder's kernels alone. Sums are float32 or wider.
         max_length: most tokens of a document.
         opset: of the standard operators.
         check_parity: compare with PyTorch and fail outside tolerance.
@@ -203,7 +210,7 @@ def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset
         program = capture(module, dtype=PRECISIONS[precision], max_tokens=limit)
         double = True
     spec = input_spec(program)
-    model = to_onnx(program, opset=opset)
+    model = to_onnx(program, opset=opset, precision=precision)
     embedding = program.state_dict.get(spec.embedding)
     dtype = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, dtype)

@@ -30,7 +30,8 @@ class Manifest(BaseModel):
         vocab_size: ids are below this.
         max_tokens: most tokens of a document; None for no bound.
         labels: class names in the order of the logits.
-        precision: fp32 or fp16.
+        precision: fp32; fp16, of weights and activations; bf16 or int8, of the encoder's
+            products.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
         operator_version: of the ``ai.aftexport`` domain.
@@ -47,7 +48,7 @@ class Manifest(BaseModel):
     vocab_size: Count
     max_tokens: Count | None
     labels: Annotated[tuple[str, ...], Len(1)]
-    precision: Literal["fp32", "fp16"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
     opset: Count
     operators: dict[str, Count]
     operator_version: Count

@@ -36,6 +36,16 @@ TOLERANCES = {
         "float16 weights and activations carry 11 bits, 5e-4 each; a few layers of them, "
         "with every sum over tokens in float32, stay within forty such steps",
     ),
+    "bf16": Tolerance(
+        2e-2,
+        "bfloat16 operands carry 8 bits, 4e-3 each; a product of them has errors of "
+        "either sign, which a float32 sum evens out",
+    ),
+    "int8": Tolerance(
+        5e-2,
+        "int8 steps are 1/127 of a column's or a row's largest value, 8e-3; their errors "
+        "even out in a sum and add up over the layers",
+    ),
 }
 """The one table of error bounds, by precision; every test and report reads it."""
 

@@ -150,8 +150,15 @@ def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
     return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
 
 
-def to_onnx(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
+def to_onnx(
+    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
+) -> onnx.ModelProto:
     """Lowers a captured program to ONNX; every custom node has its portable body in the file.
+
+    Args:
+        program: see ``capture``.
+        opset: of the standard operators.
+        precision: fp16 where the program is; bf16 or int8 for the encoder's products.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -182,7 +189,10 @@ def to_onnx(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Mod
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    fuse_encoder(exported.model)
+    # The encoder's kernels take float32; where a kernel is registered for other types
+    # alone, ONNX Runtime refuses the node instead of running its body.
+    if precision != "fp16":
+        fuse_encoder(exported.model, precision=precision)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:

@@ -1,0 +1,66 @@
+"""The encoder operators' portable bodies, and the kernels where built, against the definition."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import aftplugins
+import onnxruntime
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.encoder import OPERATORS
+from aftexport.parity import TOLERANCES
+
+SIZES = [
+    {"B": 1, "T": 1, "D": 4, "E": 3, "F": 5},
+    {"B": 3, "T": 33, "D": 17, "E": 40, "F": 70},
+    {"B": 1, "T": 500, "D": 64, "E": 192, "F": 128},
+]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["portable", "fused"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"T{s['T']}")
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_an_encoder_operator_equals_its_definition(
+    op_type: str, sizes: dict[str, int], precision: str, fused: bool
+) -> None:
+    if fused and (why := aftplugins.missing("onnxruntime")):
+        pytest.skip(why)
+    operator = OPERATORS[op_type]
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for name, shape in zip(operator.inputs, operator.shapes, strict=True):
+        size = [sizes[axis] for axis in shape.split()]
+        spread = size[0] ** -0.5 if name.startswith("weight") else 1.0
+        inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
+    attributes = {a.name: a.default for a in operator.attributes} | {"precision": precision}
+    expected = operator.reference(
+        *(torch.from_numpy(x).double() for x in inputs.values()), **attributes
+    ).numpy()
+
+    make = onnx.helper
+    node = make.make_node(
+        op_type, list(inputs), ["output"], domain=DOMAIN, **attributes, **PLUGIN_ATTRIBUTES
+    )
+    values = [
+        make.make_tensor_value_info(n, onnx.TensorProto.FLOAT, x.shape) for n, x in inputs.items()
+    ]
+    output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, expected.shape)
+    model = make.make_model(
+        make.make_graph([node], "one", values, [output]),
+        functions=[operator.function({}, 20)],
+        opset_imports=[make.make_opsetid("", 20), make.make_opsetid(DOMAIN, VERSION)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    if fused:
+        options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    actual = session.run(None, inputs)[0]
+    error = np.abs(actual - expected).max() / max(1.0, np.abs(expected).max())
+    assert error <= TOLERANCES[precision].bound

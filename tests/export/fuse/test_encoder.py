@@ -1,0 +1,135 @@
+"""The encoder's rewrites: what they find, what they leave alone, and that nothing changes."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+import onnxruntime
+from aftexport.fuse.encoder import fuse_encoder
+from aftexport.parity import TOLERANCES
+from aftexport.trace import attach_bodies
+
+DIM = 12
+
+
+class Block(nn.Module):
+    """A feed-forward block, or one that only looks like it."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.inner = nn.Linear(DIM, 20, bias=change != "no bias")
+        self.outer = nn.Linear(20, DIM)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        approximate = "tanh" if self.change == "tanh gelu" else "none"
+        hidden = nn.functional.gelu(self.inner(normed), approximate=approximate)
+        residual = normed if self.change == "residual after the norm" else x
+        result = residual + self.outer(hidden)
+        return result + hidden.sum() if self.change == "hidden is read again" else result
+
+
+class Projections(nn.Module):
+    """Three linear layers behind one norm, and an output projection with a residual."""
+
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in (DIM, 4, DIM))
+        self.output = nn.Linear(DIM, DIM)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        query, key, value = (layer(normed) for layer in self.layers)
+        mixed = query * key.mean(2, keepdim=True) + value
+        residual = x[:, :1] if self.change == "residual is broadcast" else x
+        result = residual + self.output(mixed)
+        return result + normed if self.change == "norm is read again" else result
+
+
+def exported(module: nn.Module) -> ir.Model:
+    program = torch.export.export(
+        module.eval(),
+        (torch.randn(2, 5, DIM),),
+        dynamic_shapes={"x": {0: torch.export.Dim("b"), 1: torch.export.Dim("t")}},
+    )
+    result = torch.onnx.export(program, (), dynamo=True, opset_version=20, verbose=False)
+    assert result is not None
+    return result.model
+
+
+def fused(model: ir.Model) -> onnx.ModelProto:
+    fuse_encoder(model)
+    proto = attach_bodies(ir.to_proto(model), 20)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def counts(model: onnx.ModelProto) -> dict[str, int]:
+    found = [n.op_type for n in model.graph.node if n.domain == "ai.aftexport"]
+    return {op_type: found.count(op_type) for op_type in sorted(set(found))}
+
+
+def assert_unchanged(module: nn.Module, model: onnx.ModelProto) -> None:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for shape in ((1, 1), (3, 7), (2, 65)):
+        x = torch.randn(*shape, DIM)
+        with torch.no_grad():
+            expected = module.double()(x.double()).numpy()
+        module.float()
+        actual = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        scale = max(1.0, np.abs(expected).max())
+        assert np.abs(actual - expected).max() / scale <= TOLERANCES["fp32"].bound
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (Block, {"LayerNormFeedForward": 1}),
+        (Projections, {"LayerNormLinear": 1, "LinearResidual": 1}),
+    ],
+)
+def test_what_surrounds_the_attention_becomes_one_operator_each(
+    build: Callable[[], nn.Module], expected: dict[str, int]
+) -> None:
+    module = build()
+    model = fused(exported(module))
+    assert counts(model) == expected
+    assert_unchanged(module, model)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        (Block("no bias"), "LayerNormFeedForward"),
+        (Block("tanh gelu"), "LayerNormFeedForward"),
+        (Block("residual after the norm"), "LayerNormFeedForward"),
+        (Block("hidden is read again"), "LayerNormFeedForward"),
+        (Projections("norm is read again"), "LayerNormLinear"),
+        (Projections("residual is broadcast"), "LinearResidual"),
+    ],
+    ids=lambda value: getattr(value, "change", ""),
+)
+def test_a_look_alike_is_left_as_it_is(module: nn.Module, absent: str) -> None:
+    model = fused(exported(module))
+    assert absent not in counts(model)
+    assert_unchanged(module, model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_stand_side_by_side_leave_no_copies_behind() -> None:
+    model = fused(exported(Projections()))
+    read = {name for node in model.graph.node for name in node.input}
+    assert {i.name for i in model.graph.initializer} <= read
