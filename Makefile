@@ -3,15 +3,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+comma := ,
 NATIVE := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test bench bench-quick lint format clean
+.PHONY: demo test test-native bench bench-quick lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
 test: lint
 	$(BIN)/pytest
+
+# The kernels' own C++ tests: as they ship, and under each sanitizer.
+test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))
+
+native-%: $(VENV)/installed
+	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*))
+	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests encoder_tests
+	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

@@ -129,7 +129,7 @@ def _refuse_other_formats(path: Path) -> None:
         raise CheckpointError(path, "a Git LFS pointer, not the file", "Run git lfs pull.")
     if path.suffix == ".onnx":
         raise CheckpointError(path, "already an ONNX model", "Give the PyTorch model it came from.")
-    if zipfile.is_zipfile(path):
+    if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(path) as archive:
                 names = archive.namelist()

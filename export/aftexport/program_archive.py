@@ -40,8 +40,6 @@ _SAFE_FORM = "Export it again with torch.export.save, or give the module's state
 
 def is_program_archive(path: Path) -> bool:
     """Tells whether a file is a ``torch.export`` archive."""
-    if not zipfile.is_zipfile(path):
-        return path.suffix == ".pt2"
     try:
         with zipfile.ZipFile(path) as archive:
             return any(n.partition("/")[2] == "archive_format" for n in archive.namelist())
