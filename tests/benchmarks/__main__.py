@@ -37,7 +37,7 @@ def main() -> None:
     lengths = options.tokens or ([4_096, 16_384] if options.quick else [4_096, 16_384, 65_536])
     rounds = 5 if options.quick else 11
 
-    console = Console()
+    console = Console(width=180)
     workloads = [
         Workload(mechanism, 1, tokens, options.dim)
         for mechanism in options.mechanism
@@ -84,6 +84,8 @@ def measure(workload: Workload, threads: int, rounds: int) -> list[Row]:
 
 
 def _time(run: Run) -> float:
+    # The threads of the contender before spin for a while, on cores this one needs.
+    time.sleep(0.03)
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -156,6 +156,8 @@ def _onnxruntime_run(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    # As aftserve runs it; an arena would hide the memory that a call takes.
+    options.enable_cpu_mem_arena = False
     if fused:
         options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
     constants = [n for n in tensors if n not in ("query", "key", "value", "lengths")]
