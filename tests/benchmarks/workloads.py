@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 
 import aftplugins
-import onnxruntime
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.mechanisms import OPERATORS, Operator
 

@@ -3,11 +3,11 @@
 import functools
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import aftplugins
-import onnxruntime
 
 LIBRARY = aftplugins.library("onnxruntime")
 if LIBRARY is None:

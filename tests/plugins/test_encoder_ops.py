@@ -3,10 +3,9 @@
 import math
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-
-import onnxruntime
 
 from .runner import LIBRARY
 

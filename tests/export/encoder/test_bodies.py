@@ -2,11 +2,11 @@
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
 import aftplugins
-import onnxruntime
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.encoder import OPERATORS
 from aftexport.parity import TOLERANCES

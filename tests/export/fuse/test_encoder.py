@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
-import onnxruntime
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.parity import TOLERANCES
 from aftexport.trace import attach_bodies
