@@ -75,6 +75,20 @@ def _parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentP
     )
 
 
+def _add_loading_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        dest="factory",
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable without arguments that returns the module of a state dict",
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="load a pickled module; only for files you trust",
+    )
+
+
 def _export(words: list[str]) -> int:
     parser = _parser(
         "aftexport",
@@ -92,12 +106,9 @@ def _export(words: list[str]) -> int:
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
     add("--force", action="store_true", help="replace a bundle that is there")
-    add("--model", dest="factory", metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable without arguments that returns the module of a state dict")  # fmt: skip
+    _add_loading_options(parser)
     add("--labels", metavar="A,B,...", help="class names, where the file has none")
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
-    add("--allow-pickle", action="store_true",
-        help="load a pickled module; only for files you trust")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
     options = parser.parse_args(words)
 
@@ -149,7 +160,7 @@ def _inspect(words: list[str]) -> int:
         "aftexport inspect", "Show what a bundle or a model file holds; nothing is changed."
     )
     parser.add_argument("path", type=Path, metavar="BUNDLE|MODEL")
-    parser.add_argument("--model", dest="factory", metavar="PACKAGE.MODULE:FACTORY")
+    _add_loading_options(parser)
     options = parser.parse_args(words)
 
     from aftexport.bundle import is_bundle
@@ -158,7 +169,12 @@ def _inspect(words: list[str]) -> int:
     if is_bundle(options.path):
         show_bundle(options.path, Console())
     else:
-        show_checkpoint(options.path, options.factory, Console())
+        show_checkpoint(
+            options.path,
+            Console(),
+            factory=options.factory,
+            allow_pickle=options.allow_pickle,
+        )
     return 0
 
 

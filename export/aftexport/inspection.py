@@ -39,8 +39,16 @@ def show_bundle(path: Path, console: Console) -> None:
     console.print(size_table(bundle.files))
 
 
-def show_checkpoint(path: Path, factory: str | None, console: Console) -> None:
+def show_checkpoint(
+    path: Path, console: Console, *, factory: str | None = None, allow_pickle: bool = False
+) -> None:
     """Prints what a model file is and how many weights it has.
+
+    Args:
+        path: any of the five kinds that ``aftexport.load`` reads.
+        console: where it is printed.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: load a pickled module, which runs code from the file.
 
     Raises:
         CheckpointError: where it cannot be read.
@@ -48,7 +56,7 @@ def show_checkpoint(path: Path, factory: str | None, console: Console) -> None:
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
 
-    checkpoint = load(path, factory=factory)
+    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
     if checkpoint.program is not None:
         weights = dict(checkpoint.program.state_dict)
     else:

@@ -191,6 +191,16 @@ def test_inspect_shows_a_model_file(
         assert said in outcome.out
 
 
+def test_inspect_shows_a_pickled_module_only_when_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(toy.Bag(), tmp_path / "model.pt")
+    assert_refused(run_here(["inspect", tmp_path / "model.pt"], capsys), "--allow-pickle")
+    outcome = run_here(["inspect", "--allow-pickle", tmp_path / "model.pt"], capsys)
+    assert outcome.code == 0
+    assert "pickled module" in outcome.out
+
+
 def test_inspect_refuses_what_is_neither(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
