@@ -64,7 +64,7 @@ struct Raw {
 
   Raw() = default;
   __device__ __forceinline__ explicit Raw(const T* p)
-      : words(*reinterpret_cast<const typename Words<N * sizeof(T)>::type*>(p)) {}
+      : words(machine::load<typename Words<N * sizeof(T)>::type>(p)) {}
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(elements[i]); }
 };
@@ -74,7 +74,7 @@ __device__ __forceinline__ void store(float* p, const float (&x)[N]) {
   Raw<float, N> raw;
 #pragma unroll
   for (int i = 0; i < N; ++i) raw.elements[i] = x[i];
-  *reinterpret_cast<decltype(raw.words)*>(p) = raw.words;
+  machine::store(p, raw.words);
 }
 template <class T, int N>
 __device__ __forceinline__ void store(T* p, const float (&x)[N]) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store(T* p, const float (&x)[N]) {
     } raw;
 #pragma unroll
     for (int i = 0; i < N; i += 2) raw.pairs[i / 2] = pack<T>(x[i], x[i + 1]);
-    *reinterpret_cast<decltype(raw.words)*>(p) = raw.words;
+    machine::store(p, raw.words);
   }
 }
 

@@ -17,6 +17,16 @@ namespace aft::cuda::machine {
 // e^x, off by 2 + 1.2 |x| units in the last place at most.
 __device__ __forceinline__ float fast_exp(float x) { return __expf(x); }
 
+// One instruction's worth of bytes, at an address that is a multiple of their number.
+template <class Words>
+__device__ __forceinline__ Words load(const void* p) {
+  return *static_cast<const Words*>(p);
+}
+template <class Words>
+__device__ __forceinline__ void store(void* p, const Words& words) {
+  *static_cast<Words*>(p) = words;
+}
+
 __device__ __forceinline__ float half_to_float(uint16_t bits) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

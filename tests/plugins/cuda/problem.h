@@ -98,7 +98,8 @@ class Problem {
           unsigned char* at = data + (row * stride + k) * size;
           float x = c.range() * next_number();
           if (i == 1 && t == special_key(b)) x = 90.0f;
-          if (i > 0 && t >= c.lengths[b]) x = NAN;  // does not count, so must not be used
+          if (i > 0 && t >= c.lengths[b])  // does not count, so must not be used, nor be hidden by a NaN
+            x = i == 1 && c.index % 2 == 0 ? 90.0f : NAN;
           encode(x, c.element, at);
           numbers[i]->values[row * channels[i] + k] = decode(at, c.element);
         }
@@ -209,6 +210,8 @@ class Problem {
 
 // The main function of a kernel's test: `try_case(case, bounds)` on every case, returning its failures.
 // Arguments: the bounds for float32, float16 and bfloat16, and optionally n, to take every n-th case only.
+constexpr int kEnoughFailures = 9;
+constexpr size_t kStride = 101;  // through the table in an order that has something of everything soon
 inline int run_cases(int argc, char** argv, const std::function<int(const Case&, const Bounds&)>& try_case) {
   if (argc < 4) {
     std::printf("usage: %s FLOAT32_BOUND FLOAT16_BOUND BFLOAT16_BOUND [EVERY]\n", argv[0]);
@@ -217,8 +220,10 @@ inline int run_cases(int argc, char** argv, const std::function<int(const Case&,
   const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
   const int every = argc > 4 ? std::atoi(argv[4]) : 1;
   int cases = 0, failures = 0;
-  for (const Case& c : all_cases()) {
-    if (c.index % every != every - 1) continue;
+  const std::vector<Case> table = all_cases();
+  for (size_t i = 0; i < table.size(); ++i) {
+    const Case& c = table[i * kStride % table.size()];
+    if (c.index % every != every - 1 || failures > kEnoughFailures) continue;
     failures += try_case(c, bounds);
     ++cases;
   }

@@ -144,6 +144,17 @@ namespace aft::cuda::machine {
 
 inline float fast_exp(float x) { return std::exp(x); }
 
+template <class Words>
+Words load(const void* p) {
+  emulator::check_aligned(p, sizeof(Words));
+  return *static_cast<const Words*>(p);
+}
+template <class Words>
+void store(void* p, const Words& words) {
+  emulator::check_aligned(p, sizeof(Words));
+  *static_cast<Words*>(p) = words;
+}
+
 inline float half_to_float(uint16_t bits) { return emulator::half_to_float(bits); }
 inline uint32_t pack_half(float low, float high) {
   return emulator::float_to_half(low) | static_cast<uint32_t>(emulator::float_to_half(high)) << 16;
