@@ -54,7 +54,8 @@ MUTATIONS = [
             "if (row_in_warp == 0) sums[c] = RunningSum::empty();\n  }",
         ),
         (
-            "sums[c].merge(shared.sums[warp][tile.column * N + c]);\n  }\n  __syncthreads();\n}\n\n//",
+            "sums[c].merge(shared.sums[warp][tile.column * N + c]);\n  }\n"
+            "  __syncthreads();\n}\n\n//",
             "sums[c].merge(shared.sums[warp][tile.column * N + c]);\n  }\n}\n\n//",
         ),
         ("sums[c].merge(shared.before[tile.column * N + c]);", ""),
@@ -69,7 +70,10 @@ MUTATIONS = [
     *_of(
         "aft_simple",
         "running_sum.cuh",
-        ("numerator * mine + other.numerator * theirs", "numerator * theirs + other.numerator * mine"),
+        (
+            "numerator * mine + other.numerator * theirs",
+            "numerator * theirs + other.numerator * mine",
+        ),
         ("maximum = fmaxf(maximum, other.maximum);", "maximum = other.maximum;"),
         ("denominator > 0.0f ? numerator / denominator : 0.0f", "numerator / denominator"),
     ),

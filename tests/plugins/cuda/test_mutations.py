@@ -27,7 +27,7 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
 
     stem, program = mutation.kernel, folder / "mutant"
     definition = programs / "CMakeFiles" / f"{stem}_definition.dir" / f"{stem}_test.cc.o"
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-fno-strict-aliasing"]
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fno-strict-aliasing"]
     command += ["-w", "-I", str(sources), "-I", str(TESTS / "emulator"), "-x", "c++"]
     command += [str(sources / f"{stem}.cu"), "-x", "none", str(definition)]
     command += [str(programs / "libemulator.a"), "-o", str(program)]
