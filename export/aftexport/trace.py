@@ -158,7 +158,8 @@ def to_onnx(
     Args:
         program: see ``capture``.
         opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the encoder's products.
+        precision: fp16 where the program is; bf16 or int8 for the products of the
+            encoder and of AFT-full.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -177,7 +178,9 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table={o.torch_op: _translation(o) for o in OPERATORS.values()},
+                custom_translation_table={
+                    o.torch_op: _translation(o, precision) for o in OPERATORS.values()
+                },
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -246,14 +249,18 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
 
 
-def _translation(operator: Operator) -> Callable[..., Any]:
+def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    # In fp16 the tensors say what the precision is.
+    chosen = {"precision": precision} if precision != "fp16" else {}
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in names]
     parameters += [
-        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
+        inspect.Parameter(
+            a.name, kind, default=chosen.get(a.name, a.default), annotation=type(a.default)
+        )
         for a in operator.attributes
     ]
 

@@ -23,6 +23,14 @@ from aftexport.mechanisms._numerics import (
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
+from aftexport.operators import Attribute
+
+_PRECISION = Attribute(
+    "precision",
+    "fp32",
+    "Of the products: fp32; bf16, exp(w) and the keys' terms rounded to bfloat16; int8 is "
+    "fp32 here. Sums are float32. The portable body computes in float32.",
+)
 
 
 def _check(
@@ -53,6 +61,7 @@ def reference(
     *,
     gate: str,
     causal: bool,
+    precision: str = "fp32",
 ) -> Tensor:
     """The definition, row by row: a softmax of keys plus that row's biases.
 
@@ -60,7 +69,9 @@ def reference(
         query, key, value: ``[B, T, D]``.
         position_bias: ``[Tmax, Tmax]``, row for the query, column for the key.
         lengths: int64 ``[B]``.
+        precision: does not change the definition.
     """
+    del precision
     return apply_gate(gate, query, _means(mask_keys(key, lengths), value, position_bias, causal))
 
 
@@ -95,8 +106,10 @@ def compute(
     *,
     gate: str,
     causal: bool,
+    precision: str = "fp32",
 ) -> Tensor:
     """``reference`` as one product of matrices, with its maxima taken apart."""
+    del precision
     mean = guarded_mean(
         partial(_sums, causal=causal),
         partial(_means, causal=causal),
@@ -164,6 +177,7 @@ AFT_FULL, CAUSAL_AFT_FULL = define(
     shapes=("B T D", "B T D", "B T D", "Tmax Tmax", "B"),
     exponents=("key", "position_bias"),
     attributes=(GATE,),
+    kernel_attributes=(_PRECISION,),
     check=_check,
     compute=compute,
     reference=reference,
