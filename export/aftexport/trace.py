@@ -158,8 +158,7 @@ def to_onnx(
     Args:
         program: see ``capture``.
         opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the products of the
-            encoder and of AFT-full.
+        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -251,16 +250,15 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
-    # In fp16 the tensors say what the precision is.
-    chosen = {"precision": precision} if precision != "fp16" else {}
+    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
+    if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
+        for_kernel["precision"] = precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(n, kind) for n in names]
     parameters += [
-        inspect.Parameter(
-            a.name, kind, default=chosen.get(a.name, a.default), annotation=type(a.default)
-        )
+        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
         for a in operator.attributes
     ]
 
@@ -268,7 +266,7 @@ def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
         bound = inspect.Signature(parameters).bind(*args, **kwargs)
         bound.apply_defaults()
         tensors = [bound.arguments.pop(n) for n in names]
-        return emit(*tensors, **bound.arguments, **PLUGIN_ATTRIBUTES)
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
 
     translate.__name__ = operator.op_type
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ GATE = Attribute(
 NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of query and value.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator(OnnxOperator):
     """The operator of a mechanism, which PyTorch models call.
 
@@ -60,8 +60,8 @@ def define(
     ``check``, ``compute`` and ``reference`` take the inputs in order and the
     attributes by name; ``compute``, ``reference`` and ``body`` take ``causal``
     as well. ``check`` raises ``ValueError`` for shapes that do not fit; it runs
-    on real and on symbolic shapes. ``kernel_attributes`` say how a kernel computes:
-    the ONNX operator has them, the torch op has not.
+    on real and on symbolic shapes. The ONNX operator has the ``kernel_attributes``,
+    the torch op has not.
     """
     one = partial(
         _define_one, op_type, stem, inputs, shapes, exponents, attributes, kernel_attributes, check
@@ -149,7 +149,8 @@ def _define_one(
         inputs=inputs,
         shapes=shapes,
         exponents=exponents,
-        attributes=attributes + kernel_attributes,
+        attributes=attributes,
+        kernel_attributes=kernel_attributes,
         reference=partial(reference, causal=causal),
         body=partial(body, causal=causal),
         doc=doc,

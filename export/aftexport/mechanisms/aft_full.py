@@ -61,7 +61,6 @@ def reference(
     *,
     gate: str,
     causal: bool,
-    precision: str = "fp32",
 ) -> Tensor:
     """The definition, row by row: a softmax of keys plus that row's biases.
 
@@ -69,9 +68,7 @@ def reference(
         query, key, value: ``[B, T, D]``.
         position_bias: ``[Tmax, Tmax]``, row for the query, column for the key.
         lengths: int64 ``[B]``.
-        precision: does not change the definition.
     """
-    del precision
     return apply_gate(gate, query, _means(mask_keys(key, lengths), value, position_bias, causal))
 
 
@@ -106,10 +103,8 @@ def compute(
     *,
     gate: str,
     causal: bool,
-    precision: str = "fp32",
 ) -> Tensor:
     """``reference`` as one product of matrices, with its maxima taken apart."""
-    del precision
     mean = guarded_mean(
         partial(_sums, causal=causal),
         partial(_means, causal=causal),
