@@ -127,17 +127,18 @@ class FullChannels {
     for (int64_t r = 0; r < rows; ++r) highest[r] = kNoKey;
 
     for (int64_t u = 0; u < keys; u += kKeys) {
-      // Rows before the block have none of its keys in causal form.
+      const int64_t count = min(kKeys, keys - u);
+      // In causal form the rows before the first key have no part in the block.
       const int64_t first = p_.causal ? max(0, u - begin) / kTileRows * kTileRows : 0;
-      if (p_.causal && u > 0) raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
+      if (u > 0)
+        raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
       for (int64_t r = first; r < rows; ++r)
-        weigh(begin + r, u, min(kKeys, keys - u), highest[r], weights.words(0, r), sums + r * width());
-      const int64_t block_steps = steps(block_keys(b, u)), used_steps = steps(min(kKeys, keys - u));
+        weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
       for (int64_t panel = 0; panel < panels_; ++panel) {
-        const float* words = entries(b, u) + panel * block_steps * kPanel;
+        const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
         for (int64_t r = first; r < rows; r += kTileRows)
           multiply_tile<Product, kTileRows>(
-              weights.words(0, r), {words, used_steps, panel * kPanel, nullptr, nullptr}, r,
+              weights.words(0, r), {words, steps(count), panel * kPanel, nullptr, nullptr}, r,
               [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
                 float* sum = sums + row * width() + column;
                 for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
