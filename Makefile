@@ -23,7 +23,7 @@ test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,nat
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*))
-	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests encoder_tests
+	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
 # The CUDA kernels, build/cuda/libaft_cuda.a; needs no GPU, and installs nvcc where the system has none.

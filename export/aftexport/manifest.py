@@ -30,8 +30,8 @@ class Manifest(BaseModel):
         vocab_size: ids are below this.
         max_tokens: most tokens of a document; None for no bound.
         labels: class names in the order of the logits.
-        precision: fp32; fp16, of weights and activations; bf16 or int8, of the encoder's
-            products.
+        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
+            inside kernels.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
         operator_version: of the ``ai.aftexport`` domain.

@@ -158,7 +158,7 @@ def to_onnx(
     Args:
         program: see ``capture``.
         opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the encoder's products.
+        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -177,7 +177,9 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table={o.torch_op: _translation(o) for o in OPERATORS.values()},
+                custom_translation_table={
+                    o.torch_op: _translation(o, precision) for o in OPERATORS.values()
+                },
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -246,8 +248,11 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
 
 
-def _translation(operator: Operator) -> Callable[..., Any]:
+def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
+    if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
+        for_kernel["precision"] = precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -261,7 +266,7 @@ def _translation(operator: Operator) -> Callable[..., Any]:
         bound = inspect.Signature(parameters).bind(*args, **kwargs)
         bound.apply_defaults()
         tensors = [bound.arguments.pop(n) for n in names]
-        return emit(*tensors, **bound.arguments, **PLUGIN_ATTRIBUTES)
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
 
     translate.__name__ = operator.op_type
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -12,11 +12,6 @@
 
 namespace aft {
 
-// How a product is computed: both operands in float32; or rounded to bfloat16; or in 8-bit integers, weights
-// scaled by column and rows of the left operand by row. Sums and everything outside of the product are
-// float32 (integers are summed exactly first).
-enum class Precision { kFloat32, kBfloat16, kInt8 };
-
 // A weight matrix rearranged for the products of this machine; packed_weight.h has the layout. `precision` may
 // be higher than what was asked for: a machine without the instructions computes in float32.
 struct PackedWeight {

@@ -30,9 +30,18 @@ struct Bfloat16Product {
     const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
     __builtin_memcpy(words + first / 2, &rounded, sizeof rounded);
   }
+  // The same numbers with bfloat16's digits.
+  AFT_INLINE static Vec rounded(Vec values) { return (Vec)(bits(values) << 16); }
+  // Words of vectors of columns, the first being the first in k.
+  AFT_INLINE static Vec words(const Vec (&values)[kPerWord]) { return (Vec)(bits(values[0]) | bits(values[1]) << 16); }
   static void put_weight(float* word, int64_t position, float value) {
     const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_set1_ps(value));
     __builtin_memcpy((char*)word + 2 * position, &rounded, 2);
+  }
+
+ private:
+  AFT_INLINE static IntVec bits(Vec values) {
+    return (IntVec)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values));
   }
 };
 

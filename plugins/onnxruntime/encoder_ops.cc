@@ -23,14 +23,6 @@ void expect_shape(const char* input, const Tensor& tensor, const Shape& expected
 
 const float* floats(const Tensor& tensor) { return static_cast<const float*>(tensor.data); }
 
-aft::Precision read_precision(const Attributes& attributes) {
-  const std::string precision = attributes.text("precision", "fp32");
-  if (precision == "fp32") return aft::Precision::kFloat32;
-  if (precision == "bf16") return aft::Precision::kBfloat16;
-  if (precision == "int8") return aft::Precision::kInt8;
-  throw Error("precision is \"" + precision + "\", expected fp32, bf16 or int8");
-}
-
 // The tensor whose rows are transformed, [..., width].
 struct Rows {
   Rows(const char* input, const Tensor& tensor) : shape(tensor.shape), data(floats(tensor)) {

@@ -34,15 +34,16 @@ def test_an_encoder_operator_equals_its_definition(
         size = [sizes[axis] for axis in shape.split()]
         spread = size[0] ** -0.5 if name.startswith("weight") else 1.0
         inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
-    attributes = {a.name: a.default for a in operator.attributes} | {"precision": precision}
+    attributes = {a.name: a.default for a in operator.attributes}
     expected = operator.reference(
         *(torch.from_numpy(x).double() for x in inputs.values()), **attributes
     ).numpy()
 
     make = onnx.helper
     node = make.make_node(
-        op_type, list(inputs), ["output"], domain=DOMAIN, **attributes, **PLUGIN_ATTRIBUTES
-    )
+        op_type, list(inputs), ["output"], domain=DOMAIN,
+        precision=precision, **attributes, **PLUGIN_ATTRIBUTES,
+    )  # fmt: skip
     values = [
         make.make_tensor_value_info(n, onnx.TensorProto.FLOAT, x.shape) for n, x in inputs.items()
     ]

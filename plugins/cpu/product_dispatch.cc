@@ -1,5 +1,6 @@
-// Chooses, once per process, the compiled copy of the encoder's operators that this machine can run. They come
-// in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit integers.
+// Chooses, once per process, the compiled copy of AFT-full and the encoder's operators that this machine can run.
+// They come in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit
+// integers.
 
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@ PackedWeight::~PackedWeight() = default;
 
 #define AFT_DECLARE_SET(isa)                                               \
   namespace isa {                                                          \
+  void aft_full(const AftFull&, const Parallel&);                          \
   PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision);    \
   void layer_norm_linear(const LayerNormLinear&, const Parallel&);         \
   void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&); \
@@ -29,14 +31,16 @@ namespace {
 
 struct Operators {
   const char* name;
+  void (*aft_full)(const AftFull&, const Parallel&);
   PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
   void (*layer_norm_linear)(const LayerNormLinear&, const Parallel&);
   void (*layer_norm_feed_forward)(const LayerNormFeedForward&, const Parallel&);
   void (*linear_residual)(const LinearResidual&, const Parallel&);
 };
 
-#define AFT_SET(isa) \
-  Operators { #isa, isa::pack_weight, isa::layer_norm_linear, isa::layer_norm_feed_forward, isa::linear_residual }
+#define AFT_SET(isa)                                                                                        \
+  Operators { #isa, isa::aft_full, isa::pack_weight, isa::layer_norm_linear, isa::layer_norm_feed_forward, \
+              isa::linear_residual }
 
 Operators choose() {
 #if defined(__x86_64__)
@@ -66,6 +70,7 @@ std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t row
   return std::unique_ptr<const PackedWeight>(operators().pack_weight(weight, rows, columns, precision));
 }
 
+void aft_full(const AftFull& params, const Parallel& parallel) { operators().aft_full(params, parallel); }
 void layer_norm_linear(const LayerNormLinear& params, const Parallel& parallel) {
   operators().layer_norm_linear(params, parallel);
 }
