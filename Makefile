@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 comma := ,
 NATIVE := $(shell find plugins -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo test test-native bench bench-quick lint format clean
+.PHONY: demo test test-native bench bench-model bench-quick lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -25,6 +25,9 @@ native-%: $(VENV)/installed
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
+
+bench-model: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m benchmarks --model
 
 bench-quick: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick

@@ -13,6 +13,7 @@ def main() -> None:
     """Runs a benchmark; writes its rows as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
+    add("--model", action="store_true", help="a whole model in place of the core operators")
     add("--quick", action="store_true", help="core operators in under a minute")
     add("--mechanism", nargs="+", choices=list(OP_TYPES), default=list(OP_TYPES))
     add("--tokens", type=int, nargs="+", help="lengths of the documents")
@@ -23,9 +24,10 @@ def main() -> None:
     add("--out", type=Path)
     options = parser.parse_args()
     setup.prepare(options.threads)
-    from benchmarks import operators
+    # Imported once the process is prepared.
+    from benchmarks import model, operators
 
-    operators.run(options, Console(width=180))
+    (model if options.model else operators).run(options, Console(width=180))
 
 
 if __name__ == "__main__":
