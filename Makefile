@@ -9,7 +9,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native test-cuda cuda bench bench-quick lint format clean
+.PHONY: demo test test-native test-cuda cuda bench bench-model bench-quick lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -43,6 +43,9 @@ cuda-emulated-%: $(VENV)/installed
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
+
+bench-model: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m benchmarks --model
 
 bench-quick: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick

@@ -6,6 +6,11 @@ from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 SCHEMA_VERSION = 1
+MAX_TOKENS = 1 << 20
+"""The longest document a graph is traced for where the model states no bound.
+
+A bound keeps the exporter's shape arithmetic exact.
+"""
 
 Count = Annotated[int, Ge(1)]
 

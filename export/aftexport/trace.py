@@ -26,14 +26,13 @@ from torch.export import Dim, ExportedProgram
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
+from aftexport.manifest import MAX_TOKENS
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.registry import ALL_OPERATORS
 
 OPSETS = range(18, 26)
 """Opsets the bodies are written for and torch.onnx can produce."""
 DEFAULT_OPSET = 20
-MAX_TOKENS = 1 << 20
-"""Bound of the token axis where the model states none; a bound keeps shape arithmetic exact."""
 _MAX_BATCH = 1 << 16
 _AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
