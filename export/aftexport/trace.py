@@ -26,6 +26,7 @@ from torch.export import Dim, ExportedProgram
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
+from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.registry import ALL_OPERATORS
 
@@ -177,7 +178,7 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table={o.torch_op: _translation(o) for o in OPERATORS.values()},
+                custom_translation_table=translations(),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -192,6 +193,7 @@ def to_onnx(
     # The encoder's kernels take float32; where a kernel is registered for other types
     # alone, ONNX Runtime refuses the node instead of running its body.
     if precision != "fp16":
+        fuse_fastformer(exported.model, precision=precision)
         fuse_encoder(exported.model, precision=precision)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
@@ -244,6 +246,11 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     chosen = (given.get(a.name, a.default) for a in operator.settings)
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
+    return {operator.torch_op: _translation(operator) for operator in OPERATORS.values()}
 
 
 def _translation(operator: Operator) -> Callable[..., Any]:
