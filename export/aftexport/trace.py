@@ -190,11 +190,9 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    # The encoder's kernels take float32; where a kernel is registered for other types
-    # alone, ONNX Runtime refuses the node instead of running its body.
-    if precision != "fp16":
-        fuse_fastformer(exported.model, precision=precision)
-        fuse_encoder(exported.model, precision=precision)
+    products = "fp32" if precision == "fp16" else precision
+    fuse_fastformer(exported.model, precision=products)
+    fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
