@@ -26,6 +26,7 @@ from torch.export import Dim, ExportedProgram
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
+from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.manifest import MAX_TOKENS
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.registry import ALL_OPERATORS
@@ -176,9 +177,7 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table={
-                    o.torch_op: _translation(o, precision) for o in OPERATORS.values()
-                },
+                custom_translation_table=translations(precision),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -190,10 +189,9 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    # The encoder's kernels take float32; where a kernel is registered for other types
-    # alone, ONNX Runtime refuses the node instead of running its body.
-    if precision != "fp16":
-        fuse_encoder(exported.model, precision=precision)
+    products = "fp32" if precision == "fp16" else precision
+    fuse_fastformer(exported.model, precision=products)
+    fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
@@ -245,6 +243,11 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     chosen = (given.get(a.name, a.default) for a in operator.settings)
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
+
+
+def translations(precision: str = "fp32") -> dict[Any, Callable[..., Any]]:
+    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
+    return {o.torch_op: _translation(o, precision) for o in OPERATORS.values()}
 
 
 def _translation(operator: Operator, precision: str) -> Callable[..., Any]:

@@ -111,8 +111,8 @@ class FullChannels {
           numerator[i] = denominator[i] * load(value_ + at, channels_ - c);
         }
         float* entry = entries(b, u) + (panel * steps(count) + step) * kPanel;
-        store(entry, Product::words(numerator));
-        store(entry + kLanes, Product::words(denominator));
+        store(entry, Product::pack_weights(numerator));
+        store(entry + kLanes, Product::pack_weights(denominator));
       }
   }
 

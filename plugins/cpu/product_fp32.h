@@ -23,8 +23,7 @@ struct Float32Product {
     store(words + first + kLanes, values[1]);
   }
   AFT_INLINE static Vec rounded(Vec values) { return values; }
-  AFT_INLINE static Vec words(const Vec (&values)[kPerWord]) { return values[0]; }
-  static void put_weight(float* word, int64_t, float value) { *word = value; }
+  AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) { return rows[0]; }
 };
 
 }  // namespace aft::AFT_ISA

@@ -31,6 +31,6 @@ struct Operator {
 aft::Precision read_precision(const ort::Attributes&);
 
 extern const Operator kOperators[7];
-extern const Operator kEncoderOperators[3];  // encoder_ops.cc; float32 only, no causal form, no lengths
+extern const Operator kEncoderOperators[4];  // encoder_ops.cc; no causal form
 
 }  // namespace ops

@@ -42,14 +42,18 @@ void check_all(const Shape& s, aft::Precision precision, float scale) {
   const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, precision);
 
   check("layer_norm_linear" + what, s.rows * s.other, [&](float* output, const aft::Parallel& parallel) {
-    aft::layer_norm_linear({s.rows, x.data(), norm, weight_in.get(), bias_in.data(), output}, parallel);
+    aft::layer_norm_linear({aft::Element::kFloat32, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), output}, parallel);
   });
   check("layer_norm_feed_forward" + what, s.rows * s.width, [&](float* output, const aft::Parallel& parallel) {
     aft::layer_norm_feed_forward(
-        {s.rows, x.data(), norm, weight_in.get(), bias_in.data(), weight_out.get(), bias_out.data(), output}, parallel);
+        {aft::Element::kFloat32, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), weight_out.get(),
+         bias_out.data(), output},
+        parallel);
   });
   check("linear_residual" + what, s.rows * s.other, [&](float* output, const aft::Parallel& parallel) {
-    aft::linear_residual({s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), output}, parallel);
+    aft::linear_residual({aft::Element::kFloat32, s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(),
+                          output},
+                         parallel);
   });
 }
 
