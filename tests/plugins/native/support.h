@@ -1,13 +1,17 @@
-// What the native tests share: threads, numbers, and counting failures.
+// What the native tests share: threads, numbers, tensors, and counting failures.
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "kernels.h"
 
 using Numbers = std::vector<float>;
 
@@ -30,6 +34,42 @@ inline Numbers numbers(int64_t count, float scale, unsigned seed) {
     value = scale * (static_cast<float>(seed >> 8) / 8388608.0f - 1.0f);
   }
   return values;
+}
+
+// Float32 values as tensor data of the element type, in a buffer of exactly that size. float16 by truncation.
+inline std::vector<char> encode(const Numbers& values, aft::Element element) {
+  const size_t size = element == aft::Element::kFloat16 ? 2 : 4;
+  std::vector<char> data(values.size() * size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &values[i], 4);
+    if (element == aft::Element::kFloat16) {
+      const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
+      const uint16_t half = static_cast<uint16_t>(
+          ((bits >> 16) & 0x8000) |
+          (exponent <= 0 ? 0 : (exponent > 30 ? 0x7bff : exponent << 10 | ((bits >> 13) & 1023))));
+      std::memcpy(&data[i * 2], &half, 2);
+    } else {
+      std::memcpy(&data[i * 4], &bits, 4);
+    }
+  }
+  return data;
+}
+
+inline bool finite(const std::vector<char>& data, aft::Element element) {
+  const size_t size = element == aft::Element::kFloat16 ? 2 : 4;
+  for (size_t i = 0; i < data.size(); i += size) {
+    if (element == aft::Element::kFloat16) {
+      uint16_t half;
+      std::memcpy(&half, &data[i], 2);
+      if ((half & 0x7c00) == 0x7c00) return false;
+    } else {
+      float value;
+      std::memcpy(&value, &data[i], 4);
+      if (!std::isfinite(value)) return false;
+    }
+  }
+  return true;
 }
 
 inline int failures = 0;
