@@ -108,6 +108,7 @@ def test_half_precision_is_in_the_weights_and_within_its_bound(
     assert bundle.manifest.precision == "fp16"
     types = {t.data_type for t in onnx.load(bundle.model_path).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in types
+    assert "LayerNormFeedForward" in bundle.manifest.operators
     record = json.loads((bundle.path / "parity.json").read_text())
     assert max(case["error"] for case in record["cases"]) > 1e-6
 

@@ -22,12 +22,6 @@ struct Shape {
   int64_t batch, tokens, channels, heads, window;
 };
 
-bool finite(const std::vector<char>& data, Element element) {
-  for (size_t i = 0; i < data.size(); i += element_size(element))
-    if (!std::isfinite(decode_one(&data[i], element))) return false;
-  return true;
-}
-
 // Runs one kernel on one shape; `fill` completes the parameters with encoded inputs of its own.
 template <class Params>
 void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&), const Shape& shape, Element element,
