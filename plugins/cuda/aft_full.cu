@@ -63,7 +63,7 @@ struct TensorShared {
 // Starts copying the warp's rows of w, columns [first_key, first_key + kTensorKeys) up to the last key.
 template <class T>
 __device__ __forceinline__ void copy_bias(T (*bias)[kTensorKeys + 8], const FullParams& p, const FullTile& tile,
-                                          int64_t first_key, bool aligned) {
+                                          int first_key, bool aligned) {
   const T* const source = static_cast<const T*>(p.call.position_bias);
   const int64_t width = p.call.position_bias_width;
   const int lane = threadIdx.x % kWarp, first = threadIdx.x / kWarp * kWarpRows;
@@ -72,17 +72,17 @@ __device__ __forceinline__ void copy_bias(T (*bias)[kTensorKeys + 8], const Full
 #pragma unroll
     for (int i = lane; i < kWarpRows * vectors; i += kWarp) {
       const int r = first + i / vectors, column = i % vectors * kVector<T>;
-      const int64_t t = tile.first_row + r, rest = tile.keys - first_key - column;
-      const bool exists = t < p.call.sequence.tokens && rest > 0;
-      const int count = !exists ? 0 : rest < kVector<T> ? static_cast<int>(rest) : kVector<T>;
+      const int t = tile.first_row + r, rest = tile.keys - first_key - column;
+      const bool exists = t < tile.tokens && rest > 0;
+      const int count = !exists ? 0 : rest < kVector<T> ? rest : kVector<T>;
       async_copy(&bias[r][column], exists ? source + t * width + first_key + column : source,
                  count * static_cast<int>(sizeof(T)));
     }
   } else {
 #pragma unroll 8
     for (int i = 0; i < kWarpRows; ++i) {
-      const int64_t t = tile.first_row + first + i, u = first_key + lane;
-      bias[first + i][lane] = t < p.call.sequence.tokens && u < tile.keys ? source[t * width + u] : T{0};
+      const int t = tile.first_row + first + i, u = first_key + lane;
+      bias[first + i][lane] = t < tile.tokens && u < tile.keys ? source[t * width + u] : T{0};
     }
   }
   async_commit();
@@ -90,7 +90,7 @@ __device__ __forceinline__ void copy_bias(T (*bias)[kTensorKeys + 8], const Full
 
 // exp(w - reference) of two keys, the first of them u, for a row that sees keys below `visible`.
 template <class T, class P, bool masked>
-__device__ __forceinline__ uint32_t exponentials(uint32_t word, float reference, int64_t u, int64_t visible) {
+__device__ __forceinline__ uint32_t exponentials(uint32_t word, float reference, int u, int visible) {
   Raw<T, 2> w;
   w.words = word;
   float low = machine::fast_exp(w[0] - reference), high = machine::fast_exp(w[1] - reference);
@@ -102,10 +102,10 @@ __device__ __forceinline__ uint32_t exponentials(uint32_t word, float reference,
 }
 
 struct WarpRows {
-  int64_t first;                    // row
+  int first;                        // row
   float reference[kRowTiles][2];    // of rows first + 16 i + 8 j + lane / 4
-  int64_t visible[kRowTiles][2];
-  int64_t most_visible, least_visible;
+  int visible[kRowTiles][2];
+  int most_visible, least_visible;
 };
 
 // sums += exp(w - r) entries for one step of keys.
@@ -113,7 +113,7 @@ template <bool masked, class T, class P>
 __device__ __forceinline__ void multiply_step(float (&sums)[kRowTiles][kColumnTiles][4],
                                               const T (*bias)[kTensorKeys + 8],
                                               const P (*entries)[2 * kTileChannels + 8], const WarpRows& rows,
-                                              int64_t first_key) {
+                                              int first_key) {
   const int lane = threadIdx.x % kWarp;
   const int matrix_row = lane % 8 + lane / 8 % 2 * 8, matrix_column = lane / 16 * 8;
 #pragma unroll
@@ -144,39 +144,38 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kRowTiles][kColumnTi
 template <class T, class P, int N>
 __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullParams p, bool bias_aligned) {
   auto& shared = shared_memory<TensorShared<T, P>>();
-  const AftCudaSequence& s = p.call.sequence;
   const FullTile tile(p);
   const int lane = threadIdx.x % kWarp, first_row = threadIdx.x / kWarp * kWarpRows;
 
   WarpRows rows;
   rows.first = tile.first_row + first_row;
-  const int64_t last = rows.first + kWarpRows <= tile.length ? rows.first + kWarpRows : tile.length;
-  rows.most_visible = rows.first < tile.length ? tile.visible(s, last - 1) : 0;
-  rows.least_visible = rows.first + kWarpRows <= tile.length ? tile.visible(s, rows.first) : 0;
+  const int last = rows.first + kWarpRows <= tile.length ? rows.first + kWarpRows : tile.length;
+  rows.most_visible = rows.first < tile.length ? tile.visible(last - 1) : 0;
+  rows.least_visible = rows.first + kWarpRows <= tile.length ? tile.visible(rows.first) : 0;
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int64_t t = rows.first + 16 * i + 8 * half + lane / 4;
-      rows.visible[i][half] = tile.visible(s, t);
-      rows.reference[i][half] = t < s.tokens ? p.maxima.rows[t] - kLift<P> : 0.0f;
+      const int t = rows.first + 16 * i + 8 * half + lane / 4;
+      rows.visible[i][half] = tile.visible(t);
+      rows.reference[i][half] = t < tile.tokens ? p.maxima.rows[t] - kLift<P> : 0.0f;
     }
 
   float sums[kRowTiles][kColumnTiles][4] = {};
   KeyTile<T, N, kTensorThreads, kTensorKeys> keys(p, tile);
   if (tile.keys > 0) {
     copy_bias(shared.operands.bias[0], p, tile, 0, bias_aligned);
-    keys.load(p, tile, 0);
-    keys.write(shared.operands.entries[0], tile, 0);
+    keys.load(p, 0);
+    keys.write(shared.operands.entries[0], 0);
     async_wait<0>();
   }
   __syncthreads();
   int stage = 0;
-  for (int64_t u = 0; u < tile.keys; u += kTensorKeys, stage ^= 1) {
-    const int64_t next = u + kTensorKeys;
+  for (int u = 0; u < tile.keys; u += kTensorKeys, stage ^= 1) {
+    const int next = u + kTensorKeys;
     if (next < tile.keys) {
       copy_bias(shared.operands.bias[stage ^ 1], p, tile, next, bias_aligned);
-      keys.load(p, tile, next);
+      keys.load(p, next);
     }
     const T(*bias)[kTensorKeys + 8] = shared.operands.bias[stage] + first_row;
     if (next <= rows.least_visible)
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
     else if (u < rows.most_visible)
       multiply_step<true>(sums, bias, shared.operands.entries[stage], rows, u);
     if (next < tile.keys) {
-      keys.write(shared.operands.entries[stage ^ 1], tile, next);
+      keys.write(shared.operands.entries[stage ^ 1], next);
       async_wait<0>();
     }
     __syncthreads();
@@ -210,13 +209,14 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
 
 constexpr int kFloatThreads = 256;
 constexpr int kFloatKeys = 16;                              // a step
-constexpr int kThreadChannels = 4, kRowStep = kFloatThreads / (kTileChannels / kThreadChannels);
-constexpr int kThreadRows = kTileRows / kRowStep;           // kRowStep apart, so that a warp's lie in two banks
-constexpr int kWeightPitch = kFloatKeys + 4;
+constexpr int kThreadChannels = 4, kThreadRows = 8;
+constexpr int kFloatColumns = kTileChannels / kThreadChannels;
+constexpr int kWeightPitch = kTileRows + 4;
+static_assert(kFloatThreads / kFloatColumns * kThreadRows == kTileRows, "threads cover the tile");
 
 struct FloatShared {
   struct Operands {
-    alignas(16) float weights[2][kTileRows][kWeightPitch];
+    alignas(16) float weights[2][kFloatKeys][kWeightPitch];
     alignas(16) float entries[2][kFloatKeys][2 * kTileChannels];
   };
   union {
@@ -231,24 +231,26 @@ struct WeightTile {
   static constexpr int kStep = kFloatThreads / (kFloatKeys / 4), kShare = kTileRows / kStep;
 
   int column = threadIdx.x % (kFloatKeys / 4) * 4, first = threadIdx.x / (kFloatKeys / 4);
+  const T* row;  // of w, the thread's first
   float reference[kShare];
-  int64_t visible[kShare];
+  int visible[kShare];
   Raw<T, 4> raw[kShare];
 
   __device__ __forceinline__ WeightTile(const FullParams& p, const FullTile& tile) {
+    row = static_cast<const T*>(p.call.position_bias) + (tile.first_row + first) * p.call.position_bias_width;
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
-      const int64_t t = tile.first_row + first + i * kStep;
-      visible[i] = tile.visible(p.call.sequence, t);
+      const int t = tile.first_row + first + i * kStep;
+      visible[i] = tile.visible(t);
       reference[i] = visible[i] > 0 ? p.maxima.rows[t] : 0.0f;
     }
   }
 
-  __device__ __forceinline__ void load(const FullParams& p, const FullTile& tile, int64_t first_key, bool aligned) {
+  __device__ __forceinline__ void load(const FullParams& p, int first_key, bool aligned) {
+    const int u = first_key + column;
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
-      const int64_t u = first_key + column, t = tile.first_row + first + i * kStep;
-      const T* bias = static_cast<const T*>(p.call.position_bias) + t * p.call.position_bias_width + u;
+      const T* bias = row + i * kStep * p.call.position_bias_width + u;
       if (aligned && u + 4 <= visible[i]) {
         raw[i] = Raw<T, 4>(bias);
       } else {
@@ -259,15 +261,13 @@ struct WeightTile {
     }
   }
 
-  __device__ __forceinline__ void write(float (*weights)[kWeightPitch], int64_t first_key) const {
+  __device__ __forceinline__ void write(float (*weights)[kWeightPitch], int first_key) const {
 #pragma unroll
-    for (int i = 0; i < kShare; ++i) {
-      float weight[4];
+    for (int i = 0; i < kShare; ++i)
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        weight[k] = first_key + column + k < visible[i] ? machine::fast_exp(raw[i][k] - reference[i]) : 0.0f;
-      store(&weights[first + i * kStep][column], weight);
-    }
+        weights[column + k][first + i * kStep] =
+            first_key + column + k < visible[i] ? machine::fast_exp(raw[i][k] - reference[i]) : 0.0f;
   }
 };
 
@@ -275,18 +275,18 @@ template <class T, int N>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParams p, bool bias_aligned) {
   auto& shared = shared_memory<FloatShared>();
   const FullTile tile(p);
-  const int column = threadIdx.x % (kFloatThreads / kRowStep) * kThreadChannels;
-  const int first_row = threadIdx.x / (kFloatThreads / kRowStep);
+  const int column = threadIdx.x % kFloatColumns * kThreadChannels;
+  const int first_row = threadIdx.x / kFloatColumns * kThreadRows;
   float numerators[kThreadRows][kThreadChannels] = {}, denominators[kThreadRows][kThreadChannels] = {};
   KeyTile<T, N, kFloatThreads, kFloatKeys> keys(p, tile);
   WeightTile<T> weights(p, tile);
-  const auto load = [&](int64_t u) {
-    weights.load(p, tile, u, bias_aligned);
-    keys.load(p, tile, u);
+  const auto load = [&](int u) {
+    weights.load(p, u, bias_aligned);
+    keys.load(p, u);
   };
-  const auto write = [&](int stage, int64_t u) {
+  const auto write = [&](int stage, int u) {
     weights.write(shared.operands.weights[stage], u);
-    keys.write(shared.operands.entries[stage], tile, u);
+    keys.write(shared.operands.entries[stage], u);
   };
   if (tile.keys > 0) {
     load(0);
@@ -294,35 +294,32 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
   }
   __syncthreads();
   int stage = 0;
-  for (int64_t u = 0; u < tile.keys; u += kFloatKeys, stage ^= 1) {
-    const int64_t next = u + kFloatKeys;
+  for (int u = 0; u < tile.keys; u += kFloatKeys, stage ^= 1) {
+    const int next = u + kFloatKeys;
     if (next < tile.keys) load(next);
+#pragma unroll 1  // more is hoisted into more registers than there are
+    for (int k = 0; k < kFloatKeys; ++k) {
+      Raw<float, 4> weight[kThreadRows / 4];
 #pragma unroll
-    for (int k = 0; k < kFloatKeys; k += 2) {
-      Raw<float, 2> weight[kThreadRows];
+      for (int i = 0; i < kThreadRows; i += 4)
+        weight[i / 4] = Raw<float, 4>(&shared.operands.weights[stage][k][first_row + i]);
+      const float* entries = &shared.operands.entries[stage][k][column];
+      const Raw<float, kThreadChannels> numerator(entries), denominator(entries + kTileChannels);
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i)
-        weight[i] = Raw<float, 2>(&shared.operands.weights[stage][first_row + i * kRowStep][k]);
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const float* entries = &shared.operands.entries[stage][k + pair][column];
-        const Raw<float, kThreadChannels> numerator(entries), denominator(entries + kTileChannels);
-#pragma unroll
-        for (int i = 0; i < kThreadRows; ++i)
-#pragma unroll
-          for (int c = 0; c < kThreadChannels; ++c) {
-            numerators[i][c] += weight[i][pair] * numerator[c];
-            denominators[i][c] += weight[i][pair] * denominator[c];
-          }
-      }
+        for (int c = 0; c < kThreadChannels; ++c) {
+          numerators[i][c] += weight[i / 4][i % 4] * numerator[c];
+          denominators[i][c] += weight[i / 4][i % 4] * denominator[c];
+        }
     }
     if (next < tile.keys) write(stage ^ 1, next);
     __syncthreads();
   }
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
-    const int r = first_row + i * kRowStep;
-    const float least = kTrustedPerKey<float> * static_cast<float>(tile.visible(p.call.sequence, tile.first_row + r));
+    const int r = first_row + i;
+    const float least = kTrustedPerKey<float> * static_cast<float>(tile.visible(tile.first_row + r));
     float mean[kThreadChannels];
 #pragma unroll
     for (int c = 0; c < kThreadChannels; ++c) mean[c] = trusted_mean(numerators[i][c], denominators[i][c], least);

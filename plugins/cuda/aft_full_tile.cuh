@@ -12,30 +12,32 @@ struct FullParams {
   Maxima maxima;
 };
 
+// Counts of tokens are int here: T x T of more would fit no memory.
 struct FullTile {
-  int64_t batch, first_row, first_channel, length;
-  int64_t keys;     // that any of the rows sees
-  int64_t blocks;   // of maxima, that those keys lie in
+  int tokens, batch, first_row, first_channel, length;
+  int keys;    // that any of the rows sees
+  int blocks;  // of maxima, that those keys lie in
+  bool causal;
 
   // Blocks that differ in their rows alone come one after another: together they read w once, and their keys
   // and values stay in the cache. In causal form the last rows take longest and come first.
   __device__ explicit FullTile(const FullParams& p) {
     const AftCudaSequence& s = p.call.sequence;
-    const int64_t row_block = p.maxima.blocks - 1 - blockIdx.x % p.maxima.blocks;
-    const int64_t group = blockIdx.x / p.maxima.blocks, groups = ceil_div<int64_t>(s.channels, kTileChannels);
-    first_row = row_block * kTileRows;
-    first_channel = group % groups * kTileChannels;
+    const int row_blocks = static_cast<int>(p.maxima.blocks), group = blockIdx.x / row_blocks;
+    const int groups = static_cast<int>(ceil_div<int64_t>(s.channels, kTileChannels));
+    tokens = static_cast<int>(s.tokens);
+    causal = s.causal;
     batch = group / groups;
-    length = length_of(s, batch);
-    const int64_t end = s.causal && first_row + kTileRows < length ? first_row + kTileRows : length;
+    first_row = (row_blocks - 1 - static_cast<int>(blockIdx.x) % row_blocks) * kTileRows;
+    first_channel = group % groups * kTileChannels;
+    length = static_cast<int>(length_of(s, batch));
+    const int end = causal && first_row + kTileRows < length ? first_row + kTileRows : length;
     keys = first_row < length ? end : 0;
-    blocks = ceil_div<int64_t>(keys, kTileRows);
+    blocks = ceil_div(keys, kTileRows);
   }
 
   // How many keys row t sees; 0 for padded rows.
-  __device__ __forceinline__ int64_t visible(const AftCudaSequence& s, int64_t t) const {
-    return t >= length ? 0 : s.causal ? t + 1 : length;
-  }
+  __device__ __forceinline__ int visible(int t) const { return t >= length ? 0 : causal ? t + 1 : length; }
 };
 
 inline int64_t full_tiles(const AftCudaSequence& s) {
@@ -49,36 +51,40 @@ struct KeyTile {
   static constexpr int kColumns = kTileChannels / N, kStep = threads / kColumns, kShare = count / kStep;
   static_assert(kShare * kStep == count, "threads share the keys evenly");
 
+  const T *key_row, *value_row;  // of the thread's first key and channel
   int column = threadIdx.x % kColumns * N, first = threadIdx.x / kColumns;
-  int64_t channel;
-  bool active;
+  int keys;  // that count: none for threads without channels
   float maximum[N];
   Raw<T, N> key[kShare], value[kShare];
 
-  __device__ __forceinline__ KeyTile(const FullParams& p, const FullTile& tile) : channel(tile.first_channel + column) {
-    active = channel < p.call.sequence.channels;
-    p.maxima.load_keys(maximum, p.call.sequence, tile.batch, active ? tile.blocks : 0, channel);
+  __device__ __forceinline__ KeyTile(const FullParams& p, const FullTile& tile) {
+    const AftCudaSequence& s = p.call.sequence;
+    const int64_t channel = tile.first_channel + column;
+    keys = channel < s.channels ? tile.keys : 0;
+    key_row = row<T>(s.key, tile.batch, first) + channel;
+    value_row = row<T>(s.value, tile.batch, first) + channel;
+    p.maxima.load_keys(maximum, s, tile.batch, keys > 0 ? tile.blocks : 0, channel);
   }
 
-  __device__ __forceinline__ bool counts(const FullTile& tile, int64_t u) const { return active && u < tile.keys; }
-
-  __device__ __forceinline__ void load(const FullParams& p, const FullTile& tile, int64_t first_key) {
+  // Keys [first_key, first_key + count) of those that count.
+  __device__ __forceinline__ void load(const FullParams& p, int first_key) {
+    const AftCudaSequence& s = p.call.sequence;
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
-      const int64_t u = first_key + first + i * kStep;
-      if (!counts(tile, u)) continue;
-      key[i] = Raw<T, N>(row<T>(p.call.sequence.key, tile.batch, u) + channel);
-      value[i] = Raw<T, N>(row<T>(p.call.sequence.value, tile.batch, u) + channel);
+      const int u = first_key + i * kStep;
+      if (u + first >= keys) continue;
+      key[i] = Raw<T, N>(key_row + u * s.key.token_stride);
+      value[i] = Raw<T, N>(value_row + u * s.value.token_stride);
     }
   }
 
   // first_key as in the last load().
   template <class P, int pitch>
-  __device__ __forceinline__ void write(P (*entries)[pitch], const FullTile& tile, int64_t first_key) const {
+  __device__ __forceinline__ void write(P (*entries)[pitch], int first_key) const {
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
       const int k = first + i * kStep;
-      const bool counted = counts(tile, first_key + k);
+      const bool counted = first_key + k < keys;
       float numerator[N], denominator[N];
 #pragma unroll
       for (int c = 0; c < N; ++c) {
@@ -99,18 +105,17 @@ template <class T, int N, int threads>
 __device__ __forceinline__ void write_tile(const float (*means)[kMeanPitch], const FullParams& p,
                                            const FullTile& tile) {
   constexpr int columns = kTileChannels / N;
-  const AftCudaSequence& s = p.call.sequence;
   const int column = threadIdx.x % columns * N;
   const int64_t channel = tile.first_channel + column;
-  if (channel >= s.channels) return;
+  if (channel >= p.call.sequence.channels) return;
 #pragma unroll 1
   for (int r = threadIdx.x / columns; r < kTileRows; r += threads / columns) {
-    const int64_t t = tile.first_row + r;
-    if (t >= s.tokens) return;
+    const int t = tile.first_row + r;
+    if (t >= tile.tokens) return;
     float mean[N];
 #pragma unroll
     for (int c = 0; c < N; ++c) mean[c] = means[r][column + c];
-    write_outputs<T>(mean, p.call, tile.batch, t, channel, tile.visible(s, t));
+    write_outputs<T>(mean, p.call, tile.batch, t, channel, tile.visible(t));
   }
 }
 
