@@ -2,17 +2,15 @@
 //
 //   products = exp(w - r) (exp(K - m) V, exp(K - m)),  Y = gate(Q) * their ratio
 //
-// For long T, where a runtime's own matrix product is nearer to the device's peak than the fused kernel, which
-// takes exponentials in its inner loop. Not causal: half of that product would be for nothing, and m could not
-// follow the rows.
+// For long T (AFT_CUDA_AFT_FULL_GEMM_TOKENS in kernels.h), where a runtime's own matrix product is nearer to the
+// device's peak than the fused kernel, which takes exponentials in its inner loop. Not causal: half of that
+// product would be for nothing, and m could not follow the rows.
 //
-// Bound by memory. Floor of prepare: 4BTD elements, keys and values read, entries written, and keys once more for
-// m. Of finish: 4BTD elements, products and query read, output written. At 8 x 4096 x 1024 in 16 bits 13BTD
-// elements or 0.9 GB in all, against 0.55 PFLOP of the product: a few hundred microseconds before about a
-// millisecond, an eighth of which the product must win back.
+// Bound by memory. Floor of prepare: 4BTD elements, keys and values read, entries written; here 5, as keys are
+// read for m before. Of finish: 4BTD, products and query read, output written. At 8 x 4096 x 1024 in 16 bits
+// that is 0.6 GB, some 150 us at 4 TB/s, beside a product of 0.55 TFLOP: what the product must win back.
 //
-// Each thread takes a vector of 16 bytes of channels; what does not depend on keys and values far away is not
-// staged anywhere.
+// Each thread takes a vector of 16 bytes of channels, several of them at once in prepare.
 
 #include "aft_full_cell.cuh"
 #include "aft_full_maxima.cuh"
@@ -44,7 +42,7 @@ struct PrepareShared {
 
 // A block makes the entries of kTileRows keys and kTileChannels channels.
 template <class T, class P, int N>
-__global__ void __launch_bounds__(kThreads, 4) prepare_kernel(const Params p) {
+__global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
   constexpr int columns = kTileChannels / N, rows = kThreads / columns;
   auto& shared = shared_memory<PrepareShared>();
   float* maxima = &shared.maxima[0][0];  // [rows][kTileChannels]
@@ -85,8 +83,8 @@ __global__ void __launch_bounds__(kThreads, 4) prepare_kernel(const Params p) {
 }
 
 template <class T, class P, int N>
-__global__ void __launch_bounds__(kThreads, 4) finish_kernel(const Params p) {
-  constexpr float largest = 3.402823466e38f;  // more than float16 has, so that only infinities are not trusted
+__global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
+  constexpr float largest = 3.402823466e38f;  // what overflowed P became infinite and is not trusted
   constexpr float least_per_key = sizeof(P) == 2 && kLift<P> > 0.0f ? kTrustedPerKeyUnlifted : kTrustedPerKey<P>;
   const AftCudaSequence& s = p.call.sequence;
   const int64_t vectors = s.channels / N, index = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
@@ -122,6 +120,10 @@ int with_call(const AftCudaAftFull& call, const F& f) {
 }  // namespace
 }  // namespace aft::cuda
 
+size_t aft_cuda_aft_full_prepare_workspace(const AftCudaAftFull* call) {
+  return aft::cuda::Maxima::bytes(call->sequence);
+}
+
 int aft_cuda_aft_full_prepare(const AftCudaAftFull* call, void* entries, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
@@ -130,9 +132,9 @@ int aft_cuda_aft_full_prepare(const AftCudaAftFull* call, void* entries, void* w
     using P = decltype(product);
     constexpr int N = decltype(n)::value;
     const Params params{*call, Maxima(s, workspace), entries, nullptr};
-    const dim3 grid(static_cast<unsigned>(s.batch * params.maxima.blocks * ceil_div<int64_t>(s.channels, kTileChannels)));
-    if (const int status =
-            launch<KeyMaximaShared<kThreads>>(maxima_kernel<T, N>, grid, kThreads, stream, params))
+    const int64_t groups = ceil_div<int64_t>(s.channels, kTileChannels);
+    const dim3 grid(static_cast<unsigned>(s.batch * params.maxima.blocks * groups));
+    if (const int status = launch<KeyMaximaShared<kThreads>>(maxima_kernel<T, N>, grid, kThreads, stream, params))
       return status;
     return launch<PrepareShared>(prepare_kernel<T, P, N>, grid, kThreads, stream, params);
   });

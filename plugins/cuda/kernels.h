@@ -110,10 +110,11 @@ int aft_cuda_aft_full(const AftCudaAftFull*, void* workspace, cudaStream_t);
 /* AFT-full, not causal, around a matrix product of the caller's. All matrices are packed, their elements those
  * of `precision`:
  *   prepare   entries [batch, tokens, 2 channels] = (exp(key - m) value, exp(key - m)), m the channel's largest
- *             key; 0 for keys that do not count; workspace as for aft_cuda_aft_full
+ *             key; 0 for keys that do not count
  *   caller    products[b] = exp(position_bias - its row maxima) entries[b]
  *   finish    output = gate(query) products[.., :channels] / products[.., channels:]
  * The left side of the product is a constant that the caller makes once. Every pointer is a multiple of 16. */
+size_t aft_cuda_aft_full_prepare_workspace(const AftCudaAftFull*);
 int aft_cuda_aft_full_prepare(const AftCudaAftFull*, void* entries, void* workspace, cudaStream_t);
 int aft_cuda_aft_full_finish(const AftCudaAftFull*, const void* products, cudaStream_t);
 

@@ -22,7 +22,8 @@ static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigne
   std::vector<float> right(s.batch * s.tokens * columns), weights(s.tokens), sums(columns);
   for (size_t i = 0; i < right.size(); ++i) right[i] = decode(entries + i * size, element);
   for (int64_t t = 0; t < s.tokens; ++t) {
-    const auto* bias = static_cast<const unsigned char*>(call.position_bias) + t * call.position_bias_width * tensor_size;
+    const auto* bias =
+        static_cast<const unsigned char*>(call.position_bias) + t * call.position_bias_width * tensor_size;
     for (int64_t u = 0; u < s.tokens; ++u) weights[u] = decode(bias + u * tensor_size, s.element);
     const float maximum = *std::max_element(weights.begin(), weights.end());
     for (float& weight : weights) weight = rounded(std::exp(weight - maximum), element);
@@ -30,7 +31,8 @@ static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigne
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (int64_t u = 0; u < s.tokens; ++u)
         for (int64_t c = 0; c < columns; ++c) sums[c] += weights[u] * right[(b * s.tokens + u) * columns + c];
-      for (int64_t c = 0; c < columns; ++c) encode(sums[c], element, products + ((b * s.tokens + t) * columns + c) * size);
+      unsigned char* row = products + (b * s.tokens + t) * columns * size;
+      for (int64_t c = 0; c < columns; ++c) encode(sums[c], element, row + c * size);
     }
   }
 }
@@ -49,7 +51,7 @@ int main(int argc, char** argv) {
   return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
     Problem problem(c, bounds, c.channels);
     const AftFull definition(problem);
-    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_workspace, run, definition);
+    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_prepare_workspace, run, definition);
     const bool refused = aft_cuda_aft_full_prepare(&definition.call, nullptr, nullptr, nullptr) != 0 &&
                          aft_cuda_aft_full_finish(&definition.call, nullptr, nullptr) != 0;
     if (!refused) std::printf("FAILED: %s is not refused\n", c.name().c_str());
