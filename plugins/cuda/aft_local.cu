@@ -82,7 +82,7 @@ struct RowMaximum {
 // T is the tensors' element. Weights may be kScale at most, a power of e.
 template <class T>
 struct Product {
-  static constexpr int kKeys = 32;
+  static constexpr int kKeys = 16;
   // Float16 keeps 2^-25 of the largest entry, of a key whose weight may be 2^15: by that and by the number of
   // keys the denominator may be off, of which 2^-9 is half an ulp of bfloat16.
   static constexpr float kLogScale = sizeof(T) == 2 ? 10.397207f : 0.0f;
@@ -201,69 +201,84 @@ struct Tile {
   }
 };
 
-// One step's keys, on their way from memory to a stage.
+// The keys of one step and their biases, on their way from memory to a stage.
 template <class T, int N>
 struct Step {
   static constexpr int kKeys = Product<T>::kKeys;
-  static constexpr int kLoads = kKeys * kChannels / N / kThreads;
-  static constexpr int kWeights = kRows * kKeys / kThreads;
+  static constexpr int kLoads = kKeys * kChannels / N / kThreads, kKeysApart = kThreads * N / kChannels;
+  static constexpr int kWeights = kRows * kKeys / kThreads, kRowsApart = kThreads / kKeys;
   using Stage = typename Product<T>::Stage;
 
   Raw<T, N> key[kLoads], value[kLoads];
   T bias[kWeights];
+  // What this thread loads first of the next step, and the key that is, relative to the tile's first row.
+  const T *keys, *values, *band;
+  int entry_key, weight_key;
 
-  static __device__ __forceinline__ int entry_key(int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) / (kChannels / N); }
-  static __device__ __forceinline__ int entry_channel() { return static_cast<int>(threadIdx.x) % (kChannels / N) * N; }
-  static __device__ __forceinline__ int weight_row(int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) / kKeys; }
-  static __device__ __forceinline__ int weight_key() { return static_cast<int>(threadIdx.x) % kKeys; }
+  static __device__ __forceinline__ int channel() { return static_cast<int>(threadIdx.x) % (kChannels / N) * N; }
+  static __device__ __forceinline__ int weight_row() { return static_cast<int>(threadIdx.x) / kKeys; }
 
-  // Of keys from u on, relative to the tile's first row. T* are of the tile's first row.
-  __device__ __forceinline__ void load(const Params& p, const Tile& tile, const T* keys, const T* values, const T* band,
-                                       int u) {
+  __device__ __forceinline__ Step(const Params& p, const Tile& tile)
+      : entry_key(tile.begin + static_cast<int>(threadIdx.x) / (kChannels / N)),
+        weight_key(tile.begin + static_cast<int>(threadIdx.x) % kKeys) {
     const AftCudaSequence& s = p.call.sequence;
-    const bool active = tile.channel + entry_channel() < s.channels;
+    keys = row<T>(s.key, tile.batch, tile.first + entry_key) + tile.channel + channel();
+    values = row<T>(s.value, tile.batch, tile.first + entry_key) + tile.channel + channel();
+    band = BandRow<T>(p.call, tile.first + weight_row()).entries + (weight_key - weight_row() + p.sums.left);
+  }
+
+  __device__ __forceinline__ void load(const Params& p, const Tile& tile) {
+    const AftCudaSequence& s = p.call.sequence;
+    const bool active = tile.channel + channel() < s.channels;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      if (active && u + entry_key(i) < tile.end) {
-        key[i] = Raw<T, N>(keys + (u + entry_key(i)) * s.key.token_stride + entry_channel());
-        value[i] = Raw<T, N>(values + (u + entry_key(i)) * s.value.token_stride + entry_channel());
+      if (active && entry_key + i * kKeysApart < tile.end) {
+        key[i] = Raw<T, N>(keys + i * kKeysApart * s.key.token_stride);
+        value[i] = Raw<T, N>(values + i * kKeysApart * s.value.token_stride);
       }
-    const int left = static_cast<int>(p.sums.left), width = left + static_cast<int>(p.sums.right) + 1;
-    const int stride = p.call.band_rows == 1 ? 0 : width;
+    const int apart = (p.call.band_rows == 1 ? 0 : static_cast<int>(p.sums.left + p.sums.right) + 1) - 1;
 #pragma unroll
-    for (int i = 0; i < kWeights; ++i) {
-      const int j = u + weight_key() - weight_row(i) + left;
-      if (in_window(p, j, weight_row(i), u + weight_key(), tile)) bias[i] = band[weight_row(i) * stride + j];
-    }
+    for (int i = 0; i < kWeights; ++i)
+      if (in_window(p, tile, i)) bias[i] = band[i * kRowsApart * apart];
   }
 
-  static __device__ __forceinline__ bool in_window(const Params& p, int j, int row, int u, const Tile& tile) {
-    return j >= 0 && j <= static_cast<int>(p.sums.left + p.sums.right) && u < tile.end && tile.first + row < tile.length;
+  // Whether the i-th weight's key, one of the sequence, is in the window of its row.
+  __device__ __forceinline__ bool in_window(const Params& p, const Tile& tile, int i) const {
+    const int row = weight_row() + i * kRowsApart, distance = weight_key - row;
+    return distance >= -static_cast<int>(p.sums.left) && distance <= static_cast<int>(p.sums.right) &&
+           weight_key < tile.end && tile.first + row < tile.length;
   }
 
-  __device__ __forceinline__ void store_to(Stage& stage, const Params& p, const Tile& tile, const Shared<T>& shared,
-                                           int u) const {
-    const bool active = tile.channel + entry_channel() < p.call.sequence.channels;
+  // Weighs what was loaded, and goes on to the next step.
+  __device__ __forceinline__ void store_to(Stage& stage, const Params& p, const Tile& tile, const Shared<T>& shared) {
+    const AftCudaSequence& s = p.call.sequence;
+    const bool active = tile.channel + channel() < s.channels;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       float weight[N] = {}, product[N] = {};
-      if (active && u + entry_key(i) < tile.end)
+      if (active && entry_key + i * kKeysApart < tile.end)
 #pragma unroll
         for (int c = 0; c < N; ++c) {
-          weight[c] = machine::fast_exp(key[i][c] - shared.maximum[entry_channel() + c]);
+          weight[c] = machine::fast_exp(key[i][c] - shared.maximum[channel() + c]);
           product[c] = weight[c] * value[i][c];
         }
-      store(&stage.entries[0][entry_key(i)][entry_channel()], product);
-      store(&stage.entries[1][entry_key(i)][entry_channel()], weight);
+      const int to = static_cast<int>(threadIdx.x) / (kChannels / N) + i * kKeysApart;
+      store(&stage.entries[0][to][channel()], product);
+      store(&stage.entries[1][to][channel()], weight);
     }
-    const int left = static_cast<int>(p.sums.left);
 #pragma unroll
     for (int i = 0; i < kWeights; ++i) {
-      const int row = weight_row(i), key = u + weight_key(), j = key - row + left;
-      const bool counts = key < tile.end && !(p.sums.causal && key > row);
-      const float logit = in_window(p, j, row, key, tile) ? to_float(bias[i]) : 0.0f;
-      Product<T>::set_weight(stage, row, weight_key(), counts ? machine::fast_exp(logit - shared.highest[row]) : 0.0f);
+      const int row = weight_row() + i * kRowsApart;
+      const bool counts = weight_key < tile.end && !(p.sums.causal && weight_key > row);
+      const float logit = in_window(p, tile, i) ? to_float(bias[i]) : 0.0f;
+      Product<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
+                             counts ? machine::fast_exp(logit - shared.highest[row]) : 0.0f);
     }
+    entry_key += kKeys;
+    weight_key += kKeys;
+    keys += kKeys * s.key.token_stride;
+    values += kKeys * s.value.token_stride;
+    band += kKeys;
   }
 };
 
@@ -329,24 +344,16 @@ __global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
   const Tile tile(p);
   Product<T> product;
   load_outside(shared, p, tile);
-  const T* keys = row<T>(s.key, tile.batch, tile.first) + tile.channel;
-  const T* values = row<T>(s.value, tile.batch, tile.first) + tile.channel;
-  const T* band = static_cast<const T*>(p.call.band) +
-                  (p.call.band_rows == 1 ? 0 : tile.first * (p.sums.left + p.sums.right + 1));
   __syncthreads();
 
   if (tile.length > tile.first) {
-    constexpr int kKeys = Product<T>::kKeys;
-    Step<T, N> step;
-    step.load(p, tile, keys, values, band, tile.begin);
-    step.store_to(shared.stages[0], p, tile, shared, tile.begin);
-    __syncthreads();
-    int stage = 0;
-    for (int u = tile.begin; u < tile.end; u += kKeys, stage ^= 1) {
-      const bool more = u + kKeys < tile.end;
-      if (more) step.load(p, tile, keys, values, band, u + kKeys);
-      product.add(shared.stages[stage]);
-      if (more) step.store_to(shared.stages[stage ^ 1], p, tile, shared, u + kKeys);
+    Step<T, N> step(p, tile);
+    int stage = 1;
+    for (int u = tile.begin - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
+      const bool more = u + step.kKeys < tile.end;
+      if (more) step.load(p, tile);
+      if (u >= tile.begin) product.add(shared.stages[stage]);
+      if (more) step.store_to(shared.stages[stage ^ 1], p, tile, shared);
       __syncthreads();
     }
   }

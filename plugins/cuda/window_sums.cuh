@@ -20,7 +20,8 @@ namespace aft::cuda {
 constexpr int kSumThreads = 128;
 constexpr int kSumWarps = kSumThreads / kWarp;
 constexpr int kSumInFlight = 8;
-constexpr int kScanWarps = 8;
+constexpr int kScanThreads = 256;
+constexpr int kScanWarps = kScanThreads / kWarp;
 constexpr int kScanInFlight = 4;
 constexpr int kUnscannedPieces = 9;
 
@@ -90,7 +91,7 @@ struct Outside {
 // A thread sums one piece of N channels, whose keys are N channels too or, in AFT-conv, the one of their head.
 // Warps beyond those call prepare(item), items [0, prepare.items), which is the mechanism's own.
 template <class T, int N, int kKeys, class Prepare>
-__global__ void __launch_bounds__(kSumThreads) sum_pieces_kernel(const AftCudaSequence s, const WindowSums w,
+__global__ void __launch_bounds__(kSumThreads, 3) sum_pieces_kernel(const AftCudaSequence s, const WindowSums w,
                                                                  const int64_t channels_per_key, const int64_t blocks,
                                                                  const Prepare prepare) {
   if (blockIdx.x >= blocks) {
@@ -172,7 +173,7 @@ struct ScanShared {
 };
 
 // A block scans the pieces of 32 channels, a warp a stretch of them.
-static __global__ void __launch_bounds__(kScanWarps* kWarp) scan_pieces_kernel(const WindowSums w) {
+static __global__ void __launch_bounds__(kScanThreads, 4) scan_pieces_kernel(const WindowSums w) {
   auto& shared = shared_memory<ScanShared>();
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int64_t groups = ceil_div<int64_t>(w.channels, kWarp);
@@ -213,7 +214,7 @@ int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_
     return status;
   if (!w.scanned()) return 0;
   const dim3 scans(static_cast<unsigned>(s.batch * ceil_div<int64_t>(s.channels, kWarp)));
-  return launch<ScanShared>(scan_pieces_kernel, scans, kScanWarps * kWarp, stream, w);
+  return launch<ScanShared>(scan_pieces_kernel, scans, kScanThreads, stream, w);
 }
 
 // Adds to what the span's keys gave, numerator and denominator relative to exp(maximum), the sum of the others.
