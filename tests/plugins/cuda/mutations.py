@@ -93,4 +93,71 @@ MUTATIONS = [
         ("(1.0f + machine::fast_exp(-query))", "(1.0f + machine::fast_exp(query))"),
         ("context * tanhf(query)", "tanhf(query)"),
     ),
+    *_of(
+        "aft_full",
+        "aft_full.cu",
+        # exponentials
+        ("if (u + 1 >= visible) high = 0.0f;", ""),
+        # multiply_step
+        (
+            "lane % 8 + lane / 8 % 2 * 8, matrix_column = lane / 16 * 8;",
+            "lane % 8 + lane / 16 * 8, matrix_column = lane / 8 % 2 * 8;",
+        ),
+        ("first_key + k + word / 2 * 8 + lane % 4 * 2,", "first_key + k + lane % 4 * 2,"),
+        # tensor_kernel
+        ("if (next <= rows.least_visible)", "if (u <= rows.least_visible)"),
+        ("else if (u < rows.most_visible)", "else if (next < rows.most_visible)"),
+        ("bias[stage ^ 1], p, tile, next", "bias[stage], p, tile, next"),
+        ("entries[stage ^ 1], next", "entries[stage], next"),
+        ("next);\n      async_wait<0>();", "next);"),
+        ("async_wait<0>();\n    }\n    __syncthreads();", "async_wait<0>();\n    }"),
+        (
+            "  __syncthreads();\n  write_tile<T, N, kTensorThreads>",
+            "  write_tile<T, N, kTensorThreads>",
+        ),
+        # float_kernel
+        ("first_key + column + k < visible[i] ?", "true ?"),
+        ("write(stage ^ 1, next);\n    __syncthreads();", "write(stage ^ 1, next);"),
+        # run
+        ("call.position_bias_width % kVector<T> == 0;", "true;"),
+    ),
+    *_of(
+        "aft_full",
+        "aft_full_tile.cuh",
+        ("t >= length ? 0 : causal ? t + 1 : length;", "causal ? t + 1 : length;"),
+        (
+            "first_row + kTileRows < length ? first_row + kTileRows",
+            "first_row < length ? first_row + 32",
+        ),
+        ("counted ? machine::fast_exp(key[i][c] - maximum[c]) : 0.0f", "1.0f"),
+        ("if (channel >= p.call.sequence.channels) return;", ""),
+    ),
+    *_of(
+        "aft_full",
+        "aft_full_cell.cuh",
+        ("denominator > least ?", "denominator > 0.0f ?"),
+        ("kTrustedPerKey<Half> = 0.25f", "kTrustedPerKey<Half> = 0.0f"),
+        ("kTrustedPerKey = 1.9721523e-31f", "kTrustedPerKey = 0.0f"),
+        ("if (visible == 0) mean[c] = 0.0f;", ""),
+        ("if (!all_trusted) sum_exactly", "if (false) sum_exactly"),
+        ("key[c] + w - maximum[c]", "key[c] - maximum[c]"),
+    ),
+    *_of(
+        "aft_full",
+        "aft_full_maxima.cuh",
+        ("for (int r = 1; r < rows; ++r) largest", "for (int r = 1; r < 2; ++r) largest"),
+        ("maxima.keys[(b * maxima.blocks + block)", "maxima.keys[(block)"),
+        ("round_up<int64_t>(s.tokens, 4) + s.batch * blocks", "s.batch * blocks"),
+    ),
+    *_of(
+        "aft_full_gemm",
+        "aft_full_gemm.cu",
+        ("if (s.causal) return 1;", ""),
+        ("if (u < length) {", "{"),
+        ("store(entries + s.channels, denominator);", "store(entries + s.channels, numerator);"),
+        ("maximum[c];\n  __syncthreads();", "maximum[c];"),
+        ("for (int r = 0; r < rows; ++r)", "for (int r = 0; r < 1; ++r)"),
+        ("mean[c] = finite ?", "mean[c] = true ?"),
+        ("s.channels % kVector<T> == 0 && all_aligned<T>(s)", "true"),
+    ),
 ]
