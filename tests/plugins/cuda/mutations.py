@@ -159,5 +159,103 @@ MUTATIONS = [
         ("for (int r = 0; r < rows; ++r)", "for (int r = 0; r < 1; ++r)"),
         ("mean[c] = finite ?", "mean[c] = true ?"),
         ("s.channels % kVector<T> == 0 && all_aligned<T>(s)", "true"),
+        "aft_local",
+        "aft_local.cu",
+        # which biases
+        ("first = left > t ? left - t : 0;", "first = 0;"),
+        ("last = end < width ? end : width;", "last = width;"),
+        ("t + left + 1 < call.sequence.tokens", "t + left < 0"),
+        ("sees_outside ? 0.0f : kNoKey", "kNoKey"),
+        ("distance >= -static_cast<int>(p.sums.left)", "distance > -static_cast<int>(p.sums.left)"),
+        ("distance <= static_cast<int>(p.sums.right)", "distance < static_cast<int>(p.sums.right)"),
+        ("(weight_key - weight_row() + p.sums.left)", "(weight_key - weight_row())"),
+        ("if (in_window(p, tile, i)) bias", "bias"),
+        # which keys and channels
+        ("&& !(p.sums.causal && weight_key > row)", ""),
+        ("const bool counts = weight_key < tile.end &&", "const bool counts = "),
+        ("(active && entry_key + i * kKeysApart < tile.end) {", "(active) {"),
+        ("(active && entry_key + i * kKeysApart < tile.end)\n", "(active)\n"),
+        ("end = static_cast<int>(last < span ? last : span);", "end = static_cast<int>(span);"),
+        ("band += kKeys;", ""),
+        # the pipeline
+        ("if (u >= tile.begin) product", "product"),
+        ("step.store_to(shared.stages[stage ^ 1]", "step.store_to(shared.stages[stage]"),
+        ("      __syncthreads();\n    }\n  }", "    }\n  }"),
+        ("shared.outside[c]);\n    }\n  __syncthreads();", "shared.outside[c]);\n    }"),
+        # the product
+        ("[key + lane % 16][column + n * 8", "[key + lane % 8][column + n * 8"),
+        ("cell / 2 % 2 * 8 + lane / 4", "lane / 4"),
+        ("weights[r / 4][r % 4] * entries[c]", "weights[0][r % 4] * entries[c]"),
+        # what was lost
+        ("if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;", ""),
+        ("return 0.5f * static_cast<float>(keys);", "return kTrustedDenominator;"),
+        ("u >= row_ - left && u <= row_ + right", "u >= row_ - left"),
+        # workspace
+        (" + sizeof(float) * s.tokens;", ";"),
+    ),
+    *_of(
+        "aft_local",
+        "window_sums.cuh",
+        ("begin = (rows - left % rows) % rows", "begin = left % rows"),
+        ("(key % rows == low ? 1 : 2)", "1"),
+        ("if (key >= tokens) return pieces;", ""),
+        ("end = cut < length ? cut : length;", "end = cut;"),
+        ("if (!w.causal) sum.merge(w.after", "sum.merge(w.after"),
+        ("w.after[w.record(b, end, channel)]", "w.after[w.record(b, begin, channel)]"),
+        ("sum = w.of_pieces(b, 0, begin, channel)", "sum = w.of_pieces(b, 0, end, channel)"),
+        ("from - maximum[k]);", "0.0f);"),
+        (
+            "for (int i = kScanWarps - 1; i > warp; --i)",
+            "for (int i = kScanWarps - 2; i > warp; --i)",
+        ),
+        ("for (int i = 0; i < warp; ++i)", "for (int i = 1; i < warp; ++i)"),
+        (
+            "shared.sums[warp][lane] = own;\n  __syncthreads();",
+            "shared.sums[warp][lane] = own;",
+        ),
+        ("i += count * step;", "i += kScanInFlight * step;"),
+        ("mine = difference < 0.0f ? factor : 1.0f;", "mine = factor;"),
+        ("return denominator >= least * mine;", "return denominator >= least;"),
+    ),
+    *_of(
+        "aft_conv",
+        "aft_conv.cu",
+        # which taps
+        ("call.taps - 1 : (call.taps - 1) / 2", "call.taps - 1 : call.taps / 2"),
+        ("const int64_t j = i - (kBlock - 1);", "const int64_t j = i - kBlock;"),
+        ("!(call.sequence.causal && j >= table.taps)", "true"),
+        ("(taps + kBlock - 2) / kBlock", "(taps - 1) / kBlock"),
+        ("head * table.pitch + i] =", "i] ="),
+        # which keys and channels
+        ("active && index < end && origin + index >= 0", "active && index < end"),
+        ("return active && index < end &&", "return active &&"),
+        ("begin = origin < 0 ? static_cast<int>(-origin / kBlock * kBlock) : 0;", "begin = 0;"),
+        ("head = active ? channel / p.width : 0;", "head = channel / p.width;"),
+        # panels
+        ("panel.load(p, tile, index + kPanel)", "panel.load(p, tile, index)"),
+        ("maximum);\n    __syncthreads();", "maximum);"),
+        ("kBlock);\n    __syncthreads();", "kBlock);"),
+        # blocks
+        ("weight[i - r + kBlock - 1] * own", "weight[i - r + kBlock] * own"),
+        ("from + block <= last_block", "from + block < last_block"),
+        ("from < 0 ? -from : 0; block", "0; block"),
+        ("block < blocks && from + block < 0", "block < blocks && from + block <= 0"),
+        ("from > last_block ? 0 : last_block + 1 - from", "last_block + 1"),
+        ("if (!p.sums.causal)", "if (true)"),
+        ("+ sums.outside_denominator * zero_bias", "+ sums.outside_denominator"),
+        # what was lost
+        (
+            "total.trusted(denominator, kTrustedDenominator)) lost |= 1u << r;",
+            "false) lost |= 1u << r;",
+        ),
+        ("s.causal && t + 1 < last ? t + 1 : last", "last"),
+        # workspace
+        ("return sizeof(float) * heads * (pitch + 1);", "return sizeof(float) * heads;"),
+    ),
+    *_of(
+        "aft_conv",
+        "window_sums.cuh",
+        ("+ channel / channels_per_key", "+ channel"),
+        ("prepare.items) prepare(item);", "prepare.items - 1) prepare(item);"),
     ),
 ]
