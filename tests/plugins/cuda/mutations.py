@@ -159,6 +159,8 @@ MUTATIONS = [
         ("for (int r = 0; r < rows; ++r)", "for (int r = 0; r < 1; ++r)"),
         ("mean[c] = finite ?", "mean[c] = true ?"),
         ("s.channels % kVector<T> == 0 && all_aligned<T>(s)", "true"),
+    ),
+    *_of(
         "aft_local",
         "aft_local.cu",
         # which biases
