@@ -116,7 +116,6 @@ MUTATIONS = [
             "  write_tile<T, N, kTensorThreads>",
         ),
         # float_kernel
-        ("first_key + column + k < visible[i] ?", "true ?"),
         ("write(stage ^ 1, next);\n    __syncthreads();", "write(stage ^ 1, next);"),
         # run
         ("call.position_bias_width % kVector<T> == 0;", "true;"),
@@ -124,6 +123,7 @@ MUTATIONS = [
     *_of(
         "aft_full",
         "aft_full_tile.cuh",
+        ("first_key + column + k < visible[i] ?", "true ?"),
         ("t >= length ? 0 : causal ? t + 1 : length;", "causal ? t + 1 : length;"),
         (
             "first_row + kTileRows < length ? first_row + kTileRows",
