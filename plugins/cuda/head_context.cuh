@@ -190,7 +190,7 @@ struct Product {
     if (!active) return;
     const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int b_column = column - 2 * t + g;
-#pragma unroll 4
+#pragma unroll kExact ? 1 : 4
     for (int k = 0; k < kDepth; k += 8) {
       uint32_t high_b[kWide][2], low_b[kWide][2];
 #pragma unroll
