@@ -184,31 +184,29 @@ struct Product {
         for (int k = 0; k < 4; ++k) f(row + 16 * i + k / 2 * 8, column + 8 * j + k % 2, sums[i][j][k]);
   }
 
-  // Adds sum_k a(row, k) b(k, column), k below kDepth. kExact: to the accuracy of float32.
-  template <bool kExact, int kDepth, class A, class B>
+  // Adds sum_k a(row, k) b(k, column), k below kDepth. An operand that is not split is rounded to tf32.
+  template <bool kSplitA, bool kSplitB, int kDepth, class A, class B>
   __device__ __forceinline__ void add(const A& a, const B& b) {
     if (!active) return;
     const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int b_column = column - 2 * t + g;
-#pragma unroll kExact ? 1 : 4
+#pragma unroll kSplitA || kSplitB ? 1 : 4
     for (int k = 0; k < kDepth; k += 8) {
       uint32_t high_b[kWide][2], low_b[kWide][2];
 #pragma unroll
       for (int j = 0; j < kWide; ++j)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) split<kExact>(b(k + t + 4 * i, b_column + 8 * j), high_b[j][i], low_b[j][i]);
+        for (int i = 0; i < 2; ++i) split<kSplitB>(b(k + t + 4 * i, b_column + 8 * j), high_b[j][i], low_b[j][i]);
 #pragma unroll
       for (int i = 0; i < kHigh; ++i) {
         uint32_t high_a[4], low_a[4];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
-          split<kExact>(a(row + 16 * i + r % 2 * 8, k + t + r / 2 * 4), high_a[r], low_a[r]);
+          split<kSplitA>(a(row + 16 * i + r % 2 * 8, k + t + r / 2 * 4), high_a[r], low_a[r]);
 #pragma unroll
         for (int j = 0; j < kWide; ++j) {
-          if constexpr (kExact) {
-            multiply_add_tf32(sums[i][j], low_a, high_b[j]);
-            multiply_add_tf32(sums[i][j], high_a, low_b[j]);
-          }
+          if constexpr (kSplitA) multiply_add_tf32(sums[i][j], low_a, high_b[j]);
+          if constexpr (kSplitB) multiply_add_tf32(sums[i][j], high_a, low_b[j]);
           multiply_add_tf32(sums[i][j], high_a, high_b[j]);
         }
       }
@@ -216,10 +214,10 @@ struct Product {
   }
 
  private:
-  template <bool kExact>
+  template <bool wanted>
   static __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
     high = to_tf32(x);
-    if constexpr (kExact) low = to_tf32(x - __uint_as_float(high));
+    if constexpr (wanted) low = to_tf32(x - __uint_as_float(high));
   }
 };
 

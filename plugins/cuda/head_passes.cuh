@@ -16,6 +16,14 @@
 
 namespace aft::cuda {
 
+// Whether products need both parts of their operands.
+template <class T>
+constexpr bool kExact = sizeof(T) == 4;
+
+// Whether a tile is loaded while the one before is worked on: not where its registers are too many.
+template <class T, int kWidth>
+constexpr bool kAhead = sizeof(T) * kWidth <= 256;
+
 // Keys may exceed the maximum that weights are relative to by this much: exp of it, times any sensible value
 // and number of tokens, stays in range.
 constexpr float kSafeSpread = 40.0f;
@@ -49,12 +57,13 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   Product<kWidth, kValues> context;
   context.clear();
   float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, sum = 0.0f;
-  load(place.begin);
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
   for (int64_t t = place.begin; t < end; t += kTokens) {
     const int count = at_most(end - t, kTokens) - first_row;  // of this thread's keys
+    if constexpr (!kAhead<T, kWidth>) load(t);
     keys.store_to(shared.keys);
     values.store_to(shared.values);
-    load(t + kTokens);
+    if constexpr (kAhead<T, kWidth>) load(t + kTokens);
     __syncthreads();
     float key[kGroupTokens];
 #pragma unroll
@@ -83,7 +92,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
     __syncthreads();
     if constexpr (Mechanism::kSoftmax)
       context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });
-    context.template add<sizeof(T) == 4, kTokens>([&](int r, int k) { return shared.keys[k][r]; },
+    context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; },
                                                   [&](int k, int c) { return shared.values[k][c]; });
     __syncthreads();
   }
@@ -151,7 +160,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
   const auto load = [&](int64_t t) {
     queries.load(s.query, place.batch, t, at_most(place.end - t, kQueries), channel, p.width, p.vectors);
   };
-  load(place.begin);
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
   for (int c = threadIdx.x; c < kWidth; c += kHeadThreads) shared.key_sums[c] = key_sums[c];
   for (int unit = threadIdx.x * 4; unit < kWidth * kValues; unit += kHeadThreads * 4) {
     const int c = unit / kValues, column = unit % kValues;
@@ -164,8 +173,9 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
 
   for (int64_t t = place.begin; t < place.end; t += kQueries) {
     const int count = at_most(place.end - t, kQueries);
+    if constexpr (!kAhead<T, kWidth>) load(t);
     queries.store_to(shared.queries);
-    load(t + kQueries);
+    if constexpr (kAhead<T, kWidth>) load(t + kQueries);
     __syncthreads();
     const Lanes lanes;
     const float sum = weigh_queries<kQueries, kWidth>(p, shared.queries, shared.key_sums);
@@ -173,7 +183,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
     __syncthreads();
     Product<kQueries, kValues> result;
     result.clear();
-    result.template add<sizeof(T) == 4, kWidth>([&](int r, int k) { return shared.queries[r][k]; },
+    result.template add<kExact<T>, kExact<T>, kWidth>([&](int r, int k) { return shared.queries[r][k]; },
                                                 [&](int k, int c) { return shared.context[k][c]; });
     __syncthreads();
     result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
@@ -222,7 +232,6 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   using Lanes = RowLanes<Sizes::kTokens, kWidth>;
   constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
   constexpr int kGroups = Sizes::kGroups;
-  constexpr bool kExact = sizeof(T) == 4;
   auto& shared = shared_memory<CausalShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
@@ -237,7 +246,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
     keys.load(s.key, place.batch, t, counted, channel, p.width, p.vectors);
     values.load(s.value, place.batch, t, counted, channel + place.first_value, p.width - place.first_value, p.vectors);
   };
-  load(place.begin);
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
 
   // What the chunks before this one left.
   float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, key_sum = 0.0f;
@@ -253,10 +262,11 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
 
   for (int64_t t = place.begin; t < place.end; t += kTokens) {
     const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
+    if constexpr (!kAhead<T, kWidth>) load(t);
     queries.store_to(shared.queries);
     keys.store_to(shared.keys);
     values.store_to(shared.values);
-    load(t + kTokens);
+    if constexpr (kAhead<T, kWidth>) load(t + kTokens);
     __syncthreads();
     const Lanes lanes;
     const float query_sum = weigh_queries<kTokens, kWidth>(p, shared.queries, shared.key_sums);
@@ -337,9 +347,9 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       const auto query_at = [&](int r, int k) { return shared.queries[r][k]; };
       const auto value_at = [&](int k, int c) { return shared.values[k][c]; };
       result.clear();
-      result.template add<kExact, kWidth>(query_at, [&](int k, int c) { return shared.context[k][c]; });
+      result.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.context[k][c]; });
       scores.clear();
-      scores.template add<kExact, kWidth>(query_at, [&](int k, int c) { return shared.keys[c][k]; });
+      scores.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.keys[c][k]; });
       __syncthreads();
       scores.for_each([&](int r, int c, float& x) { shared.queries[r][c] = c <= r ? x : 0.0f; });
       __syncthreads();
@@ -354,10 +364,10 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         const int64_t keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
-      result.template add<kExact, kTokens>(query_at, value_at);
+      result.template add<kExact<T>, kExact<T>, kTokens>(query_at, value_at);
       Product<kWidth, kValues> context;
       context.for_each([&](int r, int c, float& x) { x = shared.context[r][c]; });
-      context.template add<kExact, kTokens>([&](int r, int k) { return shared.keys[k][r]; }, value_at);
+      context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; }, value_at);
       context.for_each([&](int r, int c, float& x) {
         if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];
         shared.context[r][c] = x;
