@@ -39,7 +39,7 @@ struct SumShared {
 template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   using Sizes = HeadSizes<kWidth>;
-  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
+  constexpr int kTokens = Sizes::kTokens, kGroupTokens = kTokens / Sizes::kGroups, kValues = Sizes::kValues;
   auto& shared = shared_memory<SumShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
@@ -199,11 +199,11 @@ template <int kWidth>
 struct CausalShared {
   using Sizes = HeadSizes<kWidth>;
   alignas(16) float context[kWidth][Sizes::kValues + 8];
-  alignas(16) float queries[Sizes::kTokens][kWidth + 4];  // then the scores, then the results
-  alignas(16) float keys[Sizes::kTokens][kWidth + 4];
-  alignas(16) float values[Sizes::kTokens][Sizes::kValues + 8];
+  alignas(16) float queries[Sizes::kCausalTokens][kWidth + 4];  // then the scores, then the results
+  alignas(16) float keys[Sizes::kCausalTokens][kWidth + 4];
+  alignas(16) float values[Sizes::kCausalTokens][Sizes::kValues + 8];
   float partial[Sizes::kGroups][kWidth], highest[Sizes::kGroups][kWidth], factor[kWidth], key_sums[kWidth];
-  float next_key[kWidth], scale[Sizes::kTokens];
+  float next_key[kWidth], scale[Sizes::kCausalTokens];
   int cut[kHeadWarps];
 };
 
@@ -211,7 +211,7 @@ struct CausalShared {
 template <int kWidth, int kGroupTokens>
 __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, const float (&key)[kGroupTokens],
                                               float maximum, int first_row, int first, int end) {
-  int cut = HeadSizes<kWidth>::kTokens;
+  int cut = HeadSizes<kWidth>::kCausalTokens;
 #pragma unroll
   for (int i = kGroupTokens - 1; i >= 0; --i)
     if (first_row + i >= first && first_row + i < end && key[i] - maximum > kSafeSpread) cut = first_row + i;
@@ -230,9 +230,9 @@ __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, cons
 template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   using Sizes = HeadSizes<kWidth>;
-  using Lanes = RowLanes<Sizes::kTokens, kWidth>;
-  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
-  constexpr int kGroups = Sizes::kGroups;
+  using Lanes = RowLanes<Sizes::kCausalTokens, kWidth>;
+  constexpr int kTokens = Sizes::kCausalTokens, kValues = Sizes::kValues;
+  constexpr int kGroups = Sizes::kGroups, kGroupTokens = kTokens / kGroups;
   auto& shared = shared_memory<CausalShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);

@@ -9,8 +9,8 @@ inline int with_more_widths(const Case& c, const Bounds& bounds,
   int failures = try_case(c, bounds);
   if (c.tokens != 33 || (c.channels != 8 && c.channels != 36)) return failures;
   Case other = c;
-  other.channels = c.channels == 8 ? 8 : c.causal ? 256 : 160;
-  other.heads = c.channels == 8 ? 8 : 1;
+  other.channels = c.channels == 8 ? 7 : c.causal ? 256 : 160;
+  other.heads = c.channels == 8 ? 7 : 1;
   other.batch = 1;
   return failures + try_case(other, bounds);
 }
