@@ -71,23 +71,27 @@ def choose(
     """The contenders of every mechanism and length, and what is left out and why."""
     sdpa_most = SDPA_MAX_TOKENS[quick]
     chosen: dict[tuple[str, int], list[str]] = {}
+    with_sdpa: set[int] = set()  # it is the same for every mechanism, and slow
     for mechanism in mechanisms:
         for tokens in lengths:
             names = [
                 name
                 for name in wanted or CONTENDERS
                 if (mechanism != "aft_full" or tokens <= FULL_MAX_TOKENS)
-                and (name != "sdpa" or tokens <= sdpa_most)
+                and (name != "sdpa" or (tokens <= sdpa_most and tokens not in with_sdpa))
                 and (name == "aftexport" or tokens <= OTHERS_MAX_TOKENS)
             ]
             if names:
                 chosen[mechanism, tokens] = names
+            if "sdpa" in names:
+                with_sdpa.add(tokens)
     longest = max(lengths)
     reasons = {
         f"aft_full above {FULL_MAX_TOKENS:,} tokens: its bias is quadratic in the tokens":
             "aft_full" in mechanisms and longest > FULL_MAX_TOKENS,
         f"sdpa above {sdpa_most:,} tokens: its time is quadratic in the tokens":
             longest > sdpa_most,
+        "sdpa after the first mechanism of a length: it is the same for all": len(mechanisms) > 1,
         f"all but aftexport above {OTHERS_MAX_TOKENS:,} tokens": longest > OTHERS_MAX_TOKENS,
     }  # fmt: skip
     return chosen, [reason for reason, holds in reasons.items() if holds]
