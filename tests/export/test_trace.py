@@ -112,7 +112,7 @@ def test_the_precision_of_products_is_in_the_nodes(precision: str, causal: bool)
         for node in custom(model)
     }
     name = "CausalAftFull" if causal else "AftFull"
-    assert set(given) == {name, "LayerNormLinear", "LayerNormFeedForward", "LinearResidual"}
+    assert set(given) == {name, "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"}
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 

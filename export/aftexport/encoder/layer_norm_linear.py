@@ -3,7 +3,7 @@
     Y = LayerNorm(X) W + b
 
 Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4. The weights of several
-layers stand side by side in W, as query, key and value do.
+layers stand side by side in W.
 """
 
 import onnx

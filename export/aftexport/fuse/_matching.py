@@ -49,10 +49,14 @@ def replace(
 
 
 def custom_node(
-    op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, float | str]
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, float | str],
+    num_outputs: int = 1,
 ) -> ir.Node:
     """A node of our domain."""
-    return ir.node(op_type, inputs, {**attributes, **PLUGIN_ATTRIBUTES}, domain=DOMAIN)
+    given = {**attributes, **PLUGIN_ATTRIBUTES}
+    return ir.node(op_type, inputs, given, domain=DOMAIN, num_outputs=num_outputs)
 
 
 def remove(nodes: list[ir.Node]) -> None:
@@ -152,8 +156,6 @@ def constant(value: ir.Value) -> NDArray[np.generic]:
 
 def side_by_side(model: ir.Model, values: list[ir.Value]) -> ir.Value:
     """Initializers as one, joined along their last axis."""
-    if len(values) == 1:
-        return values[0]
     name = "_".join(str(value.name) for value in values)
     return add_constant(model, name, np.concatenate([constant(v) for v in values], axis=-1))
 

@@ -2,7 +2,9 @@
 
     Add(X, Add(MatMul(Gelu(Add(MatMul(LayerNorm(X), W_in), b_in)), W_out), b_out))
                                           -> LayerNormFeedForward
-    Add(MatMul(LayerNorm(X), W_i), b_i)   -> LayerNormLinear, for all i at once, and a Split
+    Add(MatMul(LayerNorm(X), W), b)       -> LayerNormLinear
+      for three W and b, as attention has -> LayerNormQueryKeyValue
+      for any other number of them        -> LayerNormLinear, for all at once, and a Split
     Add(R, Add(MatMul(X, W), b))          -> LinearResidual
 
 Matched by structure, axes and constants; a value that anything else reads stays.
@@ -62,36 +64,46 @@ def _fuse_norm_linear(model: ir.Model, norm: ir.Node, precision: str) -> None:
     found = [linear for linear in linears if linear is not None and linear.x is norm.outputs[0]]
     if not found or len(found) != len(users):
         return
-    weight = match.side_by_side(model, [linear.weight for linear in found])
-    bias = match.side_by_side(model, [linear.bias for linear in found])
-    fused = match.custom_node(
-        "LayerNormLinear",
-        [*norm.inputs, weight, bias],
-        {"epsilon": match.epsilon(norm), "precision": precision},
-    )
-    fused.outputs[0].name = f"{norm.outputs[0].name}_linear"
-    norm.graph.insert_after(norm, fused)  # type: ignore[union-attr]
-    outputs = [linear.output for linear in found]
-    if len(found) == 1:
-        results = list(fused.outputs)
-    else:
-        widths = np.array([match.constant(linear.bias).size for linear in found], np.int64)
-        sizes = match.add_constant(model, f"{fused.outputs[0].name}_widths", widths)
-        split = ir.node(
-            "Split",
-            [fused.outputs[0], sizes],
-            {"axis": -1},
-            num_outputs=len(found),
-            name=f"node_{fused.outputs[0].name}_split",
-        )
-        norm.graph.insert_after(fused, split)  # type: ignore[union-attr]
-        results = list(split.outputs)
-    for old, new in zip(outputs, results, strict=True):
+    attributes: dict[str, float | str] = {"epsilon": match.epsilon(norm), "precision": precision}
+    nodes = _fused_linears(model, norm, found, attributes)
+    norm.graph.insert_after(norm, nodes)  # type: ignore[union-attr]
+    for linear, new in zip(found, nodes[-1].outputs, strict=True):
+        old = linear.output
         name = old.name
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         new.type, new.shape = old.type, old.shape
         new.name = name
     match.remove([norm] + [n for linear in found for n in (linear.product, linear.addition)])
+
+
+def _fused_linears(
+    model: ir.Model,
+    norm: ir.Node,
+    linears: list[match.Linear],
+    attributes: dict[str, float | str],
+) -> list[ir.Node]:
+    """Nodes, the last of which gives the result of every linear layer behind ``norm``."""
+    parameters = [value for linear in linears for value in (linear.weight, linear.bias)]
+    if len(linears) == 3:
+        inputs = [*norm.inputs, *parameters]
+        return [match.custom_node("LayerNormQueryKeyValue", inputs, attributes, num_outputs=3)]
+    if len(linears) == 1:
+        return [match.custom_node("LayerNormLinear", [*norm.inputs, *parameters], attributes)]
+    weight = match.side_by_side(model, [linear.weight for linear in linears])
+    bias = match.side_by_side(model, [linear.bias for linear in linears])
+    fused = match.custom_node("LayerNormLinear", [*norm.inputs, weight, bias], attributes)
+    name = f"{norm.outputs[0].name}_linear"
+    fused.outputs[0].name = name
+    widths = np.array([match.constant(linear.bias).size for linear in linears], np.int64)
+    sizes = match.add_constant(model, f"{name}_widths", widths)
+    split = ir.node(
+        "Split",
+        [fused.outputs[0], sizes],
+        {"axis": -1},
+        num_outputs=len(linears),
+        name=f"node_{name}_split",
+    )
+    return [fused, split]
 
 
 def _fuse_linear_residual(model: ir.Model, addition: ir.Node, precision: str) -> None:
