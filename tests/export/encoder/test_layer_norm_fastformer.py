@@ -52,7 +52,6 @@ def collapsed(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
         lengths,
         epsilon=norm.eps,
         num_heads=attention.num_heads,
-        precision="fp32",
     )
 
 
