@@ -37,15 +37,18 @@ def replace(
 ) -> None:
     """Puts one node where the last of ``nodes`` is, and removes them all."""
     last = nodes[-1]
-    old = last.outputs[0]
     fused = custom_node(op_type, inputs, attributes)
-    new = fused.outputs[0]
-    new.type, new.shape = old.type, old.shape
     last.graph.insert_after(last, fused)  # type: ignore[union-attr]
+    take_place(last.outputs[0], fused.outputs[0])
+    remove(nodes)
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Has everything read ``new``, under the name, type and shape of ``old``."""
+    new.type, new.shape = old.type, old.shape
     name = old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = name
-    remove(nodes)
 
 
 def custom_node(
@@ -152,12 +155,6 @@ def constant(value: ir.Value) -> NDArray[np.generic]:
     """The numbers of an initializer."""
     assert value.const_value is not None
     return value.const_value.numpy()
-
-
-def side_by_side(model: ir.Model, values: list[ir.Value]) -> ir.Value:
-    """Initializers as one, joined along their last axis."""
-    name = "_".join(str(value.name) for value in values)
-    return add_constant(model, name, np.concatenate([constant(v) for v in values], axis=-1))
 
 
 def add_constant(model: ir.Model, name: str, array: NDArray[np.generic]) -> ir.Value:

@@ -4,13 +4,12 @@
                                           -> LayerNormFeedForward
     Add(MatMul(LayerNorm(X), W), b)       -> LayerNormLinear
       for three W and b, as attention has -> LayerNormQueryKeyValue
-      for any other number of them        -> LayerNormLinear, for all at once, and a Split
+      for any other number of them        -> LayerNormLinear each: a norm costs less than a Split
     Add(R, Add(MatMul(X, W), b))          -> LinearResidual
 
 Matched by structure, axes and constants; a value that anything else reads stays.
 """
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -65,45 +64,17 @@ def _fuse_norm_linear(model: ir.Model, norm: ir.Node, precision: str) -> None:
     if not found or len(found) != len(users):
         return
     attributes: dict[str, float | str] = {"epsilon": match.epsilon(norm), "precision": precision}
-    nodes = _fused_linears(model, norm, found, attributes)
-    norm.graph.insert_after(norm, nodes)  # type: ignore[union-attr]
-    for linear, new in zip(found, nodes[-1].outputs, strict=True):
-        old = linear.output
-        name = old.name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.type, new.shape = old.type, old.shape
-        new.name = name
-    match.remove([norm] + [n for linear in found for n in (linear.product, linear.addition)])
-
-
-def _fused_linears(
-    model: ir.Model,
-    norm: ir.Node,
-    linears: list[match.Linear],
-    attributes: dict[str, float | str],
-) -> list[ir.Node]:
-    """Nodes, the last of which gives the result of every linear layer behind ``norm``."""
-    parameters = [value for linear in linears for value in (linear.weight, linear.bias)]
-    if len(linears) == 3:
+    op_type, groups = "LayerNormLinear", [[linear] for linear in found]
+    if len(found) == 3:
+        op_type, groups = "LayerNormQueryKeyValue", [found]
+    for group in groups:
+        parameters = [value for linear in group for value in (linear.weight, linear.bias)]
         inputs = [*norm.inputs, *parameters]
-        return [match.custom_node("LayerNormQueryKeyValue", inputs, attributes, num_outputs=3)]
-    if len(linears) == 1:
-        return [match.custom_node("LayerNormLinear", [*norm.inputs, *parameters], attributes)]
-    weight = match.side_by_side(model, [linear.weight for linear in linears])
-    bias = match.side_by_side(model, [linear.bias for linear in linears])
-    fused = match.custom_node("LayerNormLinear", [*norm.inputs, weight, bias], attributes)
-    name = f"{norm.outputs[0].name}_linear"
-    fused.outputs[0].name = name
-    widths = np.array([match.constant(linear.bias).size for linear in linears], np.int64)
-    sizes = match.add_constant(model, f"{name}_widths", widths)
-    split = ir.node(
-        "Split",
-        [fused.outputs[0], sizes],
-        {"axis": -1},
-        num_outputs=len(linears),
-        name=f"node_{name}_split",
-    )
-    return [fused, split]
+        fused = match.custom_node(op_type, inputs, attributes, num_outputs=len(group))
+        norm.graph.insert_after(norm, fused)  # type: ignore[union-attr]
+        for linear, output in zip(group, fused.outputs, strict=True):
+            match.take_place(linear.output, output)
+    match.remove([norm] + [n for linear in found for n in (linear.product, linear.addition)])
 
 
 def _fuse_linear_residual(model: ir.Model, addition: ir.Node, precision: str) -> None:
