@@ -32,9 +32,9 @@ FULL_MAX_TOKENS = 4_096
 FLOAT64_MAX_TOKENS = 4_096
 CONTENDERS = ("torch_eager", "torch_compile", "torch_compile_bf16", "ort_portable",
               "ort_dynamic_int8", "aftexport_fp32", "aftexport_bf16", "aftexport_int8")  # fmt: skip
-_STAGES = {"LayerNormLinear": "products", "LayerNormFeedForward": "products",
-           "LinearResidual": "products", "MatMul": "products", "Gemm": "products"} | dict.fromkeys(
-    OP_TYPES.values(), "attention")  # fmt: skip
+_PRODUCTS = ("LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual",
+             "MatMul", "Gemm")  # fmt: skip
+_STAGES = dict.fromkeys(_PRODUCTS, "products") | dict.fromkeys(OP_TYPES.values(), "attention")
 Row = dict[str, Any]
 
 
