@@ -189,14 +189,14 @@ def _compiled(task: Task, *, bf16: bool) -> Run:
 @contextmanager
 def plain_operator(workload: Workload) -> Iterator[None]:
     """Puts plain PyTorch in place of the mechanism's operator, which a compiler cannot enter."""
-    operators, stem = torch.ops.aftexport, workload.operator.stem
-    original, plain = getattr(operators, stem), plain_form(workload)
-    tensors = len(workload.operator.inputs)
-    setattr(operators, stem, lambda *arguments: plain(*arguments[:tensors]))
+    operators, plain = torch.ops.aftexport, plain_form(workload)
+    name = workload.operator.torch_op.overloadpacket.__name__
+    original, tensors = getattr(operators, name), len(workload.operator.inputs)
+    setattr(operators, name, lambda *arguments: plain(*arguments[:tensors]))
     try:
         yield
     finally:
-        setattr(operators, stem, original)
+        setattr(operators, name, original)
 
 
 def _quantized(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -114,6 +114,8 @@ def test_the_precision_of_products_is_in_the_nodes(precision: str, causal: bool)
     }
     name = "CausalAftFull" if causal else "AftFull"
     assert set(given) == {name, "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"}
+    of_attention = given.pop(name)["precision"]
+    assert of_attention == (b"bf16" if precision == "int8" else precision.encode())
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 
