@@ -4,6 +4,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ LENGTHS = (4_096, 16_384, 65_536, 262_144)
 QUICK_LENGTHS = (4_096, 16_384)
 OTHERS_MAX_TOKENS = 65_536
 FULL_MAX_TOKENS = 4_096
+SETTLING_CALLS, SETTLED_CALLS, FEW_FAULTS = 8, 2, 256
 SDPA_MAX_TOKENS = {False: 16_384, True: 4_096}  # by --quick: two seconds a call at 16,384
 Row = dict[str, Any]
 
@@ -119,6 +121,8 @@ def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int)
     torch.compiler.reset()  # past eight shapes of one function it would stop compiling
     runs = contenders(workload, names, threads)
     check_agreement(workload, runs)
+    for run in runs.values() if workload.tokens > QUICK_LENGTHS[-1] else ():
+        settle(run)
     seconds = interleave(runs, rounds)
     return [
         {
@@ -132,6 +136,18 @@ def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int)
         }
         for name, run in runs.items()
     ]
+
+
+def settle(run: Run) -> None:
+    """Calls until a few calls in a row take no memory fresh from the kernel; see ``setup``."""
+    quiet = 0
+    for _ in range(SETTLING_CALLS):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        run()
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        quiet = quiet + 1 if taken < FEW_FAULTS else 0
+        if quiet == SETTLED_CALLS:
+            return
 
 
 def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
