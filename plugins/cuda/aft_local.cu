@@ -1,0 +1,416 @@
+// AFT-local (Zhai et al., arXiv 2105.14103, equation 4):
+//
+//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
+//
+// with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
+//
+// Floor: 4BTD (2s-1) FLOPs (4BTDs in causal form) and 4BTD elements moved. A tile of 64 rows and 64 channels takes
+// the 64 + 2 (s-1) keys of its span (64 + s-1 in causal form) as a dense product, so it spends 4BTD (62 + 2s)
+// FLOPs and reads k and v 1 + (62 + 2s) / 64 times, all but one of the reads from the second-level cache where the
+// batch fits. Bound by memory to about s = 32 (tensor cores; FMA: about 8), by arithmetic from there.
+//
+// window_sums.cuh gives what lies outside the span. Inside it exp(K + w) is split into exp(K - m) and
+// exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
+// exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has not the digits). Keys and
+// rows whose maxima do not meet lose range that way; cells whose denominator comes out too small to be trusted
+// are summed again as they are defined. The keys of the next step are on their way in registers while the
+// present step is multiplied, and are weighed into the other of two buffers: one barrier a step.
+//
+// Versions considered: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but
+// cancels (4e-2 off where one key dominates and has a low bias); rows cut into 128 halve the exponentials of
+// long windows and nearly double the product of short ones; weights kept in the workspace, T (2s-1) of them,
+// are read by every group of channels at the cost of computing them.
+
+#include "element.cuh"
+#include "gate.cuh"
+#include "kernels.h"
+#include "launch.cuh"
+#include "mma.cuh"
+#include "window_sums.cuh"
+
+namespace aft::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRows = 64, kChannels = 64;
+constexpr int kCells = kRows * kChannels / kThreads;  // of a thread
+
+struct Params {
+  AftCudaAftLocal call;
+  WindowSums sums;
+  int groups, tiles;     // of channels and of rows
+  const float* highest;  // [tokens]: each row's largest bias
+};
+
+// A row of the band, of which entries [first, last) belong to tokens of the sequence that the row may see.
+template <class T>
+struct BandRow {
+  const T* entries;
+  int64_t first, last;
+
+  __device__ __forceinline__ BandRow(const AftCudaAftLocal& call, int64_t t) {
+    const int64_t left = call.window - 1, right = call.sequence.causal ? 0 : left, width = left + right + 1;
+    const int64_t end = call.sequence.tokens - t + left;
+    entries = static_cast<const T*>(call.band) + (call.band_rows == 1 ? 0 : t * width);
+    first = left > t ? left - t : 0;
+    last = end < width ? end : width;
+  }
+};
+
+// A warp finds one row's largest bias, 0 included if the row sees keys outside its window.
+template <class T>
+struct RowMaximum {
+  AftCudaAftLocal call;
+  float* highest;
+  int64_t items;
+
+  __device__ __forceinline__ void operator()(int64_t t) const {
+    const BandRow<T> row(call, t);
+    const int lane = threadIdx.x % kWarp;
+    const int64_t left = call.window - 1;
+    const bool sees_outside = t > left || (!call.sequence.causal && t + left + 1 < call.sequence.tokens);
+    float maximum = sees_outside ? 0.0f : kNoKey;
+    for (int64_t j = row.first + lane; j < row.last; j += kWarp) maximum = fmaxf(maximum, to_float(row.entries[j]));
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2)
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
+    if (lane == 0) highest[t] = maximum;
+  }
+};
+
+// The product of a block: weights [rows, keys] with entries [keys, channels] twice, exp(K - m) V and exp(K - m).
+// T is the tensors' element. Weights may be kScale at most, a power of e.
+template <class T>
+struct Product {
+  static constexpr int kKeys = 16;
+  // Float16 keeps 2^-25 of the largest entry, of a key whose weight may be 2^15: by that and by the number of
+  // keys the denominator may be off, of which 2^-9 is half an ulp of bfloat16.
+  static constexpr float kLogScale = sizeof(T) == 2 ? 10.397207f : 0.0f;
+  struct Stage {
+    T weights[kRows][kKeys + 8];
+    T entries[2][kKeys][kChannels + 8];
+  };
+
+  float sums[2][2][4][4] = {};
+  int row = threadIdx.x / kWarp / 2 * 32, column = threadIdx.x / kWarp % 2 * 32, lane = threadIdx.x % kWarp;
+
+  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
+    store(&stage.weights[row][key], {weight});
+  }
+
+  __device__ __forceinline__ void add(const Stage& stage) {
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+      uint32_t weights[2][4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+        load_matrices(weights[m], &stage.weights[row + m * 16 + lane % 16][key + lane / 16 * 8]);
+#pragma unroll
+      for (int what = 0; what < 2; ++what)
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+          uint32_t entries[4];
+          load_matrices_transposed(entries, &stage.entries[what][key + lane % 16][column + n * 8 + lane / 16 * 8]);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            multiply_add<T>(sums[what][m][n], weights[m], {entries[0], entries[1]});
+            multiply_add<T>(sums[what][m][n + 1], weights[m], {entries[2], entries[3]});
+          }
+        }
+    }
+  }
+
+  __device__ __forceinline__ float sum(int what, int cell) const { return sums[what][cell / 16][cell / 4 % 4][cell % 4]; }
+  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 16 * 16 + cell / 2 % 2 * 8 + lane / 4; }
+  __device__ __forceinline__ int column_of(int cell) const {
+    return column + cell / 4 % 4 * 8 + lane % 4 * 2 + cell % 2;
+  }
+};
+
+template <>
+struct Product<float> {
+  static constexpr int kKeys = 16;
+  static constexpr float kLogScale = 0.0f;
+  struct Stage {
+    float weights[kKeys][kRows + 4];
+    float entries[2][kKeys][kChannels];
+  };
+
+  float sums[2][8][4] = {};
+  int row = threadIdx.x / 16 * 8, column = threadIdx.x % 16 * 4;
+
+  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
+    stage.weights[key][row] = weight;
+  }
+
+  __device__ __forceinline__ void add(const Stage& stage) {
+#pragma unroll
+    for (int key = 0; key < kKeys; ++key) {
+      const Raw<float, 4> weights[2] = {Raw<float, 4>(&stage.weights[key][row]),
+                                        Raw<float, 4>(&stage.weights[key][row + 4])};
+#pragma unroll
+      for (int what = 0; what < 2; ++what) {
+        const Raw<float, 4> entries(&stage.entries[what][key][column]);
+#pragma unroll
+        for (int r = 0; r < 8; ++r)
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sums[what][r][c] += weights[r / 4][r % 4] * entries[c];
+      }
+    }
+  }
+
+  __device__ __forceinline__ float sum(int what, int cell) const { return sums[what][cell / 4][cell % 4]; }
+  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 4; }
+  __device__ __forceinline__ int column_of(int cell) const { return column + cell % 4; }
+};
+
+// The least denominator to be trusted of a product over that many keys.
+template <class T>
+__device__ __forceinline__ float least_trusted(int) {
+  return kTrustedDenominator;
+}
+template <>
+__device__ __forceinline__ float least_trusted<Half>(int keys) {
+  return 0.5f * static_cast<float>(keys);
+}
+
+template <class T>
+struct Shared {
+  union {
+    typename Product<T>::Stage stages[2];
+    float context[kRows][kChannels];
+  };
+  RunningSum outside[kChannels];
+  float maximum[kChannels];  // of the span's keys
+  float highest[kRows];      // bias, less the weights' scale
+};
+
+// The block's rows from `first` on and its channels.
+struct Tile {
+  int64_t batch, first, channel, length;
+  int begin, end;  // the span, relative to `first`
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    channel = static_cast<int64_t>(blockIdx.x % p.groups) * kChannels;
+    first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
+    batch = blockIdx.x / p.groups / p.tiles;
+    length = length_of(p.call.sequence, batch);
+    const int64_t last = length - first, span = kRows + p.sums.right;
+    begin = -static_cast<int>(first < p.sums.left ? first : p.sums.left);
+    end = static_cast<int>(last < span ? last : span);
+  }
+};
+
+// The keys of one step and their biases, on their way from memory to a stage.
+template <class T, int N>
+struct Step {
+  static constexpr int kKeys = Product<T>::kKeys;
+  static constexpr int kLoads = kKeys * kChannels / N / kThreads, kKeysApart = kThreads * N / kChannels;
+  static constexpr int kWeights = kRows * kKeys / kThreads, kRowsApart = kThreads / kKeys;
+  using Stage = typename Product<T>::Stage;
+
+  Raw<T, N> key[kLoads], value[kLoads];
+  T bias[kWeights];
+  // What this thread loads first of the next step, and the key that is, relative to the tile's first row.
+  const T *keys, *values, *band;
+  int entry_key, weight_key;
+
+  static __device__ __forceinline__ int channel() { return static_cast<int>(threadIdx.x) % (kChannels / N) * N; }
+  static __device__ __forceinline__ int weight_row() { return static_cast<int>(threadIdx.x) / kKeys; }
+
+  __device__ __forceinline__ Step(const Params& p, const Tile& tile)
+      : entry_key(tile.begin + static_cast<int>(threadIdx.x) / (kChannels / N)),
+        weight_key(tile.begin + static_cast<int>(threadIdx.x) % kKeys) {
+    const AftCudaSequence& s = p.call.sequence;
+    keys = row<T>(s.key, tile.batch, tile.first + entry_key) + tile.channel + channel();
+    values = row<T>(s.value, tile.batch, tile.first + entry_key) + tile.channel + channel();
+    band = BandRow<T>(p.call, tile.first + weight_row()).entries + (weight_key - weight_row() + p.sums.left);
+  }
+
+  __device__ __forceinline__ void load(const Params& p, const Tile& tile) {
+    const AftCudaSequence& s = p.call.sequence;
+    const bool active = tile.channel + channel() < s.channels;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (active && entry_key + i * kKeysApart < tile.end) {
+        key[i] = Raw<T, N>(keys + i * kKeysApart * s.key.token_stride);
+        value[i] = Raw<T, N>(values + i * kKeysApart * s.value.token_stride);
+      }
+    const int apart = (p.call.band_rows == 1 ? 0 : static_cast<int>(p.sums.left + p.sums.right) + 1) - 1;
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i)
+      if (in_window(p, tile, i)) bias[i] = band[i * kRowsApart * apart];
+  }
+
+  // Whether the i-th weight's key, one of the sequence, is in the window of its row.
+  __device__ __forceinline__ bool in_window(const Params& p, const Tile& tile, int i) const {
+    const int row = weight_row() + i * kRowsApart, distance = weight_key - row;
+    return distance >= -static_cast<int>(p.sums.left) && distance <= static_cast<int>(p.sums.right) &&
+           weight_key < tile.end && tile.first + row < tile.length;
+  }
+
+  // Weighs what was loaded, and goes on to the next step.
+  __device__ __forceinline__ void store_to(Stage& stage, const Params& p, const Tile& tile, const Shared<T>& shared) {
+    const AftCudaSequence& s = p.call.sequence;
+    const bool active = tile.channel + channel() < s.channels;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      float weight[N] = {}, product[N] = {};
+      if (active && entry_key + i * kKeysApart < tile.end)
+#pragma unroll
+        for (int c = 0; c < N; ++c) {
+          weight[c] = machine::fast_exp(key[i][c] - shared.maximum[channel() + c]);
+          product[c] = weight[c] * value[i][c];
+        }
+      const int to = static_cast<int>(threadIdx.x) / (kChannels / N) + i * kKeysApart;
+      store(&stage.entries[0][to][channel()], product);
+      store(&stage.entries[1][to][channel()], weight);
+    }
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      const int row = weight_row() + i * kRowsApart;
+      const bool counts = weight_key < tile.end && !(p.sums.causal && weight_key > row);
+      const float logit = in_window(p, tile, i) ? to_float(bias[i]) : 0.0f;
+      Product<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
+                             counts ? machine::fast_exp(logit - shared.highest[row]) : 0.0f);
+    }
+    entry_key += kKeys;
+    weight_key += kKeys;
+    keys += kKeys * s.key.token_stride;
+    values += kKeys * s.value.token_stride;
+    band += kKeys;
+  }
+};
+
+// The mean of one cell as it is defined.
+template <class T>
+__device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, int row_, int64_t channel,
+                                            RunningSum sum) {
+  const AftCudaSequence& s = p.call.sequence;
+  const BandRow<T> band(p.call, tile.first + row_);
+  const int left = static_cast<int>(p.sums.left), right = static_cast<int>(p.sums.right);
+  const int end = p.sums.causal && row_ + 1 < tile.end ? row_ + 1 : tile.end;
+  for (int u = tile.begin; u < end; ++u) {
+    const bool inside = u >= row_ - left && u <= row_ + right;
+    const float bias = inside ? to_float(band.entries[u - row_ + left]) : 0.0f;
+    sum.add(to_float(row<T>(s.key, tile.batch, tile.first + u)[channel]) + bias,
+            to_float(row<T>(s.value, tile.batch, tile.first + u)[channel]));
+  }
+  return sum.mean();
+}
+
+// What the tile needs of other kernels.
+template <class T>
+__device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p, const Tile& tile) {
+  const int thread = threadIdx.x;
+  if (thread < kChannels) {
+    const int64_t channel = tile.channel + thread;
+    shared.outside[thread] = RunningSum::empty();
+    shared.maximum[thread] = 0.0f;
+    if (channel < p.call.sequence.channels) {
+      const Outside outside(p.sums, tile.batch, tile.first, channel);
+      shared.outside[thread] = outside.sum;
+      shared.maximum[thread] = outside.maximum;
+    }
+  } else {
+    const int64_t t = tile.first + thread - kChannels;
+    shared.highest[thread - kChannels] = t < tile.length ? p.highest[t] - Product<T>::kLogScale : 0.0f;
+  }
+}
+
+template <class T, int N>
+__device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params& p, const Tile& tile) {
+  const AftCudaSequence& s = p.call.sequence;
+  constexpr int kColumns = kChannels / N;
+  const int column = threadIdx.x % kColumns * N;
+  const int64_t channel = tile.channel + column;
+  if (channel >= s.channels) return;
+#pragma unroll 4
+  for (int r = threadIdx.x / kColumns; r < kRows; r += kThreads / kColumns) {
+    const int64_t t = tile.first + r;
+    if (t >= s.tokens) return;
+    const Raw<T, N> query(row<T>(s.query, tile.batch, t) + channel);
+    float y[N];
+#pragma unroll
+    for (int c = 0; c < N; ++c) y[c] = gated(p.call.gate, query[c], shared.context[r][column + c]);
+    store(static_cast<T*>(s.output) + (tile.batch * s.tokens + t) * s.channels + channel, y);
+  }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
+  const AftCudaSequence& s = p.call.sequence;
+  auto& shared = shared_memory<Shared<T>>();
+  const Tile tile(p);
+  Product<T> product;
+  load_outside(shared, p, tile);
+  __syncthreads();
+
+  if (tile.length > tile.first) {
+    Step<T, N> step(p, tile);
+    int stage = 1;
+    for (int u = tile.begin - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
+      const bool more = u + step.kKeys < tile.end;
+      if (more) step.load(p, tile);
+      if (u >= tile.begin) product.add(shared.stages[stage]);
+      if (more) step.store_to(shared.stages[stage ^ 1], p, tile, shared);
+      __syncthreads();
+    }
+  }
+
+  const float least = least_trusted<T>(tile.end - tile.begin);
+  unsigned lost = 0;  // cells to be summed again
+#pragma unroll
+  for (int cell = 0; cell < kCells; ++cell) {
+    const int r = product.row_of(cell), c = product.column_of(cell);
+    const RunningSum outside = shared.outside[c];
+    const Total total(shared.maximum[c] + shared.highest[r], outside);
+    const float numerator = total.of(product.sum(0, cell), outside.numerator);
+    const float denominator = total.of(product.sum(1, cell), outside.denominator);
+    const bool counts = tile.first + r < tile.length && tile.channel + c < s.channels;
+    if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;
+    shared.context[r][c] = counts && denominator > 0.0f ? numerator / denominator : 0.0f;
+  }
+#pragma unroll 1
+  for (int cell = 0; lost != 0; ++cell, lost >>= 1)
+    if (lost & 1) {
+      const int r = product.row_of(cell), c = product.column_of(cell);
+      shared.context[r][c] = exact_mean<T>(p, tile, r, tile.channel + c, shared.outside[c]);
+    }
+  __syncthreads();
+  gate_tile<T, N>(shared, p, tile);
+}
+
+template <class T, int N>
+int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
+  const AftCudaSequence& s = call.sequence;
+  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kRows, workspace);
+  float* highest = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
+  const RowMaximum<T> row_maximum{call, highest, s.tokens};
+  constexpr int kSummed = N < 4 ? N : 4;
+  if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, row_maximum, stream)) return status;
+  const int64_t groups = ceil_div<int64_t>(s.channels, kChannels), tiles = ceil_div<int64_t>(s.tokens, kRows);
+  const Params params{call, sums, static_cast<int>(groups), static_cast<int>(tiles), highest};
+  return launch<Shared<T>>(tile_kernel<T, N>, dim3(static_cast<unsigned>(groups * tiles * s.batch)), kThreads, stream,
+                           params);
+}
+
+}  // namespace
+}  // namespace aft::cuda
+
+size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal* call) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, kRows, nullptr);
+  return sums.bytes(s.batch) + sizeof(float) * s.tokens;
+}
+
+int aft_cuda_aft_local(const AftCudaAftLocal* call, void* workspace, cudaStream_t stream) {
+  using namespace aft::cuda;
+  if (call->sequence.batch * call->sequence.tokens * call->sequence.channels == 0) return 0;
+  return with_element(call->sequence.element, [&](auto element) {
+    using T = decltype(element);
+    const bool vectors = call->sequence.channels % kVector<T> == 0 && all_aligned<T>(call->sequence);
+    return vectors ? run<T, kVector<T>>(*call, workspace, stream) : run<T, 1>(*call, workspace, stream);
+  });
+}

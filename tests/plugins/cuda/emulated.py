@@ -1,0 +1,41 @@
+"""Builds the CUDA kernels for the emulated GPU and runs their test programs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from aftexport.parity import TOLERANCES
+
+REPOSITORY = Path(__file__).parents[3]
+KERNELS = REPOSITORY / "plugins" / "cuda"
+STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
+BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
+
+# Under ThreadSanitizer, which looks for missing barriers, fewer cases tell as much.
+EVERY = {"thread": "12"}
+
+
+def build(sanitizer: str = "") -> Path:
+    """Builds all test programs and returns their folder; ``sanitizer`` as for -fsanitize."""
+    folder = REPOSITORY / "build" / "cuda-emulated" / (sanitizer.replace(",", "+") or "plain")
+    tools = Path(sys.executable).parent
+    configure = [tools / "cmake", "-S", Path(__file__).parent, "-B", folder, "-G", "Ninja"]
+    configure += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DAFT_SANITIZE={sanitizer}"]
+    for command in (configure, [tools / "cmake", "--build", folder]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def run(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs a test program; it exits with 0 if the kernel was right in every case."""
+    return subprocess.run(
+        [program, *BOUNDS, *options], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def missing() -> str | None:
+    """What this machine lacks to build the test programs."""
+    return None if shutil.which(os.environ.get("CXX", "g++")) else "no g++"

@@ -1,0 +1,269 @@
+// Compiled without ThreadSanitizer's instrumentation: nothing the emulator does for itself is an access of a
+// kernel's.
+#include "emulator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "fiber.h"
+#include "sanitizer.h"
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+namespace {
+
+constexpr unsigned kMostThreads = 1024, kWarp = 32;
+
+struct Thread {
+  explicit Thread(unsigned index);
+
+  unsigned index;
+  Fiber fiber;
+  AsyncCopies copies;
+};
+
+// Threads that wait for `size` of them to come. `order` makes what came before the barrier visible behind it,
+// in turns, so that who is already on the way to the next barrier orders nothing at this one.
+struct Barrier {
+  unsigned size = 0, turn = 0, waiting = 0;
+  Thread* threads[kMostThreads];
+  char order[2];
+};
+
+struct Warp {
+  Barrier barrier;
+  Combine* combine;
+  void* lanes[kWarp];
+};
+
+Fiber* scheduler;
+std::unique_ptr<Thread> threads[kMostThreads];
+Thread* running;
+Thread* ready[kMostThreads];
+unsigned ready_count, alive, order_seed = 2, random_state;
+Barrier block_barrier;
+Warp warps[kMostThreads / kWarp];
+void (*kernel_entry)(void*);
+void* kernel_arguments;
+char *shared, block_order;
+size_t shared_size;
+
+unsigned random(unsigned below) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 17;
+  random_state ^= random_state << 5;
+  return random_state % below;
+}
+
+void run_thread(void* self) {
+  const auto* thread = static_cast<Thread*>(self);
+  acquire(&block_order);
+  kernel_entry(kernel_arguments);
+  if (!thread->copies.pending.empty()) fail("a thread ends with asynchronous copies under way");
+  release(&block_order);
+  --alive;
+  running->fiber.switch_to(*scheduler);
+}
+
+Thread::Thread(unsigned index) : index(index), fiber(run_thread, this) {}
+
+// Takes turns at the lowest, the highest or any index.
+Thread* next_thread() {
+  unsigned chosen = 0;
+  if (order_seed > 1)
+    chosen = random(ready_count);
+  else
+    for (unsigned i = 1; i < ready_count; ++i)
+      if ((ready[i]->index < ready[chosen]->index) == (order_seed == 0)) chosen = i;
+  Thread* thread = ready[chosen];
+  ready[chosen] = ready[--ready_count];
+  return thread;
+}
+
+void wait(Barrier& barrier, bool orders_memory) {
+  char& order = barrier.order[barrier.turn % 2];
+  if (orders_memory) release(&order);
+  barrier.threads[barrier.waiting++] = running;
+  if (barrier.waiting == barrier.size) {
+    for (unsigned i = 0; i < barrier.size; ++i) ready[ready_count++] = barrier.threads[i];
+    barrier.waiting = 0;
+    ++barrier.turn;
+  }
+  running->fiber.switch_to(*scheduler);
+  if (orders_memory) acquire(&order);
+}
+
+void run_block(unsigned count) {
+  ready_count = alive = count;
+  block_barrier.size = count;
+  for (unsigned i = 0; i < count; ++i) {
+    if (!threads[i]) threads[i] = std::make_unique<Thread>(i);
+    threads[i]->fiber.start();
+    ready[i] = threads[i].get();
+    warps[i / kWarp].barrier.size = kWarp;
+  }
+  while (ready_count > 0) {
+    running = next_thread();
+    threadIdx.x = running->index;
+    scheduler->switch_to(running->fiber);
+  }
+  if (alive > 0) fail("threads wait at a barrier that the others of the block do not reach");
+}
+
+void no_exchange(void* const (&)[32]) {}
+
+}  // namespace
+
+void seed(unsigned order) { order_seed = order; }
+
+void fail(const char* what) {
+  std::printf("FAILED: %s (block %u, thread %u)\n", what, blockIdx.x, threadIdx.x);
+  std::fflush(stdout);
+  std::abort();
+}
+
+AsyncCopies& async_copies() { return running->copies; }
+
+void* shared_memory(size_t bytes, size_t alignment) {
+  if (bytes > shared_size) fail("a kernel uses more shared memory than it was launched with");
+  if (alignment > 16) fail("shared memory is aligned to 16 bytes");
+  return shared;
+}
+
+void run(dim3 grid, unsigned count, size_t shared_bytes, void (*kernel)(void*), void* arguments) {
+  if (count == 0 || count % kWarp != 0 || count > kMostThreads) fail("blocks are of whole warps, 1024 threads at most");
+  if (grid.y > 65535 || grid.z > 65535) fail("the grid is too large");
+  Fiber main;
+  scheduler = &main;
+  kernel_entry = kernel;
+  kernel_arguments = arguments;
+  random_state = order_seed * 2654435761u | 1;
+  gridDim = grid;
+  blockDim = dim3(count);
+  const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+  auto order = std::make_unique<size_t[]>(blocks);
+  for (size_t i = 0; i < blocks; ++i) {
+    order[i] = order_seed == 1 ? blocks - 1 - i : i;
+    if (order_seed > 1) std::swap(order[i], order[random(static_cast<unsigned>(i) + 1)]);
+  }
+  for (size_t i = 0; i < blocks; ++i) {
+    blockIdx = dim3(static_cast<unsigned>(order[i] % grid.x), static_cast<unsigned>(order[i] / grid.x % grid.y),
+                    static_cast<unsigned>(order[i] / grid.x / grid.y));
+    shared_size = shared_bytes;
+    shared = static_cast<char*>(std::malloc(shared_bytes));
+    std::fill_n(shared, shared_bytes, '\xff');
+    release(&block_order);
+    run_block(count);
+    acquire(&block_order);
+    std::free(shared);
+  }
+}
+
+void warp_collective(Combine* combine, void* lane) {
+  Warp& warp = warps[running->index / kWarp];
+  if (warp.barrier.waiting > 0 && warp.combine != combine) fail("lanes of a warp are at different instructions");
+  warp.combine = combine;
+  warp.lanes[running->index % kWarp] = lane;
+  if (warp.barrier.waiting == kWarp - 1) combine(warp.lanes);
+  wait(warp.barrier, combine == no_exchange);
+}
+
+void shuffle(void* const (&lanes)[32]) {
+  for (void* lane : lanes) {
+    auto* to = static_cast<Shuffle*>(lane);
+    to->result = static_cast<Shuffle*>(lanes[to->source])->value;
+  }
+}
+
+// Where elements lie in the lanes' registers: PTX ISA, "Matrix fragments for mma.m16n8k16" and "m16n8k8".
+template <class Decode>
+void multiply_16bit(void* const (&lanes)[32], const Decode& decode) {
+  float a[16][16], b[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto* from = static_cast<Product*>(lanes[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int word = 0; word < 4; ++word)
+      for (int half = 0; half < 2; ++half)
+        a[g + word % 2 * 8][2 * t + half + word / 2 * 8] = decode(static_cast<uint16_t>(from->a[word] >> 16 * half));
+    for (int word = 0; word < 2; ++word)
+      for (int half = 0; half < 2; ++half)
+        b[2 * t + half + word * 8][g] = decode(static_cast<uint16_t>(from->b[word] >> 16 * half));
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* c = static_cast<Product*>(lanes[lane])->c;
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 16; ++k) c[i] += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+  }
+}
+
+void multiply_half(void* const (&lanes)[32]) { multiply_16bit(lanes, half_to_float); }
+void multiply_bfloat(void* const (&lanes)[32]) {
+  multiply_16bit(lanes, [](uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); });
+}
+
+// The hardware looks at the upper 19 bits alone.
+void multiply_tf32(void* const (&lanes)[32]) {
+  float a[16][8], b[8][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto* from = static_cast<Product*>(lanes[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int word = 0; word < 4; ++word)
+      a[g + word % 2 * 8][t + word / 2 * 4] = __uint_as_float(from->a[word] & ~0x1fffu);
+    for (int word = 0; word < 2; ++word) b[t + word * 4][g] = __uint_as_float(from->b[word] & ~0x1fffu);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* c = static_cast<Product*>(lanes[lane])->c;
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 8; ++k) c[i] += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+  }
+}
+
+static void distribute(void* const (&lanes)[32], bool transposed) {
+  const auto element = [&](int matrix, int row, int column) -> uint32_t {
+    if (transposed) std::swap(row, column);
+    return static_cast<MatrixRow*>(lanes[8 * matrix + row])->elements[column];
+  };
+  for (int lane = 0; lane < 32; ++lane)
+    for (int matrix = 0; matrix < 4; ++matrix)
+      static_cast<MatrixRow*>(lanes[lane])->result[matrix] =
+          element(matrix, lane / 4, lane % 4 * 2) | element(matrix, lane / 4, lane % 4 * 2 + 1) << 16;
+}
+void distribute_rows(void* const (&lanes)[32]) { distribute(lanes, false); }
+void distribute_rows_transposed(void* const (&lanes)[32]) { distribute(lanes, true); }
+
+float half_to_float(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                     : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                     : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return bits >> 15 ? -size : size;
+}
+
+uint16_t float_to_half(float x) {
+  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  const float size = std::fabs(x);
+  if (std::isnan(x)) return 0x7fff;
+  if (size >= 65520.0f) return sign | 0x7c00;
+  // Units of the last place, subnormals included; rounding up to the next power carries into the exponent.
+  const int exponent = std::max(size > 0.0f ? std::ilogb(size) : -14, -14);
+  const int units = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return static_cast<uint16_t>(sign | (((exponent + 14) << 10) + units));
+}
+
+uint16_t float_to_bfloat(float x) {
+  if (std::isnan(x)) return 0x7fff;
+  const uint32_t bits = __float_as_uint(x);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace emulator
+
+void __syncthreads() { emulator::wait(emulator::block_barrier, true); }
+
+void __syncwarp(unsigned mask) {
+  emulator::check_mask(mask);
+  emulator::warp_collective(emulator::no_exchange, nullptr);
+}

@@ -1,0 +1,235 @@
+// A GPU for tests: lets a C++ compiler build a .cu file as it is and runs its kernels on the CPU.
+//
+// Every CUDA thread is a fiber. Blocks run one at a time, in an order and with an order of threads that the
+// seed decides: whenever a thread has to wait, any other that can run may be next. So what holds only for some
+// order of threads fails for some seed, and as barriers alone order the fibers in ThreadSanitizer's eyes, it
+// names missing ones. What would be undefined on a GPU ends the program with a message: a barrier that not all
+// threads reach, a vector at the wrong alignment, an asynchronous copy left under way.
+//
+// Shared memory starts as NaN, and so does what an asynchronous copy will fill until the copy is waited for.
+// Not emulated: several blocks at once, divergence within a warp (shuffles take all lanes), approximations of
+// fast_exp, bank conflicts, the time anything takes.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+typedef struct CUstream_st* cudaStream_t;
+
+namespace emulator {
+
+// A copy under way, part of the group-th group of its thread.
+struct AsyncCopy {
+  uint32_t* shared;
+  const void* global;
+  int bytes, group;
+};
+struct AsyncCopies {
+  std::vector<AsyncCopy> pending;
+  int group = 0;  // not yet committed
+};
+
+void seed(unsigned order);  // of launches from now on: 0 ascending, 1 descending, else shuffled
+
+[[noreturn]] void fail(const char* what);
+AsyncCopies& async_copies();  // of the thread that is running
+void* shared_memory(size_t bytes, size_t alignment);
+void run(dim3 grid, unsigned threads, size_t shared_bytes, void (*kernel)(void*), void* arguments);
+
+// Waits for the other lanes of the warp; the last to come calls combine on what all 32 passed.
+using Combine = void(void* const (&lanes)[32]);
+void warp_collective(Combine* combine, void* lane);
+
+struct Shuffle {
+  uint32_t value, result;
+  int source;
+};
+struct Product {
+  float* c;
+  const uint32_t *a, *b;
+};
+struct MatrixRow {
+  uint16_t elements[8];
+  uint32_t* result;
+};
+Combine shuffle, multiply_half, multiply_bfloat, multiply_tf32, distribute_rows, distribute_rows_transposed;
+
+float half_to_float(uint16_t bits);
+uint16_t float_to_half(float x);
+uint16_t float_to_bfloat(float x);
+
+inline void check_aligned(const void* p, size_t bytes) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");
+}
+
+// The value that lane `source` passes.
+template <class T>
+T shuffled(T value, int source) {
+  static_assert(sizeof(T) == 4, "shuffles move 32 bits");
+  Shuffle lane{0, 0, source};
+  std::memcpy(&lane.value, &value, 4);
+  warp_collective(shuffle, &lane);
+  std::memcpy(&value, &lane.result, 4);
+  return value;
+}
+inline int lane() { return static_cast<int>(threadIdx.x % 32); }
+inline void check_mask(unsigned mask) {
+  if (mask != ~0u) fail("a shuffle or __syncwarp of part of a warp is not emulated");
+}
+
+}  // namespace emulator
+
+void __syncthreads();
+void __syncwarp(unsigned mask = ~0u);
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source) {
+  emulator::check_mask(mask);
+  return emulator::shuffled(value, source & 31);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int distance) {
+  emulator::check_mask(mask);
+  return emulator::shuffled(value, (emulator::lane() ^ distance) & 31);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
+  emulator::check_mask(mask);
+  const int source = emulator::lane() - static_cast<int>(distance);
+  return emulator::shuffled(value, source < 0 ? emulator::lane() : source);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned distance) {
+  emulator::check_mask(mask);
+  const int source = emulator::lane() + static_cast<int>(distance);
+  return emulator::shuffled(value, source > 31 ? emulator::lane() : source);
+}
+
+inline float __uint_as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+namespace aft::cuda::machine {
+
+inline float fast_exp(float x) { return std::exp(x); }
+
+template <class Words>
+Words load(const void* p) {
+  emulator::check_aligned(p, sizeof(Words));
+  return *static_cast<const Words*>(p);
+}
+template <class Words>
+void store(void* p, const Words& words) {
+  emulator::check_aligned(p, sizeof(Words));
+  *static_cast<Words*>(p) = words;
+}
+
+inline float half_to_float(uint16_t bits) { return emulator::half_to_float(bits); }
+inline uint32_t pack_half(float low, float high) {
+  return emulator::float_to_half(low) | static_cast<uint32_t>(emulator::float_to_half(high)) << 16;
+}
+inline uint32_t pack_bfloat(float low, float high) {
+  return emulator::float_to_bfloat(low) | static_cast<uint32_t>(emulator::float_to_bfloat(high)) << 16;
+}
+// To nearest, ties away from zero.
+inline uint32_t to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
+
+inline void mma_half(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::Product lane{c, a, b};
+  emulator::warp_collective(emulator::multiply_half, &lane);
+}
+inline void mma_bfloat(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::Product lane{c, a, b};
+  emulator::warp_collective(emulator::multiply_bfloat, &lane);
+}
+inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulator::Product lane{c, a, b};
+  emulator::warp_collective(emulator::multiply_tf32, &lane);
+}
+
+// Each lane reads the row it points to, so that sanitizers see whose read it is.
+template <bool transposed>
+inline void ldmatrix(uint32_t (&r)[4], const void* row) {
+  emulator::check_aligned(row, 16);
+  emulator::MatrixRow lane;
+  for (int i = 0; i < 8; ++i) lane.elements[i] = static_cast<const uint16_t*>(row)[i];
+  lane.result = r;
+  emulator::warp_collective(transposed ? emulator::distribute_rows_transposed : emulator::distribute_rows, &lane);
+}
+
+// Plain stores of words, here and on delivery: ThreadSanitizer sees them as this thread's.
+inline void async_copy(void* shared, const void* global, int bytes) {
+  emulator::check_aligned(shared, 16);
+  emulator::check_aligned(global, 16);
+  auto* words = static_cast<uint32_t*>(shared);
+  for (int i = 0; i < 4; ++i) words[i] = ~0u;
+  emulator::AsyncCopies& copies = emulator::async_copies();
+  copies.pending.push_back({words, global, bytes, copies.group});
+}
+inline void async_commit() { ++emulator::async_copies().group; }
+template <int pending>
+inline void async_wait() {
+  emulator::AsyncCopies& copies = emulator::async_copies();
+  size_t kept = 0;
+  for (const emulator::AsyncCopy& copy : copies.pending) {
+    if (copy.group + pending >= copies.group) {
+      copies.pending[kept++] = copy;
+      continue;
+    }
+    uint32_t words[4] = {};
+    std::memcpy(words, copy.global, copy.bytes);
+    for (int i = 0; i < 4; ++i) copy.shared[i] = words[i];
+  }
+  copies.pending.resize(kept);
+}
+
+template <class T>
+T& shared_memory() {
+  return *static_cast<T*>(emulator::shared_memory(sizeof(T), alignof(T)));
+}
+
+template <class... P, size_t... index>
+void call(void (*kernel)(P...), void** arguments, std::index_sequence<index...>) {
+  kernel(*static_cast<std::remove_reference_t<P>*>(arguments[index])...);
+}
+
+template <class Shared, class... P>
+int launch(void (*kernel)(P...), dim3 grid, unsigned threads, cudaStream_t, void** arguments) {
+  auto body = [&] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
+  emulator::run(
+      grid, threads, sizeof(Shared), [](void* body_) { (*static_cast<decltype(body)*>(body_))(); }, &body);
+  return 0;
+}
+
+}  // namespace aft::cuda::machine

@@ -1,0 +1,173 @@
+// The emulated GPU against what its instructions are said to do.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "async_copy.cuh"
+#include "launch.cuh"
+#include "mma.cuh"
+
+namespace {
+
+using namespace aft::cuda;
+
+int failures = 0;
+
+void expect(bool condition, const char* what) {
+  if (condition) return;
+  std::printf("FAILED: %s\n", what);
+  ++failures;
+}
+
+// Small integers, exact in every element type.
+float a_element(int row, int k) { return static_cast<float>((3 * row + 5 * k) % 13 - 6); }
+float b_element(int k, int column) { return static_cast<float>((7 * k + 2 * column) % 11 - 5); }
+
+struct Operands {
+  uint16_t a[16][16];  // row major
+  uint16_t b[16][8];   // row major: read transposed
+};
+
+// One warp, by the documented use of ldmatrix: lane l passes row l % 16 and column 8 * (l / 16).
+template <class T>
+__global__ void product_kernel(float* c, const uint16_t* a, const uint16_t* b) {
+  auto& shared = shared_memory<Operands>();
+  const int lane = threadIdx.x;
+  async_copy(&shared.a[lane / 2][lane % 2 * 8], a + lane * 8);
+  if (lane < 16) async_copy(shared.b[lane], b + lane * 8);
+  async_commit();
+  async_wait<0>();
+  __syncwarp();
+  uint32_t a_words[4], b_words[4];
+  load_matrices(a_words, &shared.a[lane % 16][lane / 16 * 8]);
+  load_matrices_transposed(b_words, shared.b[lane % 16]);
+  float sums[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  multiply_add<T>(sums, a_words, {b_words[0], b_words[1]});
+  for (int i = 0; i < 4; ++i) c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = sums[i];
+}
+
+__global__ void product_tf32_kernel(float* c, const float* a, const float* b) {
+  const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  const uint32_t a_words[4] = {to_tf32(a[g * 8 + t]), to_tf32(a[(g + 8) * 8 + t]), to_tf32(a[g * 8 + t + 4]),
+                               to_tf32(a[(g + 8) * 8 + t + 4])};
+  const uint32_t b_words[2] = {to_tf32(b[t * 8 + g]), to_tf32(b[(t + 4) * 8 + g])};
+  float sums[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  multiply_add_tf32(sums, a_words, b_words);
+  for (int i = 0; i < 4; ++i) c[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = sums[i];
+}
+
+void expect_product(const float* c, int depth, const char* what) {
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      float sum = 1.0f;
+      for (int k = 0; k < depth; ++k) sum += a_element(row, k) * b_element(k, column);
+      expect(c[row * 8 + column] == sum, what);
+    }
+}
+
+void products() {
+  alignas(16) uint16_t a[16][16], b[16][8];
+  alignas(16) float c[16 * 8], a_single[16 * 8], b_single[8 * 8];
+  for (bool half : {true, false}) {
+    const auto encoded = [&](float x) { return half ? emulator::float_to_half(x) : emulator::float_to_bfloat(x); };
+    for (int row = 0; row < 16; ++row) {
+      for (int k = 0; k < 16; ++k) a[row][k] = encoded(a_element(row, k));
+      for (int column = 0; column < 8; ++column) b[row][column] = encoded(b_element(row, column));
+    }
+    launch<Operands>(half ? product_kernel<Half> : product_kernel<BFloat16>, 1, 32, nullptr, c, a[0], b[0]);
+    expect_product(c, 16, half ? "float16 product" : "bfloat16 product");
+  }
+  for (int i = 0; i < 16 * 8; ++i) a_single[i] = a_element(i / 8, i % 8);
+  for (int i = 0; i < 8 * 8; ++i) b_single[i] = b_element(i / 8, i % 8);
+  launch(product_tf32_kernel, 1, 32, nullptr, c, a_single, b_single);
+  expect_product(c, 8, "tf32 product");
+}
+
+// A copy shows as NaN until its group is waited for; bytes beyond those asked for become 0.
+__global__ void copy_kernel(float* seen, const float* source) {
+  struct Two {
+    alignas(16) float first[4], second[4];
+  };
+  auto& shared = shared_memory<Two>();
+  if (threadIdx.x == 0) {
+    async_copy(shared.first, source);
+    async_commit();
+    async_copy(shared.second, source, 8);
+    async_commit();
+    seen[0] = shared.first[0];
+    async_wait<1>();
+    seen[1] = shared.first[3];
+    seen[2] = shared.second[0];
+    async_wait<0>();
+    seen[3] = shared.second[1];
+    seen[4] = shared.second[2];
+  }
+}
+
+__global__ void shuffle_kernel(int* seen) {
+  const int lane = threadIdx.x;
+  seen[lane] = __shfl_xor_sync(~0u, lane, 5) == (lane ^ 5) && __shfl_sync(~0u, lane, 3) == 3 &&
+               __shfl_up_sync(~0u, lane, 2) == (lane < 2 ? lane : lane - 2) &&
+               __shfl_down_sync(~0u, lane, 2) == (lane > 29 ? lane : lane + 2);
+}
+
+// Without the barrier this holds only in ascending order of threads.
+__global__ void order_kernel(int* seen, bool barrier) {
+  struct Flags {
+    int set[64];
+  };
+  auto& shared = shared_memory<Flags>();
+  shared.set[threadIdx.x] = 1;
+  if (barrier) __syncthreads();
+  seen[threadIdx.x] = threadIdx.x == 0 || shared.set[threadIdx.x - 1] == 1;
+}
+
+bool order_holds(unsigned order, bool barrier) {
+  int seen[64];
+  emulator::seed(order);
+  struct Flags {
+    int set[64];
+  };
+  launch<Flags>(order_kernel, 1, 64, nullptr, seen, barrier);
+  for (int holds : seen)
+    if (!holds) return false;
+  return true;
+}
+
+void conversions() {
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    const float x = emulator::half_to_float(half);
+    expect(std::isnan(x) || emulator::float_to_half(x) == half, "float16 there and back");
+  }
+  expect(emulator::half_to_float(0x3c00) == 1.0f && emulator::half_to_float(0x7bff) == 65504.0f, "float16 values");
+  expect(emulator::half_to_float(0x0001) == std::ldexp(1.0f, -24), "float16 subnormal");
+  expect(emulator::float_to_half(1.0f + 1.0f / 2048) == 0x3c00, "float16 tie to even");
+  expect(emulator::float_to_half(1.0f + 3.0f / 2048) == 0x3c02, "float16 tie to even, upwards");
+  expect(emulator::float_to_bfloat(1.0f + 1.0f / 256) == 0x3f80, "bfloat16 tie to even");
+  expect(emulator::float_to_bfloat(1.0f + 3.0f / 256) == 0x3f82, "bfloat16 tie to even, upwards");
+}
+
+}  // namespace
+
+int main() {
+  conversions();
+  products();
+  alignas(16) const float source[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+  float copied[5];
+  struct Eight {
+    float floats[8];
+  };
+  launch<Eight>(copy_kernel, 1, 32, nullptr, copied, source);
+  expect(std::isnan(copied[0]) && copied[1] == 4.0f && std::isnan(copied[2]), "copies come when waited for");
+  expect(copied[3] == 2.0f && copied[4] == 0.0f, "copies fill with 0");
+  int lanes[32];
+  launch(shuffle_kernel, 1, 32, nullptr, lanes);
+  for (int right : lanes) expect(right == 1, "shuffles");
+  for (unsigned order : {0, 1, 2, 3}) expect(order_holds(order, true), "a barrier orders");
+#if !defined(__SANITIZE_THREAD__)  // the race is there to be found
+  expect(!order_holds(1, false) && !order_holds(2, false), "a missing barrier shows");
+#endif
+  std::printf("%d failures\n", failures);
+  return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}

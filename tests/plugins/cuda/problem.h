@@ -1,0 +1,232 @@
+// One case brought before one kernel: tensors in emulated device memory, the call, and the comparison with a
+// float64 definition.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <list>
+
+#include "cases.h"
+#include "emulator.h"
+
+extern "C" [[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
+extern "C" [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void*, size_t);
+
+// Memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes, size_t offset = 0) : bytes(bytes), offset(offset) {
+    void* allocated = nullptr;
+    if (posix_memalign(&allocated, 256, offset + bytes + kGuard) != 0) std::abort();
+    memory = static_cast<unsigned char*>(allocated);
+    std::memset(memory, 0xff, offset + bytes + kGuard);
+    if (__asan_poison_memory_region) __asan_poison_memory_region(data() + bytes, kGuard);
+  }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { std::free(memory); }
+
+  unsigned char* data() { return memory + offset; }
+
+  bool guard_intact() {
+    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(data() + bytes, kGuard);
+    for (size_t i = 0; i < kGuard; ++i)
+      if (data()[bytes + i] != 0xff) return false;
+    return true;
+  }
+
+  const size_t bytes;
+
+ private:
+  static constexpr size_t kGuard = 64;
+  size_t offset;
+  unsigned char* memory;
+};
+
+inline size_t element_size(AftCudaElement element) { return element == AFT_CUDA_FLOAT32 ? 4 : 2; }
+
+inline void encode(float x, AftCudaElement element, unsigned char* to) {
+  const uint16_t bits = element == AFT_CUDA_FLOAT16 ? emulator::float_to_half(x) : emulator::float_to_bfloat(x);
+  element == AFT_CUDA_FLOAT32 ? std::memcpy(to, &x, 4) : std::memcpy(to, &bits, 2);
+}
+inline float decode(const unsigned char* from, AftCudaElement element) {
+  if (element == AFT_CUDA_FLOAT32) {
+    float x;
+    std::memcpy(&x, from, 4);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, from, 2);
+  return element == AFT_CUDA_FLOAT16 ? emulator::half_to_float(bits) : __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+// What the definition reads: the numbers that the device memory holds, rounded as they are there.
+struct Numbers {
+  std::vector<double> values;
+  int64_t tokens = 0, channels = 0;
+
+  double operator()(int64_t b, int64_t t, int64_t c) const { return values[(b * tokens + t) * channels + c]; }
+  double operator[](int64_t i) const { return values[i]; }
+};
+
+// How far from the definition an output may be, as aftexport.parity has it, by element.
+struct Bounds {
+  double of[3];
+};
+
+class Problem {
+ public:
+  Problem(const Case& c, const Bounds& bounds, int64_t key_channels) : c(c), bounds(bounds) {
+    const int64_t channels[] = {c.channels, key_channels, c.channels};
+    Numbers* const numbers[] = {&query, &key, &value};
+    AftCudaTensor* const tensors[] = {&sequence.query, &sequence.key, &sequence.value};
+    const int64_t width = channels[0] + channels[1] + channels[2], rows = c.batch * c.tokens;
+    const size_t size = element_size(c.element);
+    unsigned char* slices = c.layout == Layout::kSliced ? allocate(rows * width) : nullptr;
+    for (int i = 0; i < 3; ++i) {
+      const int64_t stride = slices ? width : channels[i];
+      unsigned char* data = slices ? slices : allocate(rows * channels[i]);
+      if (slices) slices += channels[i] * size;
+      *tensors[i] = {data, c.tokens * stride, stride};
+      *numbers[i] = {std::vector<double>(rows * channels[i]), c.tokens, channels[i]};
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t k = 0; k < channels[i]; ++k) {
+          const int64_t b = row / c.tokens, t = row % c.tokens;
+          unsigned char* at = data + (row * stride + k) * size;
+          float x = c.range() * next_number();
+          if (i == 1 && t == special_key(b)) x = 90.0f;
+          if (i > 0 && t >= c.lengths[b])  // does not count, so must not be used, nor be hidden by a NaN
+            x = i == 1 && c.draw(2, 20) ? 90.0f : NAN;
+          encode(x, c.element, at);
+          numbers[i]->values[row * channels[i] + k] = decode(at, c.element);
+        }
+    }
+    sequence.element = c.element;
+    sequence.causal = c.causal;
+    sequence.batch = c.batch;
+    sequence.tokens = c.tokens;
+    sequence.channels = c.channels;
+    lengths_buffer = reinterpret_cast<int64_t*>(buffers.emplace_back(c.batch * sizeof(int64_t)).data());
+    std::memcpy(lengths_buffer, c.lengths.data(), c.batch * sizeof(int64_t));
+    sequence.lengths = lengths_buffer;
+  }
+
+  // A further tensor of the case's element type, its numbers within +-range; `numbers` becomes what it holds.
+  const void* input(int64_t count, float range, Numbers& numbers) {
+    unsigned char* data = allocate(count);
+    numbers = {std::vector<double>(count), 0, 0};
+    for (int64_t i = 0; i < count; ++i) {
+      encode(range * next_number(), c.element, data + i * element_size(c.element));
+      numbers.values[i] = decode(data + i * element_size(c.element), c.element);
+    }
+    return data;
+  }
+
+  // How many keys row t of document b sees.
+  int64_t visible(int64_t b, int64_t t) const { return c.causal ? std::min(t + 1, c.lengths[b]) : c.lengths[b]; }
+
+  // Runs the kernel in two orders of threads, which must give the same bits, near definition(b, t, channel)
+  // in rows that count and finite in the others. Returns the number of failures.
+  template <class Call>
+  int check(Call call, size_t (*workspace_size)(const Call*), int (*kernel)(const Call*, void*, cudaStream_t),
+            const std::function<double(int64_t, int64_t, int64_t)>& definition) {
+    const size_t outputs = c.batch * c.tokens * c.channels, size = element_size(c.element);
+    std::vector<unsigned char> first;
+    for (unsigned order : {c.index + 2u, static_cast<unsigned>(c.draw(2, 21))}) {
+      Buffer output(outputs * size, offset()), workspace(workspace_size(&call));
+      call.sequence.output = output.data();
+      emulator::seed(order);
+      expect(kernel(&call, workspace.data(), nullptr) == 0, "the call is refused");
+      expect(output.guard_intact(), "writes behind the output");
+      expect(workspace.guard_intact(), "writes behind the workspace");
+      if (first.empty())
+        first.assign(output.data(), output.data() + output.bytes);
+      else
+        expect(std::memcmp(first.data(), output.data(), output.bytes) == 0, "depends on the order of threads");
+    }
+    for (Buffer& buffer : buffers) expect(buffer.guard_intact(), "writes behind an input");
+
+    double error = 0.0, largest = 1.0;
+    bool finite = true;
+    for (int64_t b = 0, i = 0; b < c.batch; ++b)
+      for (int64_t t = 0; t < c.tokens; ++t)
+        for (int64_t k = 0; k < c.channels; ++k, ++i) {
+          const double y = decode(&first[i * size], c.element);
+          finite = finite && std::isfinite(y);
+          if (t >= c.lengths[b]) continue;
+          const double expected = definition(b, t, k);
+          largest = std::max(largest, std::fabs(expected));
+          error = std::max(error, std::fabs(y - expected));
+        }
+    expect(finite, "is not finite");
+    expect(error <= bounds.of[c.element] * largest, "is off by " + std::to_string(error / largest));
+
+    const size_t least = workspace_size(&call);
+    for (int64_t AftCudaSequence::*extent : {&AftCudaSequence::batch, &AftCudaSequence::tokens})
+      for (int64_t more : {1, 1000}) {
+        Call larger = call;
+        larger.sequence.*extent += more;
+        expect(workspace_size(&larger) >= least, "needs less workspace for more");
+      }
+    return failures;
+  }
+
+  const Case& c;
+  AftCudaSequence sequence{};
+  Numbers query, key, value;
+
+ private:
+  void expect(bool condition, const std::string& what) {
+    if (condition) return;
+    std::printf("FAILED: %s %s\n", c.name().c_str(), what.c_str());
+    ++failures;
+  }
+
+  size_t offset() const { return c.layout == Layout::kUnaligned ? element_size(c.element) : 0; }
+  unsigned char* allocate(int64_t count) {
+    return buffers.emplace_back(count * element_size(c.element), offset()).data();
+  }
+
+  // The key that is 90, -1 for none.
+  int64_t special_key(int64_t b) const {
+    if (c.data == Data::kLateKey) return c.lengths[b] - 1;
+    return c.data == Data::kDominatingKey ? c.lengths[b] / 2 : -1;
+  }
+
+  float next_number() {
+    random = random * 1664525u + 1013904223u;
+    return static_cast<float>(random >> 8) / 8388608.0f - 1.0f;
+  }
+
+  const Bounds bounds;
+  std::list<Buffer> buffers;
+  int64_t* lengths_buffer;
+  unsigned random = 1 + c.index;
+  int failures = 0;
+};
+
+// The main function of a kernel's test: `try_case(case, bounds)` on every case, returning its failures.
+// Arguments: the bounds for float32, float16 and bfloat16, and optionally n, to take every n-th case only.
+constexpr int kEnoughFailures = 5;
+constexpr size_t kStride = 101;  // through the table in an order that has something of everything soon
+inline int run_cases(int argc, char** argv, const std::function<int(const Case&, const Bounds&)>& try_case) {
+  if (argc < 4) {
+    std::printf("usage: %s FLOAT32_BOUND FLOAT16_BOUND BFLOAT16_BOUND [EVERY]\n", argv[0]);
+    return EXIT_FAILURE;
+  }
+  const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
+  const int every = argc > 4 ? std::atoi(argv[4]) : 1;
+  int cases = 0, failures = 0;
+  const std::vector<Case> table = all_cases();
+  for (size_t i = 0; i < table.size(); ++i) {
+    const Case& c = table[i * kStride % table.size()];
+    if (c.index % every != every - 1 || failures > kEnoughFailures) continue;
+    failures += try_case(c, bounds);
+    ++cases;
+  }
+  std::printf("%d cases, %d failures\n", cases, failures);
+  return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}

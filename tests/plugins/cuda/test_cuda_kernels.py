@@ -1,0 +1,43 @@
+"""Every CUDA kernel against its float64 definition, on an emulated GPU.
+
+AFT_SANITIZE=thread or address,undefined builds and runs them under that sanitizer.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from . import emulated
+
+pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
+
+SANITIZER = os.environ.get("AFT_SANITIZE", "")
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    return emulated.build(SANITIZER)
+
+
+def test_the_emulator_does_what_the_instructions_do(programs):
+    done = subprocess.run([programs / "emulator_test"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("stem", emulated.STEMS)
+def test_kernel_computes_its_definition(programs, stem):
+    done = emulated.run(programs / f"{stem}_test", emulated.EVERY.get(SANITIZER, "1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cases, 0 failures" in done.stdout
+
+
+def test_the_interface_is_plain_c(tmp_path):
+    source = tmp_path / "interface.c"
+    source.write_text('#include "kernels.h"\n')
+    command = ["g++", "-x", "c", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    done = subprocess.run(
+        [*command, "-I", emulated.KERNELS, source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,51 @@
+"""Would the tests of the CUDA kernels notice a fault? Every one planted here must be."""
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from . import emulated
+from .mutations import MUTATIONS, Mutation
+
+pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
+
+TESTS = Path(__file__).parent
+
+
+def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
+    """Builds the kernel with the fault against the test built without it, and runs that."""
+    sources = folder / "sources"
+    shutil.copytree(emulated.KERNELS, sources)
+    file = sources / mutation.file
+    text = file.read_text()
+    assert text.count(mutation.old) == 1, f"{mutation.file} has not one {mutation.old!r}"
+    file.write_text(text.replace(mutation.old, mutation.new))
+
+    stem, program = mutation.kernel, folder / "mutant"
+    definition = programs / "CMakeFiles" / f"{stem}_definition.dir" / f"{stem}_test.cc.o"
+    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", "-fno-strict-aliasing"]
+    command += ["-w", "-I", str(sources), "-I", str(TESTS / "emulator"), "-x", "c++"]
+    command += [str(sources / f"{stem}.cu"), "-x", "none", str(definition)]
+    command += [str(programs / "libemulator.a"), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, f"{mutation} does not compile:\n{built.stderr}"
+    try:
+        return emulated.run(program).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@pytest.mark.parametrize("stem", emulated.STEMS)
+def test_every_planted_fault_is_noticed(stem, tmp_path):
+    mutations = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
+    assert mutations, f"no faults are planted in {stem}"
+    programs = emulated.build()
+    folders = [tmp_path / str(i) for i in range(len(mutations))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        survived = pool.map(survives, mutations, [programs] * len(mutations), folders)
+        missed = [mutation for mutation, lives in zip(mutations, survived, strict=True) if lives]
+    assert not missed

@@ -1,0 +1,93 @@
+"""What ptxas says of every kernel, on every architecture the library is built for.
+
+A kernel's occupancy is claimed by its ``__launch_bounds__(threads, blocks)``: the compiler keeps
+registers within it, by spilling if it must, and the static shared memory must fit as well.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from . import emulated
+
+WHEEL = [Path(place) / "nvidia" / "cu13" / "bin" / "nvcc" for place in sys.path]
+NVCC = shutil.which("nvcc") or next((str(path) for path in WHEEL if path.exists()), None)
+
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc (`make cuda` installs one)")
+
+REGISTERS = 64 * 1024
+SHARED = {"80": 164, "86": 100, "89": 100, "90": 228, "100": 228, "120": 100}
+"""Shared memory of a multiprocessor in KiB, of which each block takes one more than it uses."""
+
+REPORT = re.compile(
+    r"Compiling entry function '(?P<name>\S+)' for 'sm_(?P<architecture>\d+)a?'.*?"
+    r"(?P<spilled>\d+) bytes spill stores.*?"
+    r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?(?=[^\n]*\n)",
+    re.DOTALL,
+)
+BOUNDS = re.compile(r"__launch_bounds__\((\w+), (\d+)\)\s*(\w+)\(")
+
+
+class Kernel(NamedTuple):
+    name: str
+    architecture: str
+    spilled: int
+    registers: int
+    shared: int
+
+
+@pytest.fixture(scope="module")
+def reports() -> Path:
+    if os.environ.get("AFT_CUDA_ARCH"):
+        pytest.skip("AFT_CUDA_ARCH asks for other architectures")
+    done = subprocess.run(
+        ["make", "cuda"], cwd=emulated.REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return emulated.REPOSITORY / "build" / "cuda" / "CMakeFiles" / "aft_cuda.dir"
+
+
+def kernels_of(report: str) -> list[Kernel]:
+    return [
+        Kernel(
+            match["name"],
+            match["architecture"],
+            int(match["spilled"]),
+            int(match["registers"]),
+            int(match["shared"] or 0),
+        )
+        for match in REPORT.finditer(report)
+    ]
+
+
+def claims_of(source: str) -> dict[str, tuple[int, int]]:
+    """Threads and blocks a multiprocessor by kernel name."""
+    constants = dict(re.findall(r"constexpr int (k\w+) = (\d+);", source))
+    return {
+        name: (int(constants.get(threads, threads)), int(blocks))
+        for threads, blocks, name in BOUNDS.findall(source)
+    }
+
+
+@pytest.mark.parametrize("stem", emulated.STEMS)
+def test_kernels_keep_their_occupancy_without_spilling(reports, stem):
+    source = (emulated.KERNELS / f"{stem}.cu").read_text()
+    claims = claims_of(source)
+    assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"
+    kernels = kernels_of((reports / f"{stem}.cu.o.report").read_text())
+    assert {kernel.architecture for kernel in kernels} == set(SHARED)
+    for name, (threads, blocks) in claims.items():
+        compiled = [k for k in kernels if re.search(rf"\d{name}I?", k.name)]
+        assert {k.architecture for k in compiled} == set(SHARED), name
+        for kernel in compiled:
+            assert kernel.spilled == 0, kernel
+            # Registers are given to warps in units of 8 a thread.
+            assert -(-kernel.registers // 8) * 8 * threads * blocks <= REGISTERS, kernel
+            available = SHARED[kernel.architecture] * 1024
+            assert (kernel.shared + 1024) * blocks <= available, kernel
