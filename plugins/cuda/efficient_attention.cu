@@ -1,0 +1,100 @@
+// Efficient Attention
+#include "head_passes.cuh"
+
+namespace aft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+static_assert(kThreads == kHeadThreads, "");
+constexpr int64_t kBlocks = 512, kCausalBlocks = 256;
+
+struct Softmax {
+  static constexpr bool kSoftmax = true, kNormalized = false;
+  float scale;
+
+  __device__ __forceinline__ float weigh_key(float key, float maximum) const {
+    return machine::fast_exp(key - maximum);
+  }
+
+  template <int kLanes, int N>
+  __device__ __forceinline__ float weigh_query(float (&query)[N], int lane, int width, const float*) const {
+    float highest = kNoKey, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (lane + i * kLanes < width) highest = fmaxf(highest, query[i]);
+#pragma unroll
+    for (int distance = 1; distance < kLanes; distance *= 2)
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, distance));
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      query[i] = lane + i * kLanes < width ? machine::fast_exp(query[i] - highest) : 0.0f;
+      sum += query[i];
+    }
+    return sum_lanes<kLanes>(sum);
+  }
+
+  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return scale / sum; }
+};
+
+struct Scaling {
+  static constexpr bool kSoftmax = false, kNormalized = false;
+  float scale;
+
+  __device__ __forceinline__ float weigh_key(float key, float) const { return key; }
+
+  template <int kLanes, int N>
+  __device__ __forceinline__ float weigh_query(float (&)[N], int, int, const float*) const {
+    return 0.0f;
+  }
+
+  __device__ __forceinline__ float row_scale(float, int64_t keys) const {
+    return scale / static_cast<float>(keys > 1 ? keys : 1);
+  }
+};
+
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Normalization> p) {
+  sum_context<T, kWidth>(p);
+}
+__global__ void __launch_bounds__(kThreads, 4) merge_kernel(float* states, int64_t heads, int width, int chunks,
+                                                            bool scan) {
+  merge_states(states, heads, width, chunks, scan);
+}
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kThreads, 2) apply_kernel(const HeadParams<Normalization> p) {
+  apply_context<T, kWidth>(p);
+}
+template <class T, int kWidth, class Normalization>
+__global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Normalization> p) {
+  causal_context<T, kWidth>(p);
+}
+
+template <class Normalization>
+int run(const AftCudaEfficientAttention& call, const Normalization& normalization, void* workspace,
+        cudaStream_t stream) {
+  const AftCudaSequence& s = call.sequence;
+  return with_element(s.element, [&](auto element) {
+    return with_width(s.channels / call.heads, [&](auto width) {
+      using T = decltype(element);
+      constexpr int kWidth = decltype(width)::value;
+      return enqueue<T, kWidth>(s, normalization, call.heads, workspace, stream, sum_kernel<T, kWidth, Normalization>,
+                                merge_kernel, apply_kernel<T, kWidth, Normalization>,
+                                causal_kernel<T, kWidth, Normalization>, s.causal ? kCausalBlocks : kBlocks);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace aft::cuda
+
+size_t aft_cuda_efficient_attention_workspace(const AftCudaEfficientAttention* call) {
+  return aft::cuda::head_workspace(call->sequence, call->heads, aft::cuda::kBlocks);
+}
+
+int aft_cuda_efficient_attention(const AftCudaEfficientAttention* call, void* workspace, cudaStream_t stream) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  if (s.batch * s.tokens * s.channels == 0) return 0;
+  if (call->normalization == AFT_CUDA_SOFTMAX) return run(*call, Softmax{call->scale}, workspace, stream);
+  return run(*call, Scaling{call->scale}, workspace, stream);
+}

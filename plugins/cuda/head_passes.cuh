@@ -1,0 +1,418 @@
+// The passes of linear and Efficient Attention over tiles of tokens of one head (head_context.cuh):
+//
+//   sum_context     S and the sums of the weights over a chunk's keys, in the workspace
+//   apply_context   a chunk's queries times the whole S
+//   causal_context  a chunk's queries times what S is at each of them, tile by tile: the product with S as
+//                   it was before the tile, and within the tile the masked product of queries and keys
+//
+// A mechanism, which the .cu file defines, has
+//   kSoftmax      keys weigh exp(key - maximum over the tokens): running maxima, S divided by sums of weights
+//   kNormalized   the sum of its weights divides a row: a row's sum is query * (sum of key weights)
+//   weigh_key(key, maximum), weigh_query<kLanes>(query[], lane, width, key_sums) -> sum, row_scale(sum, keys)
+// where kLanes neighbouring lanes hold channels lane, lane + kLanes, ... of a query row.
+#pragma once
+
+#include "head_context.cuh"
+
+namespace aft::cuda {
+
+// Whether products need both parts of their operands.
+template <class T>
+constexpr bool kExact = sizeof(T) == 4;
+
+// Whether a tile is loaded while the one before is worked on: not where its registers are too many.
+template <class T, int kWidth>
+constexpr bool kAhead = sizeof(T) * kWidth <= 256;
+
+// Keys may exceed the maximum that weights are relative to by this much: exp of it, times any sensible value
+// and number of tokens, stays in range.
+constexpr float kSafeSpread = 40.0f;
+
+template <int kWidth>
+struct SumShared {
+  using Sizes = HeadSizes<kWidth>;
+  alignas(16) float keys[Sizes::kTokens][kWidth + 8];
+  alignas(16) float values[Sizes::kTokens][Sizes::kValues + 8];
+  float partial[Sizes::kGroups][kWidth], factor[kWidth];
+};
+
+template <class T, int kWidth, class Mechanism>
+__device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
+  using Sizes = HeadSizes<kWidth>;
+  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
+  auto& shared = shared_memory<SumShared<kWidth>>();
+  const AftCudaSequence& s = p.sequence;
+  const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
+  const int64_t end = place.end < place.length ? place.end : place.length;
+  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
+
+  HeadRows<T, kTokens, kWidth> keys;
+  HeadRows<T, kTokens, kValues> values;
+  const auto load = [&](int64_t t) {
+    const int count = at_most(end - t, kTokens);
+    keys.load(s.key, place.batch, t, count, channel, p.width, p.vectors);
+    values.load(s.value, place.batch, t, count, channel + place.first_value, p.width - place.first_value, p.vectors);
+  };
+  Product<kWidth, kValues> context;
+  context.clear();
+  float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, sum = 0.0f;
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
+  for (int64_t t = place.begin; t < end; t += kTokens) {
+    const int count = at_most(end - t, kTokens) - first_row;  // of this thread's keys
+    if constexpr (!kAhead<T, kWidth>) load(t);
+    keys.store_to(shared.keys);
+    values.store_to(shared.values);
+    if constexpr (kAhead<T, kWidth>) load(t + kTokens);
+    __syncthreads();
+    float key[kGroupTokens];
+#pragma unroll
+    for (int i = 0; i < kGroupTokens; ++i) key[i] = shared.keys[first_row + i][column];
+    if constexpr (Mechanism::kSoftmax) {
+      float highest = kNoKey;
+#pragma unroll
+      for (int i = 0; i < kGroupTokens; ++i)
+        if (i < count) highest = fmaxf(highest, key[i]);
+      shared.partial[group][column] = highest;
+      __syncthreads();
+      highest = maximum;
+#pragma unroll
+      for (int g = 0; g < Sizes::kGroups; ++g) highest = fmaxf(highest, shared.partial[g][column]);
+      const float factor = machine::fast_exp(maximum - highest);
+      if (group == 0) shared.factor[column] = factor;
+      sum *= factor;
+      maximum = highest;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroupTokens; ++i) {
+      const float weight = i < count ? p.mechanism.weigh_key(key[i], maximum) : 0.0f;
+      sum += weight;
+      shared.keys[first_row + i][column] = weight;
+    }
+    __syncthreads();
+    if constexpr (Mechanism::kSoftmax)
+      context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });
+    context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; },
+                                                  [&](int k, int c) { return shared.values[k][c]; });
+    __syncthreads();
+  }
+
+  float* matrix = place.state + place.first_value;
+  context.for_each([&](int r, int c, float& x) { matrix[r * kWidth + c] = x; });
+  shared.partial[group][column] = sum;
+  __syncthreads();
+  if (place.first_value != 0 || group != 0) return;
+#pragma unroll
+  for (int g = 1; g < Sizes::kGroups; ++g) sum += shared.partial[g][column];
+  place.state[kWidth * kWidth + column] = sum;
+  place.state[kWidth * kWidth + kWidth + column] = maximum;
+}
+
+// How many lanes have a row of a tile of kRows rows, and the row they have together.
+template <int kRows, int kWidth>
+struct RowLanes {
+  static constexpr int kLanes = kHeadThreads / kRows, kMine = kWidth / kLanes;
+  int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+};
+
+template <int kLanes>
+__device__ __forceinline__ float sum_lanes(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) x += __shfl_xor_sync(~0u, x, distance);
+  return x;
+}
+
+// Makes weights of the queries in a tile; returns the sum of the weights of this thread's row.
+template <int kRows, int kWidth, int kStride, class Mechanism>
+__device__ __forceinline__ float weigh_queries(const HeadParams<Mechanism>& p, float (&tile)[kRows][kStride],
+                                               const float* key_sums) {
+  using Lanes = RowLanes<kRows, kWidth>;
+  const Lanes lanes;
+  float query[Lanes::kMine];
+#pragma unroll
+  for (int i = 0; i < Lanes::kMine; ++i) query[i] = tile[lanes.row][lanes.lane + i * Lanes::kLanes];
+  const float sum = p.mechanism.template weigh_query<Lanes::kLanes>(query, lanes.lane, p.width, key_sums);
+#pragma unroll
+  for (int i = 0; i < Lanes::kMine; ++i) tile[lanes.row][lanes.lane + i * Lanes::kLanes] = query[i];
+  return sum;
+}
+
+template <int kWidth>
+struct ApplyShared {
+  using Sizes = HeadSizes<kWidth>;
+  alignas(16) float context[kWidth][Sizes::kValues + 8];
+  alignas(16) float queries[Sizes::kQueries][kWidth + 4];  // and then the results
+  float key_sums[kWidth], scale[Sizes::kQueries];
+};
+
+template <class T, int kWidth, class Mechanism>
+__device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
+  using Sizes = HeadSizes<kWidth>;
+  using Lanes = RowLanes<Sizes::kQueries, kWidth>;
+  constexpr int kQueries = Sizes::kQueries, kValues = Sizes::kValues;
+  auto& shared = shared_memory<ApplyShared<kWidth>>();
+  const AftCudaSequence& s = p.sequence;
+  const HeadPlace<kWidth> place(p, p.chunks);
+  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const float *state = place.state - place.chunk * state_floats(kWidth), *key_sums = state + kWidth * kWidth;
+
+  HeadRows<T, kQueries, kWidth> queries;
+  const auto load = [&](int64_t t) {
+    queries.load(s.query, place.batch, t, at_most(place.end - t, kQueries), channel, p.width, p.vectors);
+  };
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
+  for (int c = threadIdx.x; c < kWidth; c += kHeadThreads) shared.key_sums[c] = key_sums[c];
+  for (int unit = threadIdx.x * 4; unit < kWidth * kValues; unit += kHeadThreads * 4) {
+    const int c = unit / kValues, column = unit % kValues;
+    const Raw<float, 4> raw(state + c * kWidth + place.first_value + column);
+    float factor = 1.0f;
+    if constexpr (Mechanism::kSoftmax) factor = key_sums[c] > 0.0f ? 1.0f / key_sums[c] : 0.0f;
+    const float x[4] = {raw[0] * factor, raw[1] * factor, raw[2] * factor, raw[3] * factor};
+    store(&shared.context[c][column], x);
+  }
+
+  for (int64_t t = place.begin; t < place.end; t += kQueries) {
+    const int count = at_most(place.end - t, kQueries);
+    if constexpr (!kAhead<T, kWidth>) load(t);
+    queries.store_to(shared.queries);
+    if constexpr (kAhead<T, kWidth>) load(t + kQueries);
+    __syncthreads();
+    const Lanes lanes;
+    const float sum = weigh_queries<kQueries, kWidth>(p, shared.queries, shared.key_sums);
+    if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(sum, place.length);
+    __syncthreads();
+    Product<kQueries, kValues> result;
+    result.clear();
+    result.template add<kExact<T>, kExact<T>, kWidth>([&](int r, int k) { return shared.queries[r][k]; },
+                                                [&](int k, int c) { return shared.context[k][c]; });
+    __syncthreads();
+    result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
+    __syncthreads();
+    write_rows<T, kValues>(s, shared.queries, place.batch, t, 0, count, channel + place.first_value,
+                           p.width - place.first_value, p.vectors);
+    __syncthreads();
+  }
+}
+
+template <int kWidth>
+struct CausalShared {
+  using Sizes = HeadSizes<kWidth>;
+  alignas(16) float context[kWidth][Sizes::kValues + 8];
+  alignas(16) float queries[Sizes::kTokens][kWidth + 4];  // then the scores, then the results
+  alignas(16) float keys[Sizes::kTokens][kWidth + 4];
+  alignas(16) float values[Sizes::kTokens][Sizes::kValues + 8];
+  float partial[Sizes::kGroups][kWidth], highest[Sizes::kGroups][kWidth], factor[kWidth], key_sums[kWidth];
+  float next_key[kWidth], scale[Sizes::kTokens];
+  int cut[kHeadWarps];
+};
+
+// The first row from `first` on, before `end`, with a key in some channel too far above the maximum.
+template <int kWidth, int kGroupTokens>
+__device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, const float (&key)[kGroupTokens],
+                                              float maximum, int first_row, int first, int end) {
+  int cut = HeadSizes<kWidth>::kTokens;
+#pragma unroll
+  for (int i = kGroupTokens - 1; i >= 0; --i)
+    if (first_row + i >= first && first_row + i < end && key[i] - maximum > kSafeSpread) cut = first_row + i;
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const int other = __shfl_xor_sync(~0u, cut, distance);
+    cut = other < cut ? other : cut;
+  }
+  if (threadIdx.x % kWarp == 0) shared.cut[threadIdx.x / kWarp] = cut;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < kHeadWarps; ++warp) cut = shared.cut[warp] < cut ? shared.cut[warp] : cut;
+  return cut;
+}
+
+template <class T, int kWidth, class Mechanism>
+__device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
+  using Sizes = HeadSizes<kWidth>;
+  using Lanes = RowLanes<Sizes::kTokens, kWidth>;
+  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
+  constexpr int kGroups = Sizes::kGroups;
+  auto& shared = shared_memory<CausalShared<kWidth>>();
+  const AftCudaSequence& s = p.sequence;
+  const HeadPlace<kWidth> place(p, p.chunks);
+  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
+
+  HeadRows<T, kTokens, kWidth> queries, keys;
+  HeadRows<T, kTokens, kValues> values;
+  const auto load = [&](int64_t t) {
+    const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
+    queries.load(s.query, place.batch, t, rows, channel, p.width, p.vectors);
+    keys.load(s.key, place.batch, t, counted, channel, p.width, p.vectors);
+    values.load(s.value, place.batch, t, counted, channel + place.first_value, p.width - place.first_value, p.vectors);
+  };
+  if constexpr (kAhead<T, kWidth>) load(place.begin);
+
+  // What the chunks before this one left.
+  float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, key_sum = 0.0f;
+  if (place.chunk > 0) {
+    key_sum = place.state[kWidth * kWidth + column];
+    if constexpr (Mechanism::kSoftmax) maximum = place.state[kWidth * kWidth + kWidth + column];
+  }
+  for (int at = threadIdx.x; at < kWidth * kValues; at += kHeadThreads) {
+    const int c = at / kValues, e = at % kValues;
+    shared.context[c][e] = place.chunk > 0 ? place.state[c * kWidth + place.first_value + e] : 0.0f;
+  }
+  if (group == 0) shared.key_sums[column] = key_sum;
+
+  for (int64_t t = place.begin; t < place.end; t += kTokens) {
+    const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
+    if constexpr (!kAhead<T, kWidth>) load(t);
+    queries.store_to(shared.queries);
+    keys.store_to(shared.keys);
+    values.store_to(shared.values);
+    if constexpr (kAhead<T, kWidth>) load(t + kTokens);
+    __syncthreads();
+    const Lanes lanes;
+    const float query_sum = weigh_queries<kTokens, kWidth>(p, shared.queries, shared.key_sums);
+    float key[kGroupTokens], query[kGroupTokens];
+#pragma unroll
+    for (int i = 0; i < kGroupTokens; ++i) key[i] = shared.keys[first_row + i][column];
+    if constexpr (Mechanism::kSoftmax) {
+      if (group == 0) shared.next_key[column] = key[0];
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kGroupTokens; ++i) query[i] = shared.queries[first_row + i][column];
+    }
+
+    // Rows first to last of the tile at a time: all of them, or up to a key that far exceeds the maximum.
+    for (int first = 0, last = rows; first < rows; first = last) {
+      if constexpr (Mechanism::kSoftmax) {
+        last = first_too_high(shared, key, maximum, first_row, first, counted);
+        last = last < rows ? last : rows;
+        if (last == first) {  // raise the maximum to the next key
+          const float highest = fmaxf(maximum, shared.next_key[column]);
+          const float factor = machine::fast_exp(maximum - highest);
+          maximum = highest;
+          key_sum *= factor;
+          if (group == 0) shared.factor[column] = factor;
+          __syncthreads();
+          for (int at = threadIdx.x; at < kWidth * kValues; at += kHeadThreads)
+            shared.context[at / kValues][at % kValues] *= shared.factor[at / kValues];
+          __syncthreads();
+          continue;
+        }
+      }
+
+      // Weights of the keys, and of each channel their sum up to every row.
+      float sums[kGroupTokens], sum = 0.0f, highest = maximum;
+#pragma unroll
+      for (int i = 0; i < kGroupTokens; ++i) {
+        const int r = first_row + i;
+        const bool counts = r >= first && r < last && r < counted;
+        const float weight = counts ? p.mechanism.weigh_key(key[i], maximum) : 0.0f;
+        if (counts) highest = fmaxf(highest, key[i]);
+        shared.keys[r][column] = weight;
+        sum += weight;
+        sums[i] = sum;
+      }
+      shared.partial[group][column] = sum;
+      if constexpr (Mechanism::kSoftmax) {
+        shared.highest[group][column] = highest;
+#pragma unroll
+        for (int i = 0; i < kGroupTokens; ++i)
+          if (first_row + i == last) shared.next_key[column] = key[i];
+      }
+      __syncthreads();
+      float before = 0.0f, all = 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        if (g < group) before += shared.partial[g][column];
+        all += shared.partial[g][column];
+        if constexpr (Mechanism::kSoftmax) highest = fmaxf(highest, shared.highest[g][column]);
+      }
+      if constexpr (Mechanism::kSoftmax) {
+#pragma unroll
+        for (int i = 0; i < kGroupTokens; ++i) {
+          const float total = key_sum + (before + sums[i]);
+          shared.queries[first_row + i][column] = total > 0.0f ? query[i] / total : 0.0f;
+        }
+        const float factor = machine::fast_exp(maximum - highest);
+        if (group == 0) shared.factor[column] = factor;
+        key_sum = (key_sum + all) * factor;
+        maximum = highest;
+      } else {
+        key_sum += all;
+        if (group == 0) shared.key_sums[column] = key_sum;
+      }
+      __syncthreads();
+
+      Product<kTokens, kValues> result;
+      Product<kTokens, kTokens> scores;
+      const auto query_at = [&](int r, int k) { return shared.queries[r][k]; };
+      const auto value_at = [&](int k, int c) { return shared.values[k][c]; };
+      result.clear();
+      result.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.context[k][c]; });
+      scores.clear();
+      scores.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.keys[c][k]; });
+      __syncthreads();
+      scores.for_each([&](int r, int c, float& x) { shared.queries[r][c] = c <= r ? x : 0.0f; });
+      __syncthreads();
+      {
+        float row_sum = query_sum;
+        if constexpr (Mechanism::kNormalized) {
+          float within = 0.0f;
+#pragma unroll
+          for (int i = lanes.lane; i < kTokens; i += Lanes::kLanes) within += shared.queries[lanes.row][i];
+          row_sum += sum_lanes<Lanes::kLanes>(within);
+        }
+        const int64_t keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
+        if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
+      }
+      result.template add<kExact<T>, kExact<T>, kTokens>(query_at, value_at);
+      Product<kWidth, kValues> context;
+      context.for_each([&](int r, int c, float& x) { x = shared.context[r][c]; });
+      context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; }, value_at);
+      context.for_each([&](int r, int c, float& x) {
+        if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];
+        shared.context[r][c] = x;
+      });
+      __syncthreads();
+      result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
+      __syncthreads();
+      write_rows<T, kValues>(s, shared.queries, place.batch, t, first, last, channel + place.first_value,
+                             p.width - place.first_value, p.vectors);
+      __syncthreads();
+    }
+  }
+}
+
+// Cuts the work and enqueues the kernels, which call the passes above and merge_states.
+template <class T, int kWidth, class Mechanism>
+int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads, void* workspace, cudaStream_t stream,
+            void (*sum)(HeadParams<Mechanism>), void (*merge)(float*, int64_t, int, int, bool),
+            void (*apply)(HeadParams<Mechanism>), void (*causal)(HeadParams<Mechanism>), int64_t blocks) {
+  const int64_t all_heads = s.batch * heads, width = s.channels / heads;
+  const int64_t chunk = round_up<int64_t>(
+      ceil_div(s.tokens, most_chunks(s.tokens, all_heads, kWidth, blocks)), HeadSizes<kWidth>::kQueries);
+  const int64_t chunks = ceil_div(s.tokens, chunk);
+  const HeadParams<Mechanism> params{s,
+                                     mechanism,
+                                     static_cast<int>(heads),
+                                     static_cast<int>(width),
+                                     chunk,
+                                     static_cast<int>(chunks),
+                                     width % kVector<T> == 0 && all_aligned<T>(s),
+                                     static_cast<float*>(workspace)};
+  const auto grid = [&](int64_t chunks) {
+    return dim3(static_cast<unsigned>(all_heads * chunks * HeadSizes<kWidth>::kSlices));
+  };
+  const int64_t summed = s.causal ? chunks - 1 : chunks;
+  if (summed > 0)
+    if (const int status = launch<SumShared<kWidth>>(sum, grid(summed), kHeadThreads, stream, params)) return status;
+  if (chunks > 1) {
+    const dim3 rows(static_cast<unsigned>(ceil_div<int64_t>(all_heads * kWidth, kHeadWarps)));
+    if (const int status = launch(merge, rows, kHeadThreads, stream, params.states, all_heads, kWidth, params.chunks,
+                                  s.causal != 0))
+      return status;
+  }
+  if (s.causal) return launch<CausalShared<kWidth>>(causal, grid(chunks), kHeadThreads, stream, params);
+  return launch<ApplyShared<kWidth>>(apply, grid(chunks), kHeadThreads, stream, params);
+}
+
+}  // namespace aft::cuda

@@ -1,0 +1,78 @@
+// Linear attention
+#include "head_passes.cuh"
+
+namespace aft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+static_assert(kThreads == kHeadThreads, "");
+constexpr int64_t kBlocks = 512, kCausalBlocks = 256;
+
+struct Linear {
+  static constexpr bool kSoftmax = false, kNormalized = true;
+  AftCudaFeatureMap map;
+  float eps;
+
+  __device__ __forceinline__ float feature(float x) const {
+    const float positive = fmaxf(x, 0.0f);
+    return map == AFT_CUDA_RELU ? positive : positive + machine::fast_exp(fminf(x, 0.0f));
+  }
+
+  __device__ __forceinline__ float weigh_key(float key, float) const { return feature(key); }
+
+  template <int kLanes, int N>
+  __device__ __forceinline__ float weigh_query(float (&query)[N], int lane, int width, const float* key_sums) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int c = lane + i * kLanes;
+      query[i] = c < width ? feature(query[i]) : 0.0f;
+      sum += query[i] * key_sums[c];
+    }
+    return sum_lanes<kLanes>(sum);
+  }
+
+  __device__ __forceinline__ float row_scale(float sum, int64_t) const {
+    const float denominator = sum + eps;
+    return denominator > 0.0f ? 1.0f / denominator : 0.0f;
+  }
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads, 2) sum_kernel(const HeadParams<Linear> p) {
+  sum_context<T, kWidth>(p);
+}
+__global__ void __launch_bounds__(kThreads, 4) merge_kernel(float* states, int64_t heads, int width, int chunks,
+                                                            bool scan) {
+  merge_states(states, heads, width, chunks, scan);
+}
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads, 2) apply_kernel(const HeadParams<Linear> p) {
+  apply_context<T, kWidth>(p);
+}
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads, 2) causal_kernel(const HeadParams<Linear> p) {
+  causal_context<T, kWidth>(p);
+}
+
+}  // namespace
+}  // namespace aft::cuda
+
+size_t aft_cuda_linear_attention_workspace(const AftCudaLinearAttention* call) {
+  return aft::cuda::head_workspace(call->sequence, call->heads, aft::cuda::kBlocks);
+}
+
+int aft_cuda_linear_attention(const AftCudaLinearAttention* call, void* workspace, cudaStream_t stream) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  if (s.batch * s.tokens * s.channels == 0) return 0;
+  return with_element(s.element, [&](auto element) {
+    return with_width(s.channels / call->heads, [&](auto width) {
+      using T = decltype(element);
+      constexpr int kWidth = decltype(width)::value;
+      return enqueue<T, kWidth>(s, Linear{call->feature_map, call->eps}, call->heads, workspace, stream,
+                                sum_kernel<T, kWidth>, merge_kernel, apply_kernel<T, kWidth>,
+                                causal_kernel<T, kWidth>, s.causal ? kCausalBlocks : kBlocks);
+    });
+  });
+}
