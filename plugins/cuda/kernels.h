@@ -27,6 +27,7 @@ typedef struct CUstream_st* cudaStream_t;
 
 typedef enum { AFT_CUDA_FLOAT32, AFT_CUDA_FLOAT16, AFT_CUDA_BFLOAT16 } AftCudaElement;
 typedef enum { AFT_CUDA_SIGMOID, AFT_CUDA_TANH, AFT_CUDA_NO_GATE } AftCudaGate;
+typedef enum { AFT_CUDA_EXP_FLOAT32, AFT_CUDA_EXP_FLOAT16, AFT_CUDA_EXP_BFLOAT16 } AftCudaExpPrecision;
 typedef enum { AFT_CUDA_SOFTMAX, AFT_CUDA_SCALING } AftCudaNormalization;
 typedef enum { AFT_CUDA_ELU, AFT_CUDA_RELU } AftCudaFeatureMap;
 
@@ -52,11 +53,17 @@ typedef struct {
   AftCudaGate gate;
 } AftCudaAftSimple;
 
+/* `precision` is what exp(position_bias) and exp(key) are multiplied in, sums are float32: float32 for tensors
+ * of any element, float16 for those of float16, bfloat16 for those of 16 bits; anything else is refused. Where a
+ * precision has lost too much a cell is summed again without it, so none is ever wrong, but many such cells are
+ * slow. By the largest range of a row of position_bias (maximum - minimum): float16 up to 8, bfloat16 up to 75,
+ * float32 beyond. */
 typedef struct {
   AftCudaSequence sequence;
   AftCudaGate gate;
   const void* position_bias;   /* row t, column u */
   int64_t position_bias_width; /* elements from one row to the next, >= tokens */
+  AftCudaExpPrecision precision;
 } AftCudaAftFull;
 
 typedef struct {
@@ -99,6 +106,22 @@ int aft_cuda_aft_simple(const AftCudaAftSimple*, void* workspace, cudaStream_t);
 
 size_t aft_cuda_aft_full_workspace(const AftCudaAftFull*);
 int aft_cuda_aft_full(const AftCudaAftFull*, void* workspace, cudaStream_t);
+
+/* AFT-full, not causal, around a matrix product of the caller's. All matrices are packed, their elements those
+ * of `precision`:
+ *   prepare   entries [batch, tokens, 2 channels] = (exp(key - m) value, exp(key - m)), m the channel's largest
+ *             key; 0 for keys that do not count
+ *   caller    products[b] = exp(position_bias - its row maxima) entries[b]
+ *   finish    output = gate(query) products[.., :channels] / products[.., channels:]
+ * The left side of the product is a constant that the caller makes once. Every pointer is a multiple of 16. */
+size_t aft_cuda_aft_full_prepare_workspace(const AftCudaAftFull*);
+int aft_cuda_aft_full_prepare(const AftCudaAftFull*, void* entries, void* workspace, cudaStream_t);
+int aft_cuda_aft_full_finish(const AftCudaAftFull*, const void* products, cudaStream_t);
+
+/* From this many tokens on that way is taken to be the faster one: a library's product runs nearer to the peak
+ * than the fused kernel's, which has exponentials to take as well, and the entries' way through memory is
+ * amortised. An estimate, not yet measured. */
+enum { AFT_CUDA_AFT_FULL_GEMM_TOKENS = 2048 };
 
 size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal*);
 int aft_cuda_aft_local(const AftCudaAftLocal*, void* workspace, cudaStream_t);

@@ -1,0 +1,60 @@
+// AFT-full around a matrix product, here one that rounds its operands and results as a GPU's library would.
+
+#include "aft_full.h"
+
+static AftCudaElement product_element(const AftCudaAftFull& call) {
+  if (call.precision == AFT_CUDA_EXP_FLOAT32) return AFT_CUDA_FLOAT32;
+  return call.precision == AFT_CUDA_EXP_FLOAT16 ? AFT_CUDA_FLOAT16 : AFT_CUDA_BFLOAT16;
+}
+
+static float rounded(float x, AftCudaElement element) {
+  unsigned char memory[4];
+  encode(x, element, memory);
+  return decode(memory, element);
+}
+
+// products[b] = exp(w - row maxima) entries[b]
+static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigned char* products) {
+  const AftCudaSequence& s = call.sequence;
+  const AftCudaElement element = product_element(call);
+  const size_t size = element_size(element), tensor_size = element_size(s.element);
+  const int64_t columns = 2 * s.channels;
+  std::vector<float> right(s.batch * s.tokens * columns), weights(s.tokens), sums(columns);
+  for (size_t i = 0; i < right.size(); ++i) right[i] = decode(entries + i * size, element);
+  for (int64_t t = 0; t < s.tokens; ++t) {
+    const auto* bias =
+        static_cast<const unsigned char*>(call.position_bias) + t * call.position_bias_width * tensor_size;
+    for (int64_t u = 0; u < s.tokens; ++u) weights[u] = decode(bias + u * tensor_size, s.element);
+    const float maximum = *std::max_element(weights.begin(), weights.end());
+    for (float& weight : weights) weight = rounded(std::exp(weight - maximum), element);
+    for (int64_t b = 0; b < s.batch; ++b) {
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int64_t u = 0; u < s.tokens; ++u)
+        for (int64_t c = 0; c < columns; ++c) sums[c] += weights[u] * right[(b * s.tokens + u) * columns + c];
+      unsigned char* row = products + (b * s.tokens + t) * columns * size;
+      for (int64_t c = 0; c < columns; ++c) encode(sums[c], element, row + c * size);
+    }
+  }
+}
+
+static int run(const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+  const AftCudaSequence& s = call->sequence;
+  const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(product_element(*call));
+  Buffer entries(bytes), products(bytes);
+  if (const int status = aft_cuda_aft_full_prepare(call, entries.data(), workspace, stream)) return status;
+  multiply(*call, entries.data(), products.data());
+  const int status = aft_cuda_aft_full_finish(call, products.data(), stream);
+  return entries.guard_intact() && products.guard_intact() ? status : -1;
+}
+
+int main(int argc, char** argv) {
+  return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
+    Problem problem(c, bounds, c.channels);
+    const AftFull definition(problem);
+    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_prepare_workspace, run, definition);
+    const bool refused = aft_cuda_aft_full_prepare(&definition.call, nullptr, nullptr, nullptr) != 0 &&
+                         aft_cuda_aft_full_finish(&definition.call, nullptr, nullptr) != 0;
+    if (!refused) std::printf("FAILED: %s is not refused\n", c.name().c_str());
+    return refused ? 0 : 1;
+  });
+}
