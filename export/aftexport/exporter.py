@@ -82,8 +82,8 @@ def export(
         path: any of the five kinds that ``aftexport.load`` reads.
         to: the target; ``onnx``.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
-        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products of
-            the encoder's kernels alone. Sums are float32 or wider.
+        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
+            inside the kernels of the encoder and, for bf16, AFT-full. Sums are float32 or wider.
         max_length: most tokens of a document.
         opset: of the standard operators.
         check_parity: compare with PyTorch and fail outside tolerance.

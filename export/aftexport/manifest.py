@@ -6,6 +6,11 @@ from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 SCHEMA_VERSION = 1
+MAX_TOKENS = 1 << 20
+"""The longest document a graph is traced for where the model states no bound.
+
+A bound keeps the exporter's shape arithmetic exact.
+"""
 
 Count = Annotated[int, Ge(1)]
 
@@ -30,8 +35,8 @@ class Manifest(BaseModel):
         vocab_size: ids are below this.
         max_tokens: most tokens of a document; None for no bound.
         labels: class names in the order of the logits.
-        precision: fp32; fp16, of weights and activations; bf16 or int8, of the encoder's
-            products.
+        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
+            inside kernels.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
         operator_version: of the ``ai.aftexport`` domain.

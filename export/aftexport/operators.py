@@ -29,7 +29,7 @@ class Attribute:
     choices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OnnxOperator:
     """One operator of the ``ai.aftexport`` domain.
 
@@ -39,6 +39,8 @@ class OnnxOperator:
         shapes: of each input, axis names separated by spaces.
         exponents: the inputs an exponential is taken of: their range is what strains the numerics.
         attributes: in order.
+        kernel_attributes: how a kernel computes; no matter to the definition, the body
+            and the torch op.
         reference: the definition in plain PyTorch; in float64 it is the truth
             every other form is judged by.
         body: settings to the portable body, in ONNX textual syntax.
@@ -53,6 +55,7 @@ class OnnxOperator:
     reference: Callable[..., Tensor]
     body: Callable[..., str]
     doc: str
+    kernel_attributes: tuple[Attribute, ...] = ()
 
     @property
     def settings(self) -> tuple[Attribute, ...]:
@@ -61,7 +64,8 @@ class OnnxOperator:
 
     def function(self, settings: Mapping[str, str], opset: int) -> onnx.FunctionProto:
         """Builds the portable body as a model-local function in standard ops of ``opset``."""
-        declared = {a.name: a.default for a in self.attributes} | dict(settings) | PLUGIN_ATTRIBUTES
+        own = (*self.attributes, *self.kernel_attributes)
+        declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
         chosen = {a.name: settings[a.name] for a in self.settings}
         text = (
@@ -76,7 +80,7 @@ class OnnxOperator:
         parameter = OpSchema.FormalParameter
         attributes = [
             OpSchema.Attribute(a.name, onnx.helper.make_attribute(a.name, a.default), a.doc)
-            for a in self.attributes
+            for a in (*self.attributes, *self.kernel_attributes)
         ] + [
             OpSchema.Attribute(
                 name, onnx.helper.make_attribute(name, value), "Where TensorRT finds the plugin."

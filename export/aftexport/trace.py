@@ -26,14 +26,14 @@ from torch.export import Dim, ExportedProgram
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
+from aftexport.fuse.fastformer import fuse_fastformer
+from aftexport.manifest import MAX_TOKENS
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.registry import ALL_OPERATORS
 
 OPSETS = range(18, 26)
 """Opsets the bodies are written for and torch.onnx can produce."""
 DEFAULT_OPSET = 20
-MAX_TOKENS = 1 << 20
-"""Bound of the token axis where the model states none; a bound keeps shape arithmetic exact."""
 _MAX_BATCH = 1 << 16
 _AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
@@ -158,7 +158,7 @@ def to_onnx(
     Args:
         program: see ``capture``.
         opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the encoder's products.
+        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -177,7 +177,7 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table={o.torch_op: _translation(o) for o in OPERATORS.values()},
+                custom_translation_table=translations(precision),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -189,10 +189,9 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    # The encoder's kernels take float32; where a kernel is registered for other types
-    # alone, ONNX Runtime refuses the node instead of running its body.
-    if precision != "fp16":
-        fuse_encoder(exported.model, precision=precision)
+    products = "fp32" if precision == "fp16" else precision
+    fuse_fastformer(exported.model, precision=products)
+    fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
@@ -246,8 +245,16 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
 
 
-def _translation(operator: Operator) -> Callable[..., Any]:
+def translations(precision: str = "fp32") -> dict[Any, Callable[..., Any]]:
+    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
+    return {o.torch_op: _translation(o, precision) for o in OPERATORS.values()}
+
+
+def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
+    if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
+        for_kernel["precision"] = precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -261,7 +268,7 @@ def _translation(operator: Operator) -> Callable[..., Any]:
         bound = inspect.Signature(parameters).bind(*args, **kwargs)
         bound.apply_defaults()
         tensors = [bound.arguments.pop(n) for n in names]
-        return emit(*tensors, **bound.arguments, **PLUGIN_ATTRIBUTES)
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
 
     translate.__name__ = operator.op_type
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

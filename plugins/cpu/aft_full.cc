@@ -5,26 +5,31 @@
 // Bound by multiply-adds: 4 T FLOPs per token and channel (2 T in causal form).
 //
 // exp(K + w) = exp(w - row maximum) exp(K - m) exp(row maximum + m), and the last factor cancels: two matrix
-// products with the same left side, taken together. Per task a block of rows; for each block of keys the
-// entries (exp(K - m) V, exp(K - m)) are computed once into the second-level cache, then tile by tile of rows
-// the weights into the first, and every vector of channels is multiplied. Row maxima are found on the way:
-// a row's sums are rescaled when a key block raises its maximum. m is the largest key per channel, in causal
-// form up to the block's last row. Where the maxima of w and K lie far apart the products underflow; cells
-// whose denominator comes out too small to be trusted are summed again as they are defined.
+// products with the same left side, taken together by the products of matrix_product.h. The entries
+// (exp(K - m) V, exp(K - m)) are the right side, made once, in blocks of keys; m is the largest key per channel,
+// in causal form the largest up to the block's end. Per task a block of rows takes the blocks of keys one after
+// the other. Row maxima are found on the way: a row's sums are rescaled when a block raises its maximum, a
+// channel's when one raises m. Where the maxima of w and K lie far apart the products underflow; cells whose
+// denominator comes out too small to be trusted are summed again as they are defined.
+//
+// The weights exp(w - row maximum) of a constant w are not kept: with no exponentials in their place the kernel is
+// 2 % faster (4 % in bfloat16), too little for a second matrix of T x T.
+//
+// In bfloat16 numerator and denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts
+// weight between keys, but a mean of equal values stays what it was.
 
 #include "exact_row.h"
+#include "matrix_product.h"
 #include "running_sum.h"
 #include "tasks.h"
-#include "weight_tile.h"
 
 namespace aft::AFT_ISA {
 namespace {
 
-constexpr int64_t kChannels = 256;  // taken together; with the keys' entries they fill the second-level cache
-constexpr int64_t kKeys = 256;
-constexpr int64_t kTiles = 192 / kWeightRows;
+constexpr int64_t kChannels = 256;  // taken together; a row block's sums stay in the second-level cache
+constexpr int64_t kTiles = 96 / kTileRows;
 
-template <class T, Gate gate>
+template <class T, class Product, Gate gate>
 class FullChannels {
  public:
   FullChannels(const AftFull& p, const Output<T>& output, int64_t first_channel)
@@ -33,105 +38,153 @@ class FullChannels {
         first_channel_(first_channel),
         channels_(min(kChannels, p.channels - first_channel)),
         panels_(ceil_div(channels_, kLanes)),
-        rows_(kWeightRows * max(1, min(kTiles, p.batch * p.tokens / (8 * kWeightRows)))),
-        blocks_(ceil_div(p.tokens, rows_)),
+        rows_(kTileRows * max(1, min(kTiles, p.batch * p.tokens / (8 * kTileRows)))),
+        row_blocks_(ceil_div(p.tokens, rows_)),
+        key_blocks_(ceil_div(p.tokens, kKeys)),
         query_(static_cast<const T*>(p.query) + first_channel),
         key_(static_cast<const T*>(p.key) + first_channel),
         value_(static_cast<const T*>(p.value) + first_channel),
         bias_(static_cast<const T*>(p.position_bias)),
-        references_(p.batch * blocks_ * panels_ * kLanes) {}
+        references_(p.batch * key_blocks_ * panels_ * kLanes),
+        entries_(p.batch * steps(p.tokens) * panels_ * kPanel) {}
 
   void run(const Parallel& parallel) {
-    parallel_for(parallel, p_.batch * blocks_, [&](int64_t task) { find_maximum(task / blocks_, task % blocks_); });
+    const auto for_key_blocks = [&](auto body) {
+      parallel_for(parallel, p_.batch * key_blocks_,
+                   [&](int64_t task) { body(task / key_blocks_, task % key_blocks_ * kKeys); });
+    };
+    for_key_blocks([&](int64_t b, int64_t u) { find_maximum(b, u); });
     for (int64_t b = 0; b < p_.batch; ++b) combine_maxima(b);
+    for_key_blocks([&](int64_t b, int64_t u) { fill_entries(b, u); });
     // The last rows first: in causal form they take longest.
-    parallel_for(parallel, p_.batch * blocks_,
-                 [&](int64_t task) { block(task / blocks_, blocks_ - 1 - task % blocks_); });
+    parallel_for(parallel, p_.batch * row_blocks_,
+                 [&](int64_t task) { block(task / row_blocks_, row_blocks_ - 1 - task % row_blocks_); });
   }
 
  private:
-  static constexpr int64_t kResult = 2 * kWeightRows * kLanes;  // numerators and denominators of a tile's panel
+  using Weights = LeftRows<Product>;
+  static constexpr int64_t kKeys = Weights::kChunk;
 
-  float* reference(int64_t b, int64_t i) const { return references_.data() + (b * blocks_ + i) * panels_ * kLanes; }
+  static int64_t steps(int64_t keys) { return ceil_div(keys, Product::kPerWord); }
 
-  void find_maximum(int64_t b, int64_t i) const {
-    const int64_t end = min((i + 1) * rows_, length_of(p_, b));
+  // Of the block of keys that begins at u.
+  float* reference(int64_t b, int64_t u) const {
+    return references_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kLanes;
+  }
+  float* entries(int64_t b, int64_t u) const {
+    return entries_.data() + (b * steps(p_.tokens) + steps(u)) * panels_ * kPanel;
+  }
+  int64_t block_keys(int64_t b, int64_t u) const { return max(0, min(kKeys, length_of(p_, b) - u)); }
+
+  void find_maximum(int64_t b, int64_t u) const {
+    const int64_t end = u + block_keys(b, u);
     for (int64_t c = 0; c < channels_; c += kLanes) {
       Vec m = splat(kNoKey);
-      for (int64_t u = i * rows_; u < end; ++u)
-        m = maximum_of(m, load(key_ + (b * p_.tokens + u) * p_.channels + c, channels_ - c));
-      store(reference(b, i) + c, m);
+      for (int64_t key = u; key < end; ++key)
+        m = maximum_of(m, load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c));
+      store(reference(b, u) + c, m);
     }
   }
 
   void combine_maxima(int64_t b) const {
     for (int64_t c = 0; c < channels_; c += kLanes) {
-      for (int64_t i = 1; i < blocks_; ++i)
-        store(reference(b, i) + c, maximum_of(load(reference(b, i) + c), load(reference(b, i - 1) + c)));
+      Vec m = splat(kNoKey);
+      for (int64_t u = 0; u < p_.tokens; u += kKeys) {
+        m = maximum_of(m, load(reference(b, u) + c));
+        store(reference(b, u) + c, m);
+      }
       if (!p_.causal)
-        for (int64_t i = 0; i + 1 < blocks_; ++i) store(reference(b, i) + c, load(reference(b, blocks_ - 1) + c));
+        for (int64_t u = 0; u < p_.tokens; u += kKeys) store(reference(b, u) + c, m);
     }
+  }
+
+  void fill_entries(int64_t b, int64_t u) const {
+    const int64_t count = block_keys(b, u);
+    const float* m = reference(b, u);
+    for (int64_t step = 0; step < steps(count); ++step)
+      for (int64_t panel = 0; panel < panels_; ++panel) {
+        Vec numerator[Product::kPerWord] = {}, denominator[Product::kPerWord] = {};
+        const int64_t c = panel * kLanes;
+        for (int64_t i = 0; i < min(Product::kPerWord, count - step * Product::kPerWord); ++i) {
+          const int64_t at = (b * p_.tokens + u + step * Product::kPerWord + i) * p_.channels + c;
+          denominator[i] = Product::rounded(exp(load(key_ + at, channels_ - c) - load(m + c)));
+          numerator[i] = denominator[i] * load(value_ + at, channels_ - c);
+        }
+        float* entry = entries(b, u) + (panel * steps(count) + step) * kPanel;
+        store(entry, Product::pack_weights(numerator));
+        store(entry + kLanes, Product::pack_weights(denominator));
+      }
   }
 
   void block(int64_t b, int64_t i) const {
     const int64_t begin = i * rows_, length = length_of(p_, b);
     const int64_t end = min(begin + rows_, p_.tokens), counted = max(begin, min(end, length));
-    const int64_t keys = p_.causal ? counted : length;
-    const int64_t tiles = ceil_div(counted - begin, kWeightRows), tile_floats = panels_ * kResult;
-    float* entries =
-        task_memory(panels_ * kKeys * 2 * kLanes + tiles * tile_floats + kWeightRows * kWeightPitch + rows_);
-    float* results = entries + panels_ * kKeys * 2 * kLanes;
-    float* weights = results + tiles * tile_floats;
-    float* highest = weights + kWeightRows * kWeightPitch;  // per row
-    __builtin_memset(results, 0, tiles * tile_floats * sizeof(float));
-    for (int64_t r = 0; r < rows_; ++r) highest[r] = kNoKey;
+    const int64_t keys = p_.causal ? counted : length, rows = round_up(counted - begin, kTileRows);
+    float* sums = task_memory(rows_ * (width() + Weights::floats_per_row(kKeys) + 1));
+    const Weights weights(sums + rows_ * width(), rows_);
+    float* highest = weights.words(0, rows_);  // per row
+    __builtin_memset(sums, 0, rows * width() * sizeof(float));
+    for (int64_t r = 0; r < rows; ++r) highest[r] = kNoKey;
 
     for (int64_t u = 0; u < keys; u += kKeys) {
       const int64_t count = min(kKeys, keys - u);
-      fill_entries(b, u, count, reference(b, i), entries);
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t t = begin + tile * kWeightRows;
-        const int64_t reached = p_.causal ? min(count, t + kWeightRows - u) : count;
-        if (reached <= 0) continue;
-        weigh(t, u, reached, highest + tile * kWeightRows, weights, results + tile * tile_floats);
-        for (int64_t panel = 0; panel < panels_; ++panel)
-          multiply_weights(weights, entries + panel * kKeys * 2 * kLanes, reached,
-                           results + tile * tile_floats + panel * kResult);
+      // In causal form the rows before the first key have no part in the block.
+      const int64_t first = p_.causal ? max(0, u - begin) / kTileRows * kTileRows : 0;
+      if (u > 0)
+        raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
+      for (int64_t r = first; r < rows; ++r)
+        weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
+      for (int64_t panel = 0; panel < panels_; ++panel) {
+        const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
+        for (int64_t r = first; r < rows; r += kTileRows)
+          multiply_tile<Product, kTileRows>(
+              weights.words(0, r), {words, steps(count), panel * kPanel, nullptr, nullptr}, r,
+              [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
+                float* sum = sums + row * width() + column;
+                for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
+              });
       }
     }
-    for (int64_t t = begin; t < counted; ++t) {
-      const int64_t tile = (t - begin) / kWeightRows, row = (t - begin) % kWeightRows;
-      finish(b, t, results + tile * tile_floats + row * 2 * kLanes);
-    }
+    for (int64_t t = begin; t < counted; ++t) finish(b, t, sums + (t - begin) * width());
     for (int64_t t = counted; t < end; ++t)
       for (int64_t c = 0; c < channels_; c += kLanes)
         output_.write(first_channel_ + (b * p_.tokens + t) * p_.channels + c, Vec{}, channels_ - c);
     output_.finish();
   }
 
-  void fill_entries(int64_t b, int64_t first, int64_t count, const float* reference, float* entries) const {
-    for (int64_t u = 0; u < count; ++u)
-      for (int64_t panel = 0, c = 0; panel < panels_; ++panel, c += kLanes) {
-        const int64_t at = (b * p_.tokens + first + u) * p_.channels + c;
-        const Vec weight = exp(load(key_ + at, channels_ - c) - load(reference + c));
-        float* entry = entries + (panel * kKeys + u) * 2 * kLanes;
-        store(entry, weight * load(value_ + at, channels_ - c));
-        store(entry + kLanes, weight);
-      }
+  // A row's sums: per panel its numerators and its denominators.
+  int64_t width() const { return panels_ * kPanel; }
+
+  void raise_reference(const float* before, const float* after, int64_t rows, float* sums) const {
+    for (int64_t c = 0; c < panels_ * kLanes; c += kLanes, sums += kPanel) {
+      const Vec from = load(before + c), to = load(after + c);
+      if (!any((IntVec)(from != to))) continue;
+      const Vec factor = exp(from - to);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int v = 0; v < kTileVectors; ++v) multiply_by(sums + r * width() + v * kLanes, factor);
+    }
   }
 
-  // The weights of rows t .. for keys [u, u + count), relative to the rows' maxima so far.
-  void weigh(int64_t t, int64_t u, int64_t count, float* highest, float* weights, float* results) const {
-    for (int64_t r = 0; r < kWeightRows; ++r, weights += kWeightPitch) {
-      const int64_t row = min(t + r, p_.tokens - 1), seen = p_.causal ? max(0, min(count, row + 1 - u)) : count;
-      const T* bias = bias_ + row * p_.position_bias_width + u;
-      const float raised = row_maximum(bias, seen, highest[r]);
-      if (raised != highest[r]) {
-        rescale_row(results + r * 2 * kLanes, exp(splat(highest[r] - raised)));
-        highest[r] = raised;
-      }
-      for (int64_t k = 0; k < seen; k += kLanes) store(weights + k, exp(load(bias + k, seen - k) - raised), seen - k);
-      for (int64_t k = seen; k < count; ++k) weights[k] = 0.0f;
+  AFT_INLINE static void multiply_by(float* sum, Vec factor) { store(sum, load(sum) * factor); }
+
+  // The weights of row t for keys [u, u + count), relative to the row's maximum so far.
+  void weigh(int64_t t, int64_t u, int64_t count, float& highest, float* words, float* sums) const {
+    const int64_t row = min(t, p_.tokens - 1), seen = p_.causal ? max(0, min(count, row + 1 - u)) : count;
+    const T* bias = bias_ + row * p_.position_bias_width + u;
+    const float raised = row_maximum(bias, seen, highest);
+    if (raised != highest) {
+      const Vec factor = exp(splat(highest - raised));
+      for (int64_t i = 0; i < width(); i += kLanes) multiply_by(sums + i, factor);
+      highest = raised;
+    }
+    int64_t k = 0;
+    for (; k + kPanel <= seen; k += kPanel)
+      Product::encode_panel({exp(load(bias + k) - raised), exp(load(bias + k + kLanes) - raised)}, k, words);
+    for (; k < count; k += kPanel) {  // what the row does not see has no weight
+      float last[kPanel] = {};
+      for (int64_t i = 0; i < kPanel; i += kLanes)
+        store(last + i, exp(load(bias + k + i, seen - k - i) - raised), seen - k - i);
+      Product::encode_panel({load(last), load(last + kLanes)}, k, words);
     }
   }
 
@@ -144,15 +197,10 @@ class FullChannels {
     return highest;
   }
 
-  void rescale_row(float* row, Vec factor) const {
-    for (int64_t panel = 0; panel < panels_; ++panel, row += kResult)
-      for (int v = 0; v < 2; ++v) store(row + v * kLanes, load(row + v * kLanes) * factor);
-  }
-
-  void finish(int64_t b, int64_t t, const float* row) const {
-    for (int64_t c = 0; c < channels_; c += kLanes, row += kResult) {
+  void finish(int64_t b, int64_t t, const float* sums) const {
+    for (int64_t c = 0; c < channels_; c += kLanes, sums += kPanel) {
       const int64_t at = (b * p_.tokens + t) * p_.channels + c;
-      Vec numerator = load(row), denominator = load(row + kLanes);
+      Vec numerator = load(sums), denominator = load(sums + kLanes);
       if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
         sum_exactly(b, t, c, numerator, denominator);
       output_.write(first_channel_ + at, gated_ratio<gate>(load(query_ + at, channels_ - c), numerator, denominator),
@@ -171,9 +219,9 @@ class FullChannels {
 
   const AftFull& p_;
   const Output<T>& output_;
-  const int64_t first_channel_, channels_, panels_, rows_, blocks_;
+  const int64_t first_channel_, channels_, panels_, rows_, row_blocks_, key_blocks_;
   const T *query_, *key_, *value_, *bias_;
-  Scratch references_;
+  Scratch references_, entries_;
 };
 
 }  // namespace
@@ -181,9 +229,13 @@ class FullChannels {
 void aft_full(const AftFull& p, const Parallel& parallel) {
   with_element(p.element, [&](auto element) {
     with_gate(p.gate, [&](auto gate) {
-      using T = decltype(element);
-      const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
-      for (int64_t c = 0; c < p.channels; c += kChannels) FullChannels<T, gate.value>(p, output, c).run(parallel);
+      with_float_product(p.precision, [&](auto product) {
+        using T = decltype(element);
+        using Product = decltype(product);
+        const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
+        for (int64_t c = 0; c < p.channels; c += kChannels)
+          FullChannels<T, Product, gate.value>(p, output, c).run(parallel);
+      });
     });
   });
 }

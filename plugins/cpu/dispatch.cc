@@ -9,7 +9,6 @@ namespace aft {
 
 #define AFT_FOR_EACH_KERNEL(X)                    \
   X(aft_simple, AftSimple)                        \
-  X(aft_full, AftFull)                            \
   X(aft_local, AftLocal)                          \
   X(aft_conv, AftConv)                            \
   X(efficient_attention, EfficientAttention)      \

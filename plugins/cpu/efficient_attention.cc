@@ -6,11 +6,12 @@
 //            channel, in causal form over the tokens up to the query's.
 //   scaling: rho_q(Q) rho_k(K)^T = Q K^T / n, n the number of keys counted.
 //
-// Bound by memory at small d (16 bytes per token and channel in float32 against 4 d FLOPs and two
-// exponentials), by multiply-adds from about d = 64.
+// Bound by arithmetic at d = 32 already: 16 bytes per token and channel in float32 against 4 d FLOPs and two
+// exponentials, which on two Zen 5 cores take over twice as long as the memory traffic.
 //
 // Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
-// channel; they are merged, normalised, and a second sweep applies them. Causal: a task runs down the tokens
+// channel; they are merged, normalised, and a second sweep applies them. Rows are first copied, in the order in
+// which memory holds them, to blocks that the products then read several times. Causal: a task runs down the tokens
 // with the contexts of a few heads in the first-level cache; the normalisation of key channel c at token t
 // goes into channel c of query t.
 
@@ -69,21 +70,16 @@ struct Context {
   }
 };
 
-// keys = exp(key - maximum) with the maximum raised to cover them; adds their sum and rescales the context.
-template <class T>
-void weigh_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& context, float* keys) {
+// keys become exp(keys - maximum) with the maximum raised to cover them; adds their sum and rescales the context.
+void weigh_keys(const HeadShape& shape, float* keys, int64_t stride, int64_t tokens, Context& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
-    const int64_t count = shape.width - c;
     const Vec before = load(context.maximum + c);
     Vec m = before, sum{};
+    for (int64_t t = 0; t < tokens; ++t) m = maximum_of(m, load(keys + t * stride + c));
+    if (any((IntVec)(m != before))) context.rescale(c, exp(before - m));
     for (int64_t t = 0; t < tokens; ++t) {
-      prefetch(key + (t + kPrefetchRows) * shape.stride + c);
-      m = maximum_of(m, load(key + t * shape.stride + c, count));
-    }
-    context.rescale(c, exp(before - m));
-    for (int64_t t = 0; t < tokens; ++t) {
-      const Vec weight = exp(load(key + t * shape.stride + c, count) - m);
-      store(keys + t * shape.padded + c, weight);
+      const Vec weight = exp(load(keys + t * stride + c) - m);
+      store(keys + t * stride + c, weight);
       sum += weight;
     }
     store(context.sum + c, load(context.sum + c) + sum);
@@ -91,35 +87,37 @@ void weigh_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& c
   }
 }
 
-// queries = exp(query - shift), scales = scale / their sum over the channels. A softmax needs a shift only
-// against overflow and underflow: where every query of the block is moderate it is left out, and with it the
-// maximum over each row.
+// rows = exp(query - shift), one shift per token and head. A softmax needs a shift only against overflow and
+// underflow: where every query of the block is moderate it is left out, and with it the maximum over each row.
 template <class T>
-void weigh_queries(const HeadShape& shape, const T* query, int64_t tokens, float scale, float* queries,
-                   float* scales) {
+Rows weigh_queries(const HeadShape& shape, const T* query, int64_t heads, int64_t tokens, float* memory) {
+  const Rows rows{memory, shape.row(heads)};
   Vec largest{};
+  pack_rows(shape, query, heads, tokens, memory, [&](Vec v) AFT_LAMBDA_INLINE {
+    largest = maximum_of(largest, absolute(v));
+    return exp(v);
+  });
+  if (!any((IntVec)(largest > kSafeSpread))) return rows;
+  copy_rows(shape, query, heads, tokens, memory);
   for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t c = 0; c < shape.padded; c += kLanes) {
-      prefetch(query + (t + kPrefetchRows) * shape.stride + c);
-      const Vec q = load(query + t * shape.stride + c, shape.width - c);
-      largest = maximum_of(largest, absolute(q));
-      store(queries + t * shape.padded + c, q);
-    }
-  const bool moderate = !any((IntVec)(largest > kSafeSpread));
-  for (int64_t t = 0; t < tokens; ++t) {
-    float* row = queries + t * shape.padded;
-    Vec shift{}, sum{};
-    if (!moderate) {
-      shift = splat(kNoKey);
+    for (int64_t h = 0; h < heads; ++h) {
+      float* row = memory + t * rows.stride + h * shape.padded;
+      Vec shift = splat(kNoKey);
       for (int64_t c = 0; c < shape.width; ++c) shift = maximum_of(shift, splat(row[c]));
+      for (int64_t c = 0; c < shape.padded; c += kLanes)
+        store(row + c, shape.clear_padding(exp(load(row + c) - shift), c));
     }
-    for (int64_t c = 0; c < shape.padded; c += kLanes) {
-      const Vec weight = shape.clear_padding(exp(load(row + c) - shift), c);
-      store(row + c, weight);
-      sum += weight;
-    }
-    scales[t] = scale / sum_lanes(sum);
-  }
+  return rows;
+}
+
+// scales[t] = scale / the sum of queries[t]
+void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float scale, float* scales) {
+  sum_rows(tokens, scales, [&](int64_t t) AFT_LAMBDA_INLINE {
+    Vec sum{};
+    for (int64_t c = 0; c < shape.padded; c += kLanes) sum += load(queries[t] + c);
+    return sum;
+  });
+  for (int64_t t = 0; t < tokens; t += kLanes) store(scales + t, scale / load(scales + t));
 }
 
 // Folds the normalisation of the keys into the matrix.
@@ -138,7 +136,7 @@ template <class T>
 void whole(const EfficientAttention& p, const Parallel& parallel) {
   const HeadShape shape(p.channels, p.heads);
   const bool softmax = p.normalization == Normalization::kSoftmax;
-  const int64_t state = Context::floats(shape), states = state * p.heads;
+  const int64_t state = Context::floats(shape), states = state * p.heads, block = shape.rows_floats(p.heads);
   const int64_t chunk = shape.chunk_tokens(p.tokens, p.batch), chunks = ceil_div(p.tokens, chunk);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
           *value = static_cast<const T*>(p.value);
@@ -146,22 +144,20 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
 
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, length_of(p, b));
-    float* keys = task_memory(2 * kHeadTokens * shape.padded);
-    float* values = keys + kHeadTokens * shape.padded;
+    float *key_memory = task_memory(2 * block), *value_memory = key_memory + block;
     for (int64_t h = 0; h < p.heads; ++h)
       Context(shape, partials.data() + task * states + h * state).clear(p.normalization);
-    for (int64_t t = begin; t < end; t += kHeadTokens)
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
+      const Rows keys = copy_rows(shape, key + at, p.heads, tokens, key_memory);
+      const Rows values = copy_rows(shape, value + at, p.heads, tokens, value_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t tokens = min(kHeadTokens, end - t);
-        const int64_t at = (b * p.tokens + t) * p.channels + h * shape.width;
+        const int64_t head = h * shape.padded;
         Context context(shape, partials.data() + task * states + h * state);
-        if (softmax)
-          weigh_keys(shape, key + at, tokens, context, keys);
-        else
-          copy_rows(shape, key + at, 1, tokens, keys);
-        copy_rows(shape, value + at, 1, tokens, values);
-        add_to_context(keys, values, tokens, shape.padded, context.matrix);
+        if (softmax) weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
+        add_to_context(keys.from(head), values.from(head), tokens, shape.padded, context.matrix);
       }
+    }
   });
   parallel_for(parallel, p.batch * p.heads, [&](int64_t task) {
     const int64_t b = task / p.heads, h = task % p.heads;
@@ -174,22 +170,22 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
   const Output<T> output(p.output, p.batch * p.tokens * p.channels, shape.width);
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
-    float* queries = task_memory(2 * kHeadTokens * shape.padded);
-    float* results = queries + kHeadTokens * shape.padded;
+    float* memory = task_memory(block);
     float scales[kHeadTokens];
     for (float& scale : scales) scale = p.scale;
-    for (int64_t t = begin; t < end; t += kHeadTokens)
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
+      const Rows queries = softmax ? weigh_queries(shape, query + at, p.heads, tokens, memory)
+                                   : copy_rows(shape, query + at, p.heads, tokens, memory);
       for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t tokens = min(kHeadTokens, end - t);
-        const int64_t at = (b * p.tokens + t) * p.channels + h * shape.width;
-        if (softmax)
-          weigh_queries(shape, query + at, tokens, p.scale, queries, scales);
-        else
-          copy_rows(shape, query + at, 1, tokens, queries);
-        zero(results, tokens * shape.padded);
-        apply_context(queries, partials.data() + b * chunks * states + h * state, tokens, shape.padded, results);
-        write_rows(shape, results, scales, tokens, output, at);
+        const Rows own = queries.from(h * shape.padded);
+        if (softmax) query_scales(shape, own, tokens, p.scale, scales);
+        apply_context(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
+                      [&](int64_t i, int64_t c, Vec v) AFT_LAMBDA_INLINE {
+                        output.write(at + i * p.channels + h * shape.width + c, v * scales[i], shape.width - c);
+                      });
       }
+    }
     output.finish();
   });
 }
@@ -199,6 +195,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
 // divided by the prefix sums of the weights. Returns the number of tokens taken.
 template <class T>
 int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& context, float* keys) {
+  const int64_t row = shape.row(1);
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
     const Vec reference = maximum_of(load(context.maximum + c), load(key + c, count));
@@ -212,7 +209,7 @@ int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, 
     const Vec before = load(context.maximum + c), reference = maximum_of(before, load(key + c, count));
     context.rescale(c, exp(before - reference));
     for (int64_t t = 0; t < tokens; ++t)
-      store(keys + t * shape.padded + c, exp(load(key + t * shape.stride + c, count) - reference));
+      store(keys + t * row + c, exp(load(key + t * shape.stride + c, count) - reference));
     store(context.maximum + c, reference);
   }
   return tokens;
@@ -223,7 +220,7 @@ void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, C
     const Vec base = load(context.sum + c);
     Vec block{};
     for (int64_t t = 0; t < tokens; ++t) {
-      const int64_t at = t * shape.padded + c;
+      const int64_t at = t * shape.row(1) + c;
       block += load(keys + at);
       store(queries + at, load(queries + at) / (base + block));
     }
@@ -247,7 +244,7 @@ template <class T>
 void causal(const EfficientAttention& p, const Parallel& parallel) {
   const HeadShape shape(p.channels, p.heads);
   const bool softmax = p.normalization == Normalization::kSoftmax;
-  const int64_t state = Context::floats(shape), block = kHeadTokens * shape.padded;
+  const int64_t state = Context::floats(shape), block = shape.rows_floats(1);
   const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
           *value = static_cast<const T*>(p.value);
@@ -269,7 +266,7 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
           tokens = end - t;
           if (softmax) {
             tokens = weigh_causal_keys(shape, key + at, tokens, context, keys);
-            weigh_queries(shape, query + at, tokens, p.scale, queries, scales);
+            query_scales(shape, weigh_queries(shape, query + at, 1, tokens, queries), tokens, p.scale, scales);
             divide_queries(shape, keys, tokens, context, queries);
           } else {
             copy_rows(shape, key + at, 1, tokens, keys);
@@ -278,7 +275,8 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
           }
           copy_rows(shape, value + at, 1, tokens, values);
           zero(results, tokens * shape.padded);
-          advance_context(queries, keys, values, tokens, shape.padded, context.matrix, results);
+          const int64_t row = shape.row(1);
+          advance_context({queries, row}, {keys, row}, {values, row}, tokens, shape.padded, context.matrix, results);
           write_rows(shape, results, scales, tokens, output, at);
           if (softmax) settle(shape, key + at, tokens, context);
         }

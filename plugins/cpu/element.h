@@ -65,15 +65,15 @@ AFT_INLINE void store(T* p, Vec v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
 }
 
-// Asks for the line at p, which may lie past the end of its tensor, to be in the second-level cache soon.
+// Asks for the line at p, which may lie past the end of its tensor, to be in the first-level cache soon.
 // Kernels that do some arithmetic on every row of a few streams run up to 1.7 times faster with it than when
 // the hardware is left to foresee the streams.
 template <class T>
 AFT_INLINE void prefetch(const T* p) {
-  __builtin_prefetch(p, 0, 2);
+  __builtin_prefetch(p, 0, 3);
 }
-// How far ahead of the row being read.
-constexpr int64_t kPrefetchRows = 32;
+// How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
+constexpr int64_t kPrefetchRows = 16;
 
 AFT_INLINE float to_float(float x) { return x; }
 AFT_INLINE float to_float(Half x) { return load(&x, 1)[0]; }

@@ -1,6 +1,7 @@
 // The operators around the attention in a transformer encoder: one parameter struct and one function each.
 //
-// Tensors are float32, packed [rows, width], rows being batch x tokens. As in kernels.h no runtime is
+// Input, residual and output are packed [rows, width], rows being batch x tokens, of type `element`; float16 is
+// read and written as such and computed in float32, which all parameters are. As in kernels.h no runtime is
 // involved, threads come from the caller, and the caller has checked shapes and values.
 #pragma once
 
@@ -11,11 +12,6 @@
 #include "scratch.h"
 
 namespace aft {
-
-// How a product is computed: both operands in float32; or rounded to bfloat16; or in 8-bit integers, weights
-// scaled by column and rows of the left operand by row. Sums and everything outside of the product are
-// float32 (integers are summed exactly first).
-enum class Precision { kFloat32, kBfloat16, kInt8 };
 
 // A weight matrix rearranged for the products of this machine; packed_weight.h has the layout. `precision` may
 // be higher than what was asked for: a machine without the instructions computes in float32.
@@ -38,39 +34,61 @@ struct LayerNorm {
 
 // output = layer_norm(input) weight + bias
 struct LayerNormLinear {
+  Element element;
   int64_t rows;
-  const float* input;
+  const void* input;
   LayerNorm norm;
   const PackedWeight* weight;
   const float* bias;
-  float* output;
+  void* output;
 };
 
 // output = input + gelu(layer_norm(input) weight_in + bias_in) weight_out + bias_out
 struct LayerNormFeedForward {
+  Element element;
   int64_t rows;
-  const float* input;
+  const void* input;
   LayerNorm norm;
   const PackedWeight* weight_in;
   const float* bias_in;
   const PackedWeight* weight_out;
   const float* bias_out;
-  float* output;
+  void* output;
 };
 
 // output = residual + input weight + bias
 struct LinearResidual {
+  Element element;
   int64_t rows;
-  const float* input;
+  const void* input;
   const PackedWeight* weight;
   const float* bias;
-  const float* residual;
-  float* output;
+  const void* residual;
+  void* output;
+};
+
+// output = input + the Fastformer layer of layer_norm(input); layer_norm_fastformer.cc has the formula. Rows are batch
+// x tokens; key u of document b counts if u < lengths[b]. Weights are [width, width] or, of the logits, [width, heads].
+struct LayerNormFastformer {
+  Element element;
+  int64_t batch, tokens, heads;
+  const void* input;
+  LayerNorm norm;
+  const float* query_weight;
+  const PackedWeight* packed_query_weight;
+  const float* query_bias;
+  const float *key_weight, *key_bias;
+  const float *alpha_weight, *beta_weight;
+  const PackedWeight* weight;
+  const float* bias;
+  const int64_t* lengths;
+  void* output;
 };
 
 void layer_norm_linear(const LayerNormLinear&, const Parallel&);
 void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&);
 void linear_residual(const LinearResidual&, const Parallel&);
+void layer_norm_fastformer(const LayerNormFastformer&, const Parallel&);
 
 // The instruction set chosen for these products: as instruction_set(), or "avx512_vnni" or "avx512_bf16" (which
 // has VNNI too) where the machine has more than the other kernels use.

@@ -1,13 +1,22 @@
 // Products of a head's token rows with its context, the [width, width] matrix sum_t key_t value_t^T.
 //
-// A tile of the context stays in registers while the tokens stream past: each token costs one broadcast per
-// row of the tile and feeds that row's multiply-adds, so the arithmetic, not the loads, sets the pace.
-// Rows of tokens and of the context are `width` floats apart, a multiple of kLanes, padded with zeros.
+// A tile of sums stays in registers while what is summed over streams past, the tokens for a context and the
+// context's rows for results: each step costs one broadcast per row of the tile and feeds that row's
+// multiply-adds, so the arithmetic, not the loads, sets the pace. Rows of a context are `width` floats apart, a
+// multiple of kLanes, padded with zeros; so are rows of tokens, which lie as far apart as their `stride` says.
 #pragma once
 
 #include "simd.h"
 
 namespace aft::AFT_ISA {
+
+// Rows of float32 tokens in memory.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  AFT_INLINE const float* operator[](int64_t t) const { return data + t * stride; }
+  Rows from(int64_t channel) const { return {data + channel, stride}; }
+};
 
 constexpr int kContextRows = kRegisters == 32 ? 8 : 4;
 constexpr int kCausalRows = 4;
@@ -40,14 +49,14 @@ AFT_INLINE void for_each_tile(int64_t width, const F& f) {
 }  // namespace context_tiles
 
 // context += sum_t keys[t]^T values[t]
-inline void add_to_context(const float* keys, const float* values, int64_t tokens, int64_t width, float* context) {
+inline void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context) {
   context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
     Vec sum[kContextRows][vecs] = {};
     for (int64_t t = 0; t < tokens; ++t) {
-      const float* key = keys + t * width + c;
+      const float* key = keys[t] + c;
       Vec value[vecs];
-      for (int v = 0; v < vecs; ++v) value[v] = load(values + t * width + e + v * kLanes);
+      for (int v = 0; v < vecs; ++v) value[v] = load(values[t] + e + v * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < kContextRows; ++r)
         for (int v = 0; v < vecs; ++v) sum[r][v] += key[r] * value[v];
@@ -59,40 +68,48 @@ inline void add_to_context(const float* keys, const float* values, int64_t token
   });
 }
 
-// results[t] += queries[t] context
-inline void apply_context(const float* queries, const float* context, int64_t tokens, int64_t width, float* results) {
-  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+// Calls use(t, e, vector e of queries[t] context) for every token.
+template <class Use>
+AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, int64_t width, const Use& use) {
+  const auto apply = [&](auto shape, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
-    Vec tile[kContextRows][vecs];
-    context_tiles::load_tile(tile, context + c * width + e, width);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const float* query = queries + t * width + c;
-      float* result = results + t * width + e;
-      Vec sum[vecs];
-      for (int v = 0; v < vecs; ++v) sum[v] = load(result + v * kLanes);
+    for (int64_t t = 0; t < tokens; t += kContextRows) {
+      const float* query[kContextRows];
+      for (int r = 0; r < kContextRows; ++r) query[r] = queries[min(t + r, tokens - 1)];
+      Vec sum[kContextRows][vecs] = {};
+      for (int64_t c = 0; c < width; ++c) {
+        Vec row[vecs];
+        for (int v = 0; v < vecs; ++v) row[v] = load(context + c * width + e + v * kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kContextRows; ++r)
+          for (int v = 0; v < vecs; ++v) sum[r][v] += query[r][c] * row[v];
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < kContextRows; ++r)
-        for (int v = 0; v < vecs; ++v) sum[v] += query[r] * tile[r][v];
-      for (int v = 0; v < vecs; ++v) store(result + v * kLanes, sum[v]);
+        for (int v = 0; v < vecs; ++v)
+          if (t + r < tokens) use(t + r, e + v * kLanes, sum[r][v]);
     }
-  });
+  };
+  int64_t e = 0;
+  for (; e + kLanes < width; e += 2 * kLanes) apply(context_tiles::Vecs<2>{}, e);
+  if (e < width) apply(context_tiles::Vecs<1>{}, e);
 }
 
 // For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of
 // the context is summed apart and joins the whole in the last step, so that the rounding error grows with
 // the number of blocks rather than tokens.
-inline void advance_context(const float* queries, const float* keys, const float* values, int64_t tokens,
-                            int64_t width, float* context, float* results) {
+inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
+                            float* results) {
   context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
     Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
     context_tiles::load_tile(base, context + c * width + e, width);
     for (int64_t t = 0; t < tokens; ++t) {
-      const float *key = keys + t * width + c, *query = queries + t * width + c;
+      const float *key = keys[t] + c, *query = queries[t] + c;
       float* result = results + t * width + e;
       Vec value[vecs], sum[vecs];
       for (int v = 0; v < vecs; ++v) {
-        value[v] = load(values + t * width + e + v * kLanes);
+        value[v] = load(values[t] + e + v * kLanes);
         sum[v] = load(result + v * kLanes);
       }
 #pragma GCC unroll 8

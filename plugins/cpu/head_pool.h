@@ -81,7 +81,11 @@ struct PoolSums {
       for (int64_t t = 0; t < tokens; ++t) sum += load(logits + t * shape.padded_heads + h);
       store(denominator + h, load(denominator + h) + sum);
     }
-    for (int64_t c = 0; c < shape.channels; c += kLanes) {
+    int64_t c = 0;
+    if (shape.width % kLanes == 0)
+      for (; c + kPoolVecs * kLanes <= shape.channels; c += kPoolVecs * kLanes)
+        add_weighted(x, stride, tokens, logits, c);
+    for (; c < shape.channels; c += kLanes) {
       Vec sum{};
       for (int64_t t = 0; t < tokens; ++t)
         sum += shape.spread(logits + t * shape.padded_heads, c) * load(x + t * stride + c, shape.channels - c);
@@ -153,6 +157,23 @@ struct PoolSums {
   }
 
  private:
+  static constexpr int kPoolVecs = 4;
+
+  // numerator += weights x for kPoolVecs vectors of channels, each of one head.
+  template <class T>
+  AFT_INLINE void add_weighted(const T* x, int64_t stride, int64_t tokens, const float* weights, int64_t c) {
+    Vec sum[kPoolVecs] = {};
+    int64_t head[kPoolVecs];
+    for (int v = 0; v < kPoolVecs; ++v) head[v] = shape.channel_heads.of(c + v * kLanes);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int v = 0; v < kPoolVecs; ++v)
+        sum[v] += weights[t * shape.padded_heads + head[v]] * load(x + t * stride + c + v * kLanes);
+    for (int v = 0; v < kPoolVecs; ++v) {
+      float* to = numerator + c + v * kLanes;
+      store(to, load(to) + sum[v]);
+    }
+  }
+
   // logits become exp(logits - maximum).
   void weigh(float* logits, int64_t tokens) const {
     for (int64_t t = 0; t < tokens; ++t)
@@ -164,31 +185,37 @@ struct PoolSums {
 };
 
 // logits[t, h] = x[t] . weights[h] for tokens rows of x; rows of weights are padded_channels floats with zeros
-// past the last channel. Sixteen sums at a time, so that every vector loaded is used four times.
+// past the last channel. A tile of tokens and heads at a time: every vector loaded is used several times, and
+// the tile's sums are taken together.
 template <class T>
 void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tokens, const float* weights,
                  float* logits) {
-  constexpr int kSide = kRegisters == 32 ? 4 : 2;
-  for (int64_t t = 0; t < tokens; t += kSide)
-    for (int64_t h = 0; h < shape.padded_heads; h += kSide) {
-      Vec sum[kSide][kSide] = {};
-      const T* rows[kSide];
-      for (int i = 0; i < kSide; ++i) rows[i] = x + min(t + i, tokens - 1) * stride;
-      if (h < shape.heads)
-        for (int64_t c = 0; c < shape.channels; c += kLanes) {
-          Vec row[kSide];
-          for (int i = 0; i < kSide; ++i) {
-            if (h == 0) prefetch(rows[i] + c + kPrefetchRows * stride);
-            row[i] = load(rows[i] + c, shape.channels - c);
-          }
-          for (int j = 0; j < kSide; ++j) {
-            const Vec weight = load(weights + (h + j) * shape.padded_channels + c);
-            for (int i = 0; i < kSide; ++i) sum[i][j] += row[i] * weight;
-          }
+  constexpr int kTileTokens = kRegisters == 32 ? 4 : 2, kTileHeads = 4, kSums = kTileTokens * kTileHeads;
+  for (int64_t t = 0; t < tokens; t += kTileTokens) {
+    const T* rows[kTileTokens];
+    for (int i = 0; i < kTileTokens; ++i) rows[i] = x + min(t + i, tokens - 1) * stride;
+    const int64_t count = min(kTileTokens, tokens - t);
+    float* tile = logits + t * shape.padded_heads;
+    for (int i = 0; i < count; ++i) store(tile + (i + 1) * shape.padded_heads - kLanes, Vec{});
+    for (int64_t h = 0; h < shape.heads; h += kTileHeads) {
+      Vec sum[kSums] = {};
+      for (int64_t c = 0; c < shape.channels; c += kLanes) {
+        Vec row[kTileTokens];
+        for (int i = 0; i < kTileTokens; ++i) {
+          if (h == 0) prefetch(rows[i] + c + kPrefetchRows / 2 * stride);
+          row[i] = load(rows[i] + c, shape.channels - c);
         }
-      for (int i = 0; i < min(kSide, tokens - t); ++i)
-        for (int j = 0; j < kSide; ++j) logits[(t + i) * shape.padded_heads + h + j] = sum_lanes(sum[i][j]);
+        for (int j = 0; j < kTileHeads; ++j) {
+          const Vec weight = load(weights + (h + j) * shape.padded_channels + c);
+          for (int i = 0; i < kTileTokens; ++i) sum[i * kTileHeads + j] += row[i] * weight;
+        }
+      }
+      float sums[kSums];
+      for (int i = 0; i < kSums; i += kLanes) store(sums + i, sum_each(*reinterpret_cast<Vec(*)[kLanes]>(sum + i)));
+      for (int i = 0; i < count; ++i)
+        __builtin_memcpy(tile + i * shape.padded_heads + h, sums + i * kTileHeads, kTileHeads * sizeof(float));
     }
+  }
 }
 
 }  // namespace aft::AFT_ISA

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "element.h"
+#include "head_context.h"
 #include "tasks.h"
 
 namespace aft::AFT_ISA {
@@ -37,28 +38,45 @@ struct HeadShape {
     return min(heads, max(max(1, 64 / width), heads * batch / threads));
   }
 
-  int64_t block_floats() const { return kHeadTokens * padded; }
+  // From one row of `heads` heads to the next in a block. One vector more than they fill: rows a power of two
+  // apart would fight for a few sets of the cache.
+  int64_t row(int64_t heads) const { return heads * padded + kLanes; }
+  int64_t rows_floats(int64_t heads) const { return kHeadTokens * row(heads); }
 };
 
 inline void zero(float* p, int64_t floats) { __builtin_memset(p, 0, floats * sizeof(float)); }
 
-// rows[head, token] = f(x[token, head]), in blocks of kHeadTokens per head and 0 past a head's last channel.
-// All heads of a token together: memory is read in the order it lies in.
+// rows[token, head] = f(x[token, head]) for some heads, 0 past a head's last channel.
 template <class T, class F>
 AFT_INLINE void pack_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
                           const F& f) {
-  for (int64_t t = 0; t < tokens; ++t, x += shape.stride)
-    for (int64_t h = 0; h < heads; ++h)
-      for (int64_t c = 0; c < shape.padded; c += kLanes) {
-        const T* from = x + h * shape.width + c;
+  const bool packed = shape.width == shape.padded;  // then all heads are one
+  const int64_t pieces = packed ? 1 : heads, width = packed ? heads * shape.width : shape.width;
+  const int64_t padded = round_up(width, kLanes);
+  for (int64_t t = 0; t < tokens; ++t, x += shape.stride, rows += shape.row(heads) - pieces * padded)
+    for (int64_t h = 0; h < pieces; ++h, rows += padded)
+      for (int64_t c = 0; c < padded; c += kLanes) {
+        const T* from = x + h * width + c;
         prefetch(from + kPrefetchRows * shape.stride);
-        store(rows + (h * kHeadTokens + t) * shape.padded + c, shape.clear_padding(f(load(from, shape.width - c)), c));
+        const Vec v = f(load(from, width - c));
+        store(rows + c, packed ? v : shape.clear_padding(v, c));
       }
 }
 
 template <class T>
-void copy_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows) {
-  pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return v; });
+Rows copy_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* memory) {
+  pack_rows(shape, x, heads, tokens, memory, [](Vec v) AFT_LAMBDA_INLINE { return v; });
+  return {memory, shape.row(heads)};
+}
+
+// sums[t] = the sum over the lanes of term(t), for t rounded up to whole vectors; term is asked for tokens only.
+template <class Term>
+AFT_INLINE void sum_rows(int64_t tokens, float* sums, const Term& term) {
+  for (int64_t t = 0; t < tokens; t += kLanes) {
+    Vec terms[kLanes];
+    for (int i = 0; i < kLanes; ++i) terms[i] = term(min(t + i, tokens - 1));
+    store(sums + t, sum_each(terms));
+  }
 }
 
 // output[at + token, ...] = rows * scales, one scale per token.
@@ -77,12 +95,6 @@ void clear_rows(const HeadShape& shape, const Output<T>& output, int64_t first, 
   for (int64_t t = begin; t < end; ++t)
     for (int64_t c = 0; c < heads * shape.width; c += kLanes)
       output.write((first + t) * shape.stride + first_head * shape.width + c, Vec{}, heads * shape.width - c);
-}
-
-AFT_INLINE float dot(const float* a, const float* b, int64_t floats) {
-  Vec sum{};
-  for (int64_t c = 0; c < floats; c += kLanes) sum += load(a + c) * load(b + c);
-  return sum_lanes(sum);
 }
 
 // The first of `chunks` partial sums of every document becomes their total.

@@ -24,6 +24,11 @@ enum class Gate { kSigmoid, kTanh, kNone };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu };
 
+// How a product is computed: both operands in float32; or rounded to bfloat16; or in 8-bit integers, weights
+// scaled by column and rows of the left operand by row. Sums and everything outside of the product are
+// float32 (integers are summed exactly first).
+enum class Precision { kFloat32, kBfloat16, kInt8 };
+
 // What all mechanisms share. Element is the type of every tensor but lengths.
 struct Sequence {
   Element element;
@@ -40,6 +45,7 @@ struct AftSimple : Sequence {
 
 struct AftFull : Sequence {
   Gate gate;
+  Precision precision;         // of the products; kInt8 computes in float32
   const void* position_bias;   // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
 };

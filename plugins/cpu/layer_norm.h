@@ -8,7 +8,7 @@ namespace aft::AFT_ISA {
 
 // Far from zero, E[x^2] - mean^2 cancels and even the sum of a row loses digits. Hence all is taken relative to
 // the row's first value, and the variance from the deviations themselves; the sweeps this takes run in the
-// first-level cache. `normalized` has room for whole vectors.
+// first-level cache. `normalized` has room for whole vectors and may be `row`.
 inline void normalize_row(const float* row, int64_t width, const LayerNorm& norm, float* normalized) {
   const int64_t whole = width / kLanes * kLanes;
   const float first = row[0];

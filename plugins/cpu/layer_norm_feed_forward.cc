@@ -26,7 +26,8 @@ class FeedForwardBlock {
   static bool keeps_sums(const LayerNormFeedForward& p) { return Product::kScaled || p.weight_in->rows > Left::kChunk; }
   static int64_t fixed_floats(const LayerNormFeedForward& p) { return round_up(p.weight_in->rows, kLanes); }
   static int64_t floats_per_row(const LayerNormFeedForward& p) {
-    return Left::floats_per_row(p.weight_in->rows) + Left::kPitch + (keeps_sums(p) ? kSums : 0);
+    return Left::floats_per_row(p.weight_in->rows) + Left::kPitch + (keeps_sums(p) ? kSums : 0) +
+           OutputRows::floats(p.element, p.weight_in->rows);
   }
 
   FeedForwardBlock(const LayerNormFeedForward& p, int64_t first, int64_t rows, float* memory)
@@ -34,12 +35,13 @@ class FeedForwardBlock {
         width_(p.weight_in->rows),
         hidden_width_(p.weight_in->columns),
         rows_(rows),
-        input_(p.input + first * width_),
-        output_(p.output + first * width_),
         row_(memory),
         left_(memory + fixed_floats(p), rows),
         hidden_(left_.words(ceil_div(width_, Left::kChunk), 0), rows),
-        sums_(hidden_.words(1, 0)) {}
+        sums_(hidden_.words(1, 0)),
+        converted_(sums_ + (keeps_sums(p) ? rows * kSums : 0)),
+        input_(read_elements(p.element, p.input, first * width_, rows * width_, converted_)),
+        output_(p.element, p.output, first, rows, width_, converted_) {}
 
   void run() const {
     for (int64_t r = 0; r < rows_; ++r) {
@@ -49,8 +51,9 @@ class FeedForwardBlock {
     for (int64_t chunk = 0; chunk * Left::kChunk < hidden_width_; ++chunk) {
       compute_hidden(chunk * Left::kChunk, min(hidden_width_, (chunk + 1) * Left::kChunk));
       multiply(hidden_, 0, *p_.weight_out, chunk, 0, width_, rows_,
-               AddTo(output_, width_, input_, p_.bias_out, chunk == 0));
+               AddTo(output_.data(), width_, input_, p_.bias_out, chunk == 0));
     }
+    output_.finish();
   }
 
  private:
@@ -90,11 +93,11 @@ class FeedForwardBlock {
 
   const LayerNormFeedForward& p_;
   int64_t width_, hidden_width_, rows_;
-  const float* input_;
-  float* output_;
   float* row_;
   Left left_, hidden_;
-  float* sums_;
+  float *sums_, *converted_;
+  const float* input_;
+  OutputRows output_;
 };
 
 }  // namespace

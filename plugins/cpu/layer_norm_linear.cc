@@ -16,14 +16,19 @@ void layer_norm_linear(const LayerNormLinear& p, const Parallel& parallel) {
   with_product(p.weight->precision, [&](auto product) {
     using Left = LeftRows<decltype(product)>;
     const int64_t row_floats = round_up(width, kLanes);
-    for_row_blocks(p.rows, row_floats, Left::floats_per_row(width), parallel,
+    const int64_t left_floats = Left::floats_per_row(width), output_floats = OutputRows::floats(p.element, outputs);
+    for_row_blocks(p.rows, row_floats, left_floats + output_floats, parallel,
                    [&](int64_t first, int64_t rows, float* memory) {
                      const Left left(memory + row_floats, rows);
+                     const OutputRows output(p.element, p.output, first, rows, outputs,
+                                             memory + row_floats + rows * left_floats);
                      for (int64_t r = 0; r < rows; ++r) {
-                       normalize_row(p.input + (first + r) * width, width, p.norm, memory);
+                       const float* row = read_elements(p.element, p.input, (first + r) * width, width, memory);
+                       normalize_row(row, width, p.norm, memory);
                        left.set(r, memory, width);
                      }
-                     multiply_and_add(left, *p.weight, rows, nullptr, p.bias, p.output + first * outputs);
+                     multiply_and_add(left, *p.weight, rows, nullptr, p.bias, output.data());
+                     output.finish();
                    });
   });
 }

@@ -1,22 +1,26 @@
-// Packs a weight matrix; see packed_weight.h for the layout. Done once per weight, so nothing here is tuned.
+// Packs a weight matrix; see packed_weight.h for the layout.
 
 #include "packed_weight.h"
 
+#include "element.h"
 #include "products.h"
 
 namespace aft::AFT_ISA {
 namespace {
 
+// The nearest whole number, of magnitude below 2^22.
+AFT_INLINE Vec round_to_whole(Vec x) {
+  const Vec shift = splat(12582912.0f);  // 1.5 * 2^23
+  return (x + shift) - shift;
+}
+
 // The largest weight of a column becomes 127. A column of zeros may have any scale, and one so small that its
 // scale would have no inverse counts as zeros.
-void find_scales(const float* weight, int64_t rows, int64_t columns, float* scales) {
+AFT_INLINE Vec find_scales(const float* weight, int64_t rows, int64_t columns, int64_t column) {
+  Vec largest{};
   for (int64_t k = 0; k < rows; ++k)
-    for (int64_t column = 0; column < columns; ++column) {
-      const float size = __builtin_fabsf(weight[k * columns + column]);
-      if (size > scales[column]) scales[column] = size;
-    }
-  for (int64_t column = 0; column < columns; ++column)
-    scales[column] = scales[column] > 127 * __FLT_MIN__ ? scales[column] / 127 : 1.0f;
+    largest = maximum_of(largest, absolute(load(weight + k * columns + column, columns - column)));
+  return largest > splat(127 * __FLT_MIN__) ? largest / 127.0f : splat(1.0f);
 }
 
 template <class Product>
@@ -24,23 +28,25 @@ PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
   const WeightLayout<Product> layout(rows, columns);
   PackedWeight* packed = new PackedWeight(rows, columns, Product::kPrecision, layout.floats());
   float* data = packed->memory.data();
-  __builtin_memset(data, 0, layout.floats() * sizeof(float));
-  float* scales = Product::kScaled ? data + layout.scales() : nullptr;
-  if (scales) find_scales(weight, rows, columns, scales);
-
-  for (int64_t k = 0; k < rows; ++k) {
-    const int64_t chunk = k / layout.kChunk, place = k % layout.kChunk;
-    for (int64_t column = 0; column < columns; ++column) {
-      const float value = weight[k * columns + column];
-      const int64_t lane = column % kPanel;
-      float* words = data + layout.panel(chunk, column - lane) + place / Product::kPerWord * kPanel;
-      if (scales) {
-        const float whole = __builtin_rintf(value / scales[column]);
-        Product::put_weight(words + lane, place % Product::kPerWord, whole);
-        data[layout.sums(chunk) + column] += whole * scales[column];
-      } else {
-        Product::put_weight(words + lane, place % Product::kPerWord, value);
+  for (int64_t column = 0; column < layout.width; column += kLanes) {
+    const int64_t panel = column / kPanel * kPanel, count = max(0, columns - column);
+    const Vec scales = Product::kScaled ? find_scales(weight, rows, columns, column) : Vec{};
+    if (Product::kScaled) store(data + layout.scales() + column, scales);
+    for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
+      float* words = data + layout.panel(chunk, panel) + column - panel;
+      Vec sum{};
+      for (int64_t step = 0; step < layout.steps(chunk); ++step) {
+        Vec values[Product::kPerWord];
+        for (int i = 0; i < Product::kPerWord; ++i) {
+          const int64_t k = chunk * layout.kChunk + step * Product::kPerWord + i;
+          values[i] = k < rows ? load(weight + k * columns + column, count) : Vec{};
+          if (!Product::kScaled) continue;
+          values[i] = round_to_whole(values[i] / scales);
+          sum += values[i] * scales;
+        }
+        store(words + step * kPanel, Product::pack_weights(values));
       }
+      if (Product::kScaled) store(data + layout.sums(chunk) + column, sum);
     }
   }
   return packed;

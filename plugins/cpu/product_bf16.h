@@ -30,9 +30,15 @@ struct Bfloat16Product {
     const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)values[1], (__m512)values[0]);
     __builtin_memcpy(words + first / 2, &rounded, sizeof rounded);
   }
-  static void put_weight(float* word, int64_t position, float value) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_set1_ps(value));
-    __builtin_memcpy((char*)word + 2 * position, &rounded, 2);
+  // The same numbers with bfloat16's digits.
+  AFT_INLINE static Vec rounded(Vec values) {
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)values)), 16);
+  }
+  AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh((__m512)rows[1], (__m512)rows[0]);
+    const __m512i low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(rounded));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(rounded, 1));
+    return (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }
 };
 

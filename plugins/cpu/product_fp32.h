@@ -22,7 +22,8 @@ struct Float32Product {
     store(words + first, values[0]);
     store(words + first + kLanes, values[1]);
   }
-  static void put_weight(float* word, int64_t, float value) { *word = value; }
+  AFT_INLINE static Vec rounded(Vec values) { return values; }
+  AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) { return rows[0]; }
 };
 
 }  // namespace aft::AFT_ISA

@@ -53,10 +53,11 @@ struct Int8Product {
     words[kChunkWords + 1] = smallest;
   }
 
-  // A whole number: the weight over its column's scale.
-  static void put_weight(float* word, int64_t position, float whole) {
-    const int8_t byte = (int8_t)whole;
-    __builtin_memcpy((char*)word + position, &byte, sizeof byte);
+  // Of whole numbers: weights over their columns' scales.
+  AFT_INLINE static Vec pack_weights(const Vec (&rows)[kPerWord]) {
+    IntVec words{};
+    for (int i = 0; i < kPerWord; ++i) words |= (__builtin_convertvector(rows[i], IntVec) & 0xff) << (8 * i);
+    return (Vec)words;
   }
 };
 

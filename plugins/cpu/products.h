@@ -7,17 +7,23 @@
 
 namespace aft::AFT_ISA {
 
-// Calls f with a value of the product's type.
+// Calls f with a value of the product's type. For operators that have no products in 8-bit integers: where those
+// are asked for they compute in float32.
 template <class F>
-void with_product(Precision precision, const F& f) {
+void with_float_product(Precision precision, const F& f) {
 #if defined(__AVX512BF16__)
   if (precision == Precision::kBfloat16) return f(Bfloat16Product{});
 #endif
+  (void)precision;
+  f(Float32Product{});
+}
+
+template <class F>
+void with_product(Precision precision, const F& f) {
 #if defined(__AVX512VNNI__)
   if (precision == Precision::kInt8) return f(Int8Product{});
 #endif
-  (void)precision;
-  f(Float32Product{});
+  with_float_product(precision, f);
 }
 
 }  // namespace aft::AFT_ISA

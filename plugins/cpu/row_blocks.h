@@ -1,4 +1,5 @@
-// Cutting the rows of a tensor into the blocks that tasks take, and what becomes of a block's sums.
+// Cutting the rows of a tensor into the blocks that tasks take, their rows as float32, and what becomes of a
+// block's sums.
 #pragma once
 
 #include "matrix_product.h"
@@ -23,6 +24,38 @@ void for_row_blocks(int64_t rows, int64_t fixed, int64_t per_row, const Parallel
     body(first, min(block, rows - first), task_memory(fixed + block * per_row));
   });
 }
+
+// Elements of a tensor from `offset` on as float32: where they are, or `count` of float16 converted to `memory`.
+inline const float* read_elements(Element element, const void* tensor, int64_t offset, int64_t count, float* memory) {
+  if (element == Element::kFloat32) return static_cast<const float*>(tensor) + offset;
+  const Half* from = static_cast<const Half*>(tensor) + offset;
+  for (int64_t i = 0; i < count; i += kLanes) store(memory + i, load(from + i, count - i), count - i);
+  return memory;
+}
+
+// Rows of an output, `width` wide, while they are computed in float32: where they belong, or in `memory`, from which
+// finish() converts them to float16.
+class OutputRows {
+ public:
+  // Room per row in `memory`.
+  static int64_t floats(Element element, int64_t width) { return element == Element::kFloat32 ? 0 : width; }
+
+  OutputRows(Element element, void* tensor, int64_t first, int64_t rows, int64_t width, float* memory)
+      : half_(element == Element::kFloat16 ? static_cast<Half*>(tensor) + first * width : nullptr),
+        data_(half_ ? memory : static_cast<float*>(tensor) + first * width),
+        count_(rows * width) {}
+
+  float* data() const { return data_; }
+  void finish() const {
+    if (!half_) return;
+    for (int64_t i = 0; i < count_; i += kLanes) store(half_ + i, load(data_ + i, count_ - i), count_ - i);
+  }
+
+ private:
+  Half* half_;
+  float* data_;
+  int64_t count_;
+};
 
 // Sink of a product whose left side comes in chunks: output = addend + bias + sums with the first chunk, output +=
 // sums with the others. Both `addend` and `bias` may be null. All rows are `width` wide.

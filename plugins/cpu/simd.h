@@ -89,6 +89,35 @@ AFT_INLINE float sum_lanes(Vec v) {
   return lanes[0];
 #endif
 }
+// Lane i of the result is the sum of the lanes of v[i]: a tree of additions that all sums climb together, with a
+// third of the instructions of as many calls to sum_lanes (AVX-512).
+AFT_INLINE Vec sum_each(const Vec (&v)[kLanes]) {
+#if defined(__AVX512F__)
+  __m512 quarter[4];  // of v[4i] to v[4i+3], in turn, a sum over each 128-bit piece
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
+    const __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+    const __m512d cd = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+    quarter[i] = (__m512)_mm512_unpacklo_pd(ab, cd) + (__m512)_mm512_unpackhi_pd(ab, cd);
+  }
+  const auto halve = [](__m512 a, __m512 b) AFT_LAMBDA_INLINE {
+    return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  };
+  return (Vec)halve(halve(quarter[0], quarter[1]), halve(quarter[2], quarter[3]));
+#elif defined(__AVX2__)
+  __m256 half[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m256 ab = _mm256_hadd_ps((__m256)v[4 * i], (__m256)v[4 * i + 1]);
+    const __m256 cd = _mm256_hadd_ps((__m256)v[4 * i + 2], (__m256)v[4 * i + 3]);
+    half[i] = _mm256_hadd_ps(ab, cd);
+  }
+  return (Vec)(_mm256_permute2f128_ps(half[0], half[1], 0x20) + _mm256_permute2f128_ps(half[0], half[1], 0x31));
+#else
+  Vec sums;
+  for (int i = 0; i < kLanes; ++i) sums[i] = sum_lanes(v[i]);
+  return sums;
+#endif
+}
 AFT_INLINE float max_lanes(Vec v) {
   float lanes[kLanes];
   store(lanes, v);

@@ -7,18 +7,21 @@
 //
 // exp(K + w) = exp(w - r) exp(K - m) exp(r + m), and the last factor cancels: two matrix products with the same
 // left side, taken together. A block sums 128 rows of 64 channels over all keys they see. Per key it takes 192
-// exponentials for 16,384 multiply-adds, so that those (16 a clock) keep pace with tensor cores (1024 and more);
-// both factors are made on the way into the multiplication and nothing of T x T is ever written. r, the row
+// exponentials, 12 clocks of a multiprocessor, for 16,384 multiply-adds, 16 clocks of sm_80's tensor cores and 8
+// of sm_90's at their peak: neither can be neglected, and two blocks a multiprocessor let them overlap.
+// Both factors are made on the way into the multiplication and nothing of T x T is ever written. r, the row
 // maximum of w, and m, the channel's largest key (causal: up to the block's last row) are found by a launch
 // before, so that sums are never rescaled; the maxima the other way, on the go, would cost each step a
 // reduction, a barrier and a rescaling of 128 sums a thread. Where r and m come from keys far apart the
 // products underflow: such cells are known by their small denominator and summed again as they are defined.
 //
-// 16-bit products: 4 warps of 32 rows each; all 64 channels' sums stay in registers (128 of them), so that a warp
-// takes each exp(w - r) once, in the register where the tensor core wants it, and entries made of keys and values
-// are read from shared memory by four warps rather than eight. w arrives by asynchronous copies one step ahead,
-// keys and values through registers. One barrier a step.
-// float32 products: the same tile by fused multiply-adds, 8 rows of 4 channels a thread.
+// 16-bit products, two blocks a multiprocessor (255 registers, 37 KiB shared): 4 warps of 32 rows each. All 64
+// channels' sums stay in registers (128 of them), so that a warp takes each exp(w - r) once, in the register where
+// the tensor core wants it, and entries made of keys and values are read from shared memory by four warps rather
+// than eight. w arrives by asynchronous copies one step ahead, keys and values through registers. One barrier a
+// step.
+// float32 products, two blocks as well (128 registers, 36 KiB): the same tile by fused multiply-adds, 8 rows of 4
+// channels a thread. Split tf32 would take three products for each and was not tried.
 
 #include "aft_full_tile.cuh"
 #include "async_copy.cuh"
@@ -211,7 +214,6 @@ constexpr int kFloatThreads = 256;
 constexpr int kFloatKeys = 16;                              // a step
 constexpr int kThreadChannels = 4, kThreadRows = 8;
 constexpr int kFloatColumns = kTileChannels / kThreadChannels;
-constexpr int kWeightPitch = kTileRows + 4;
 static_assert(kFloatThreads / kFloatColumns * kThreadRows == kTileRows, "threads cover the tile");
 
 struct FloatShared {
@@ -225,52 +227,6 @@ struct FloatShared {
   };
 };
 
-// A thread's share of exp(w - r): 4 keys of kShare rows, read ahead as they are.
-template <class T>
-struct WeightTile {
-  static constexpr int kStep = kFloatThreads / (kFloatKeys / 4), kShare = kTileRows / kStep;
-
-  int column = threadIdx.x % (kFloatKeys / 4) * 4, first = threadIdx.x / (kFloatKeys / 4);
-  const T* row;  // of w, the thread's first
-  float reference[kShare];
-  int visible[kShare];
-  Raw<T, 4> raw[kShare];
-
-  __device__ __forceinline__ WeightTile(const FullParams& p, const FullTile& tile) {
-    row = static_cast<const T*>(p.call.position_bias) + (tile.first_row + first) * p.call.position_bias_width;
-#pragma unroll
-    for (int i = 0; i < kShare; ++i) {
-      const int t = tile.first_row + first + i * kStep;
-      visible[i] = tile.visible(t);
-      reference[i] = visible[i] > 0 ? p.maxima.rows[t] : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ void load(const FullParams& p, int first_key, bool aligned) {
-    const int u = first_key + column;
-#pragma unroll
-    for (int i = 0; i < kShare; ++i) {
-      const T* bias = row + i * kStep * p.call.position_bias_width + u;
-      if (aligned && u + 4 <= visible[i]) {
-        raw[i] = Raw<T, 4>(bias);
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          if (u + k < visible[i]) raw[i].elements[k] = bias[k];
-      }
-    }
-  }
-
-  __device__ __forceinline__ void write(float (*weights)[kWeightPitch], int first_key) const {
-#pragma unroll
-    for (int i = 0; i < kShare; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        weights[column + k][first + i * kStep] =
-            first_key + column + k < visible[i] ? machine::fast_exp(raw[i][k] - reference[i]) : 0.0f;
-  }
-};
-
 template <class T, int N>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParams p, bool bias_aligned) {
   auto& shared = shared_memory<FloatShared>();
@@ -279,7 +235,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
   const int first_row = threadIdx.x / kFloatColumns * kThreadRows;
   float numerators[kThreadRows][kThreadChannels] = {}, denominators[kThreadRows][kThreadChannels] = {};
   KeyTile<T, N, kFloatThreads, kFloatKeys> keys(p, tile);
-  WeightTile<T> weights(p, tile);
+  WeightTile<T, kFloatThreads, kFloatKeys> weights(p, tile);
   const auto load = [&](int u) {
     weights.load(p, u, bias_aligned);
     keys.load(p, u);

@@ -97,6 +97,55 @@ struct KeyTile {
   }
 };
 
+// exp(w - r) in shared memory by key, so that a thread reads consecutive rows' in vectors.
+constexpr int kWeightPitch = kTileRows + 4;
+
+// A thread's share of that for `count` keys: 4 keys of kShare rows, read ahead as they are.
+template <class T, int threads, int count>
+struct WeightTile {
+  static constexpr int kStep = threads / (count / 4), kShare = kTileRows / kStep;
+
+  int column = threadIdx.x % (count / 4) * 4, first = threadIdx.x / (count / 4);
+  const T* row;  // of w, the thread's first
+  float reference[kShare];
+  int visible[kShare];
+  Raw<T, 4> raw[kShare];
+
+  __device__ __forceinline__ WeightTile(const FullParams& p, const FullTile& tile) {
+    row = static_cast<const T*>(p.call.position_bias) + (tile.first_row + first) * p.call.position_bias_width;
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const int t = tile.first_row + first + i * kStep;
+      visible[i] = tile.visible(t);
+      reference[i] = visible[i] > 0 ? p.maxima.rows[t] : 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void load(const FullParams& p, int first_key, bool aligned) {
+    const int u = first_key + column;
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const T* bias = row + i * kStep * p.call.position_bias_width + u;
+      if (aligned && u + 4 <= visible[i]) {
+        raw[i] = Raw<T, 4>(bias);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          if (u + k < visible[i]) raw[i].elements[k] = bias[k];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(float (*weights)[kWeightPitch], int first_key) const {
+#pragma unroll
+    for (int i = 0; i < kShare; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        weights[column + k][first + i * kStep] =
+            first_key + column + k < visible[i] ? machine::fast_exp(raw[i][k] - reference[i]) : 0.0f;
+  }
+};
+
 // Rows of means on the way from the threads that summed to those that write: 8 float2 of a half warp, in rows one
 // apart, lie in different banks.
 constexpr int kMeanPitch = kTileChannels + 8;

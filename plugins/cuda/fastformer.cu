@@ -7,6 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 static_assert(kThreads == kPoolThreads && kThreads == kHeadThreads, "");
+constexpr int kMergeThreads = 64;
 constexpr int kGroup = 16;  // heads of a block
 
 struct PoolShared {
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kThreads, 2)
       shared.weights[c][head] = value;
     }
     __syncthreads();
-    product.template add<kProduct || sizeof(T) == 4, true, kSlab>(
-        [&](int r, int k) { return shared.slab[r][k]; }, [&](int k, int c) { return shared.weights[k][c]; });
+    product.template add<kProduct || sizeof(T) == 4, true>(
+        kSlab, [&](int r, int k) { return shared.slab[r][k]; }, [&](int k, int c) { return shared.weights[k][c]; });
     __syncthreads();
   }
   product.for_each([&](int r, int c, float& sum) { shared.logits[r][c] = sum * scale; });
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kMergeThreads, 8)
     merge_kernel(const PoolParams p, const Pool pool, const float* factor, bool scan) {
   merge_chunks(p, pool, factor, scan);
 }
@@ -211,14 +212,14 @@ int run(const AftCudaFastformer& call, void* workspace, cudaStream_t stream) {
 
   const int64_t chunks = s.batch * p.chunks;
   const dim3 pool_grid(static_cast<unsigned>(chunks * ceil_div(heads, kGroup)));
-  const dim3 merge_grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.channels, kThreads)));
+  const dim3 merge_grid(static_cast<unsigned>(ceil_div<int64_t>(s.batch * s.channels, kMergeThreads)));
   const dim3 share_grid(static_cast<unsigned>(ceil_div<int64_t>(chunks * heads, kThreads / kWarp)));
   const dim3 output_grid(static_cast<unsigned>(chunks * ceil_div<int64_t>(s.channels, kSlab)));
   const auto pool = [&](auto kernel, const AftCudaTensor& tensor, const void* weight, const float* factor,
                         const Pool& to) {
     if (const int status = launch<PoolShared>(kernel, pool_grid, kThreads, stream, p, tensor, weight, factor, to))
       return status;
-    if (const int status = launch(merge_kernel, merge_grid, kThreads, stream, p, to, factor, s.causal != 0))
+    if (const int status = launch(merge_kernel, merge_grid, kMergeThreads, stream, p, to, factor, s.causal != 0))
       return status;
     return s.causal ? launch(share_kernel, share_grid, kThreads, stream, p, to) : 0;
   };

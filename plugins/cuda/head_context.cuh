@@ -24,10 +24,10 @@ template <int kWidth>
 struct HeadSizes {
   static constexpr int kValues = kWidth <= 64 ? kWidth : kWidth == 128 ? 64 : 32;  // columns of S in a block
   static constexpr int kSlices = kWidth / kValues;
-  static constexpr int kTokens = kWidth <= 128 ? 32 : 16;  // keys in a tile
+  static constexpr int kTokens = kWidth <= 128 ? 32 : 16;        // keys in a tile
+  static constexpr int kCausalTokens = kWidth <= 64 ? 32 : 16;  // keys and queries in a tile
   static constexpr int kQueries = kWidth <= 64 ? 64 : 32;  // queries in a tile where there are no keys
   static constexpr int kGroups = kHeadThreads / kWidth;    // of threads that share a key channel
-  static constexpr int kGroupTokens = kTokens / kGroups;
 };
 
 // What the kernels get: the call, what is particular to the mechanism, and the cut.
@@ -184,14 +184,15 @@ struct Product {
         for (int k = 0; k < 4; ++k) f(row + 16 * i + k / 2 * 8, column + 8 * j + k % 2, sums[i][j][k]);
   }
 
-  // Adds sum_k a(row, k) b(k, column), k below kDepth. An operand that is not split is rounded to tf32.
-  template <bool kSplitA, bool kSplitB, int kDepth, class A, class B>
-  __device__ __forceinline__ void add(const A& a, const B& b) {
+  // Adds sum_k a(row, k) b(k, column), k below depth, a multiple of 8. An operand that is not split is rounded to
+  // tf32.
+  template <bool kSplitA, bool kSplitB, class A, class B>
+  __device__ __forceinline__ void add(int depth, const A& a, const B& b) {
     if (!active) return;
     const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int b_column = column - 2 * t + g;
-#pragma unroll kSplitA || kSplitB ? 1 : 4
-    for (int k = 0; k < kDepth; k += 8) {
+#pragma unroll kSplitA || kSplitB ? 1 : 2
+    for (int k = 0; k < depth; k += 8) {
       uint32_t high_b[kWide][2], low_b[kWide][2];
 #pragma unroll
       for (int j = 0; j < kWide; ++j)

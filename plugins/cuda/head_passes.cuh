@@ -39,7 +39,7 @@ struct SumShared {
 template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   using Sizes = HeadSizes<kWidth>;
-  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
+  constexpr int kTokens = Sizes::kTokens, kGroupTokens = kTokens / Sizes::kGroups, kValues = Sizes::kValues;
   auto& shared = shared_memory<SumShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
     __syncthreads();
     if constexpr (Mechanism::kSoftmax)
       context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });
-    context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; },
+    context.template add<kExact<T>, kExact<T>>(kTokens, [&](int r, int k) { return shared.keys[k][r]; },
                                                   [&](int k, int c) { return shared.values[k][c]; });
     __syncthreads();
   }
@@ -154,6 +154,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int depth = round_up(p.width, 8);
   const float *state = place.state - place.chunk * state_floats(kWidth), *key_sums = state + kWidth * kWidth;
 
   HeadRows<T, kQueries, kWidth> queries;
@@ -183,7 +184,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
     __syncthreads();
     Product<kQueries, kValues> result;
     result.clear();
-    result.template add<kExact<T>, kExact<T>, kWidth>([&](int r, int k) { return shared.queries[r][k]; },
+    result.template add<kExact<T>, kExact<T>>(depth, [&](int r, int k) { return shared.queries[r][k]; },
                                                 [&](int k, int c) { return shared.context[k][c]; });
     __syncthreads();
     result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
@@ -198,11 +199,11 @@ template <int kWidth>
 struct CausalShared {
   using Sizes = HeadSizes<kWidth>;
   alignas(16) float context[kWidth][Sizes::kValues + 8];
-  alignas(16) float queries[Sizes::kTokens][kWidth + 4];  // then the scores, then the results
-  alignas(16) float keys[Sizes::kTokens][kWidth + 4];
-  alignas(16) float values[Sizes::kTokens][Sizes::kValues + 8];
+  alignas(16) float queries[Sizes::kCausalTokens][kWidth + 4];  // then the scores, then the results
+  alignas(16) float keys[Sizes::kCausalTokens][kWidth + 4];
+  alignas(16) float values[Sizes::kCausalTokens][Sizes::kValues + 8];
   float partial[Sizes::kGroups][kWidth], highest[Sizes::kGroups][kWidth], factor[kWidth], key_sums[kWidth];
-  float next_key[kWidth], scale[Sizes::kTokens];
+  float next_key[kWidth], scale[Sizes::kCausalTokens];
   int cut[kHeadWarps];
 };
 
@@ -210,7 +211,7 @@ struct CausalShared {
 template <int kWidth, int kGroupTokens>
 __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, const float (&key)[kGroupTokens],
                                               float maximum, int first_row, int first, int end) {
-  int cut = HeadSizes<kWidth>::kTokens;
+  int cut = HeadSizes<kWidth>::kCausalTokens;
 #pragma unroll
   for (int i = kGroupTokens - 1; i >= 0; --i)
     if (first_row + i >= first && first_row + i < end && key[i] - maximum > kSafeSpread) cut = first_row + i;
@@ -229,14 +230,15 @@ __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, cons
 template <class T, int kWidth, class Mechanism>
 __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   using Sizes = HeadSizes<kWidth>;
-  using Lanes = RowLanes<Sizes::kTokens, kWidth>;
-  constexpr int kTokens = Sizes::kTokens, kGroupTokens = Sizes::kGroupTokens, kValues = Sizes::kValues;
-  constexpr int kGroups = Sizes::kGroups;
+  using Lanes = RowLanes<Sizes::kCausalTokens, kWidth>;
+  constexpr int kTokens = Sizes::kCausalTokens, kValues = Sizes::kValues;
+  constexpr int kGroups = Sizes::kGroups, kGroupTokens = kTokens / kGroups;
   auto& shared = shared_memory<CausalShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
   const int64_t channel = static_cast<int64_t>(place.head) * p.width;
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
+  const int depth = round_up(p.width, 8);
 
   HeadRows<T, kTokens, kWidth> queries, keys;
   HeadRows<T, kTokens, kValues> values;
@@ -347,9 +349,9 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       const auto query_at = [&](int r, int k) { return shared.queries[r][k]; };
       const auto value_at = [&](int k, int c) { return shared.values[k][c]; };
       result.clear();
-      result.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.context[k][c]; });
+      result.template add<kExact<T>, kExact<T>>(depth, query_at, [&](int k, int c) { return shared.context[k][c]; });
       scores.clear();
-      scores.template add<kExact<T>, kExact<T>, kWidth>(query_at, [&](int k, int c) { return shared.keys[c][k]; });
+      scores.template add<kExact<T>, kExact<T>>(depth, query_at, [&](int k, int c) { return shared.keys[c][k]; });
       __syncthreads();
       scores.for_each([&](int r, int c, float& x) { shared.queries[r][c] = c <= r ? x : 0.0f; });
       __syncthreads();
@@ -364,10 +366,10 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         const int64_t keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
-      result.template add<kExact<T>, kExact<T>, kTokens>(query_at, value_at);
+      result.template add<kExact<T>, kExact<T>>(kTokens, query_at, value_at);
       Product<kWidth, kValues> context;
       context.for_each([&](int r, int c, float& x) { x = shared.context[r][c]; });
-      context.template add<kExact<T>, kExact<T>, kTokens>([&](int r, int k) { return shared.keys[k][r]; }, value_at);
+      context.template add<kExact<T>, kExact<T>>(kTokens, [&](int r, int k) { return shared.keys[k][r]; }, value_at);
       context.for_each([&](int r, int c, float& x) {
         if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];
         shared.context[r][c] = x;

@@ -1,7 +1,11 @@
-// The operators around the attention in a transformer encoder. A constant weight is packed when the session is
-// made, any other at every run.
+// The operators around the attention in a transformer encoder. A constant weight is packed, and constant float16
+// parameters are converted, when the session is made, any other at every run.
 
 #include "encoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "ops.h"
 
@@ -21,19 +25,19 @@ void expect_shape(const char* input, const Tensor& tensor, const Shape& expected
     throw Error(std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " + to_string(expected));
 }
 
-const float* floats(const Tensor& tensor) { return static_cast<const float*>(tensor.data); }
-
-aft::Precision read_precision(const Attributes& attributes) {
-  const std::string precision = attributes.text("precision", "fp32");
-  if (precision == "fp32") return aft::Precision::kFloat32;
-  if (precision == "bf16") return aft::Precision::kBfloat16;
-  if (precision == "int8") return aft::Precision::kInt8;
-  throw Error("precision is \"" + precision + "\", expected fp32, bf16 or int8");
+float from_half(uint16_t half) {
+  // Shift exponent and mantissa into place and rescale by 2^112: right for subnormals too.
+  const uint32_t shifted = (half & 0x7fffu) << 13;
+  float magnitude;
+  std::memcpy(&magnitude, &shifted, sizeof magnitude);
+  magnitude *= 5.192296858534828e33f;
+  if (magnitude >= 65536.0f) magnitude = std::numeric_limits<float>::infinity();
+  return half & 0x8000 ? -magnitude : magnitude;
 }
 
 // The tensor whose rows are transformed, [..., width].
 struct Rows {
-  Rows(const char* input, const Tensor& tensor) : shape(tensor.shape), data(floats(tensor)) {
+  Rows(const char* input, const Tensor& tensor) : shape(tensor.shape), data(tensor.data) {
     if (shape.empty()) throw Error(std::string(input) + " has no dimensions, expected [batch, tokens, width]");
     width = shape.back();
     for (size_t i = 0; i + 1 < shape.size(); ++i) count *= shape[i];
@@ -45,15 +49,53 @@ struct Rows {
   }
 
   Shape shape;
-  const float* data;
+  const void* data;
   int64_t count = 1, width;
 };
 
-// One weight input of a node.
+// An input of parameters, as float32.
+class Parameter {
+ public:
+  struct Floats {
+    Shape shape;
+    const float* data;
+    std::shared_ptr<const std::vector<float>> converted;  // empty: the tensor's own
+  };
+
+  Parameter(const char* name, size_t index, const Settings& settings, const Attributes& attributes)
+      : name_(name), index_(index), element_(settings.element) {
+    Tensor tensor;
+    if (element_ == aft::Element::kFloat16 && attributes.constant(index, tensor)) constant_ = to_floats(tensor);
+  }
+
+  Floats get(const Run& run, const Shape& expected) const {
+    const Floats floats = constant_.converted ? constant_ : to_floats(run.input(index_));
+    expect_shape(name_, {floats.shape, floats.data}, expected);
+    return floats;
+  }
+
+  Floats to_floats(const Tensor& tensor) const {
+    if (element_ == aft::Element::kFloat32) return {tensor.shape, static_cast<const float*>(tensor.data), nullptr};
+    size_t count = 1;
+    for (int64_t size : tensor.shape) count *= static_cast<size_t>(size);
+    const uint16_t* halves = static_cast<const uint16_t*>(tensor.data);
+    const auto converted = std::make_shared<std::vector<float>>(count);
+    std::transform(halves, halves + count, converted->begin(), from_half);
+    return {tensor.shape, converted->data(), converted};
+  }
+
+ private:
+  const char* name_;
+  size_t index_;
+  aft::Element element_;
+  Floats constant_{};
+};
+
+// An input that is the right side of a product.
 class Weight {
  public:
-  Weight(const char* name, size_t index, const Attributes& attributes)
-      : name_(name), index_(index), precision_(read_precision(attributes)) {
+  Weight(const char* name, size_t index, const Settings& settings, const Attributes& attributes)
+      : name_(name), index_(index), precision_(read_precision(attributes)), floats_(name, index, settings, attributes) {
     Tensor tensor;
     if (attributes.constant(index, tensor)) packed_ = pack(tensor);
   }
@@ -71,91 +113,178 @@ class Weight {
   std::shared_ptr<const aft::PackedWeight> pack(const Tensor& tensor) const {
     if (tensor.shape.size() != 2 || tensor.shape[0] < 1 || tensor.shape[1] < 1)
       throw Error(std::string(name_) + " has shape " + to_string(tensor.shape) + ", expected two dimensions");
-    return aft::pack_weight(floats(tensor), tensor.shape[0], tensor.shape[1], precision_);
+    return aft::pack_weight(floats_.to_floats(tensor).data, tensor.shape[0], tensor.shape[1], precision_);
   }
 
   const char* name_;
   size_t index_;
   aft::Precision precision_;
+  Parameter floats_;
   std::shared_ptr<const aft::PackedWeight> packed_;
 };
 
-const float* read_vector(const char* name, const Run& run, size_t index, int64_t width) {
-  const Tensor tensor = run.input(index);
-  expect_shape(name, tensor, {width});
-  return floats(tensor);
-}
-
 // Inputs 1 and 2 of the operators that begin with a layer norm.
-aft::LayerNorm read_norm(const Run& run, int64_t width, float epsilon) {
-  return {read_vector("norm_weight", run, 1, width), read_vector("norm_bias", run, 2, width), epsilon};
-}
+class Norm {
+ public:
+  struct Floats {
+    aft::LayerNorm norm;
+    Parameter::Floats weight, bias;
+  };
+
+  Norm(const Settings& settings, const Attributes& attributes)
+      : weight_("norm_weight", 1, settings, attributes),
+        bias_("norm_bias", 2, settings, attributes),
+        epsilon_(attributes.number("epsilon", 1e-5f)) {}
+
+  Floats get(const Run& run, int64_t width) const {
+    Floats floats{{}, weight_.get(run, {width}), bias_.get(run, {width})};
+    floats.norm = {floats.weight.data, floats.bias.data, epsilon_};
+    return floats;
+  }
+
+ private:
+  Parameter weight_, bias_;
+  float epsilon_;
+};
 
 class LayerNormLinear final : public Kernel {
  public:
-  LayerNormLinear(const Settings&, const Attributes& attributes)
-      : epsilon_(attributes.number("epsilon", 1e-5f)), weight_("weight", 3, attributes) {}
+  LayerNormLinear(const Settings& settings, const Attributes& attributes)
+      : element_(settings.element),
+        norm_(settings, attributes),
+        weight_("weight", 3, settings, attributes),
+        bias_("bias", 4, settings, attributes) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));
     const auto weight = weight_.get(run, x.width);
-    const float* bias = read_vector("bias", run, 4, weight->columns);
-    float* output = static_cast<float*>(run.output(x.with_width(weight->columns)));
+    const auto norm = norm_.get(run, x.width);
+    const auto bias = bias_.get(run, {weight->columns});
+    void* output = run.output(x.with_width(weight->columns));
     if (x.count > 0)
-      aft::layer_norm_linear({x.count, x.data, read_norm(run, x.width, epsilon_), weight.get(), bias, output},
-                             run.parallel());
+      aft::layer_norm_linear({element_, x.count, x.data, norm.norm, weight.get(), bias.data, output}, run.parallel());
   }
 
  private:
-  float epsilon_;
+  aft::Element element_;
+  Norm norm_;
   Weight weight_;
+  Parameter bias_;
 };
 
 class LayerNormFeedForward final : public Kernel {
  public:
-  LayerNormFeedForward(const Settings&, const Attributes& attributes)
-      : epsilon_(attributes.number("epsilon", 1e-5f)),
-        weight_in_("weight_in", 3, attributes),
-        weight_out_("weight_out", 5, attributes) {}
+  LayerNormFeedForward(const Settings& settings, const Attributes& attributes)
+      : element_(settings.element),
+        norm_(settings, attributes),
+        weight_in_("weight_in", 3, settings, attributes),
+        bias_in_("bias_in", 4, settings, attributes),
+        weight_out_("weight_out", 5, settings, attributes),
+        bias_out_("bias_out", 6, settings, attributes) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));
+    const auto norm = norm_.get(run, x.width);
     const auto weight_in = weight_in_.get(run, x.width);
-    const float* bias_in = read_vector("bias_in", run, 4, weight_in->columns);
+    const auto bias_in = bias_in_.get(run, {weight_in->columns});
     const auto weight_out = weight_out_.get(run, weight_in->columns);
-    const float* bias_out = read_vector("bias_out", run, 6, x.width);
+    const auto bias_out = bias_out_.get(run, {x.width});
     if (weight_out->columns != x.width)
       throw Error("weight_out has " + std::to_string(weight_out->columns) + " columns, expected " +
                   std::to_string(x.width));
-    float* output = static_cast<float*>(run.output(x.shape));
+    void* output = run.output(x.shape);
     if (x.count > 0)
-      aft::layer_norm_feed_forward({x.count, x.data, read_norm(run, x.width, epsilon_), weight_in.get(), bias_in,
-                                    weight_out.get(), bias_out, output},
+      aft::layer_norm_feed_forward({element_, x.count, x.data, norm.norm, weight_in.get(), bias_in.data,
+                                    weight_out.get(), bias_out.data, output},
                                    run.parallel());
   }
 
  private:
-  float epsilon_;
-  Weight weight_in_, weight_out_;
+  aft::Element element_;
+  Norm norm_;
+  Weight weight_in_;
+  Parameter bias_in_;
+  Weight weight_out_;
+  Parameter bias_out_;
 };
 
 class LinearResidual final : public Kernel {
  public:
-  LinearResidual(const Settings&, const Attributes& attributes) : weight_("weight", 1, attributes) {}
+  LinearResidual(const Settings& settings, const Attributes& attributes)
+      : element_(settings.element),
+        weight_("weight", 1, settings, attributes),
+        bias_("bias", 2, settings, attributes) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));
     const auto weight = weight_.get(run, x.width);
-    const float* bias = read_vector("bias", run, 2, weight->columns);
+    const auto bias = bias_.get(run, {weight->columns});
     const Tensor residual = run.input(3);
     expect_shape("residual", residual, x.with_width(weight->columns));
-    float* output = static_cast<float*>(run.output(residual.shape));
+    void* output = run.output(residual.shape);
     if (x.count > 0)
-      aft::linear_residual({x.count, x.data, weight.get(), bias, floats(residual), output}, run.parallel());
+      aft::linear_residual({element_, x.count, x.data, weight.get(), bias.data, residual.data, output},
+                           run.parallel());
   }
 
  private:
+  aft::Element element_;
   Weight weight_;
+  Parameter bias_;
+};
+
+class LayerNormFastformer final : public Kernel {
+ public:
+  LayerNormFastformer(const Settings& settings, const Attributes& attributes)
+      : element_(settings.element),
+        heads_(attributes.integer("num_heads")),
+        norm_(settings, attributes),
+        packed_query_weight_("query_weight", 3, settings, attributes),
+        query_weight_("query_weight", 3, settings, attributes),
+        query_bias_("query_bias", 4, settings, attributes),
+        key_weight_("key_weight", 5, settings, attributes),
+        key_bias_("key_bias", 6, settings, attributes),
+        alpha_weight_("alpha_weight", 7, settings, attributes),
+        beta_weight_("beta_weight", 8, settings, attributes),
+        weight_("weight", 9, settings, attributes),
+        bias_("bias", 10, settings, attributes) {
+    if (heads_ < 1) throw Error("num_heads is " + std::to_string(heads_) + ", expected at least 1");
+  }
+
+  void compute(const Run& run) const override {
+    const Rows x("x", run.input(0));
+    const int64_t width = x.width;
+    if (x.shape.size() != 3 || width % heads_ != 0)
+      throw Error("x has shape " + to_string(x.shape) + ", expected [batch, tokens, width], num_heads " +
+                  std::to_string(heads_) + " dividing the width");
+    const auto norm = norm_.get(run, width);
+    const auto query_weight = query_weight_.get(run, {width, width}), key_weight = key_weight_.get(run, {width, width});
+    const auto query_bias = query_bias_.get(run, {width}), key_bias = key_bias_.get(run, {width});
+    const auto alpha_weight = alpha_weight_.get(run, {width, heads_});
+    const auto beta_weight = beta_weight_.get(run, {width, heads_});
+    const auto packed_query_weight = packed_query_weight_.get(run, width), weight = weight_.get(run, width);
+    if (weight->columns != width)
+      throw Error("weight has " + std::to_string(weight->columns) + " columns, expected " + std::to_string(width));
+    const auto bias = bias_.get(run, {width});
+    const Tensor lengths = run.input(11);
+    expect_shape("lengths", lengths, {x.shape[0]});
+    void* output = run.output(x.shape);
+    if (x.count > 0)
+      aft::layer_norm_fastformer(
+          {element_, x.shape[0], x.shape[1], heads_, x.data, norm.norm, query_weight.data, packed_query_weight.get(),
+           query_bias.data, key_weight.data, key_bias.data, alpha_weight.data, beta_weight.data, weight.get(),
+           bias.data, static_cast<const int64_t*>(lengths.data), output},
+          run.parallel());
+  }
+
+ private:
+  aft::Element element_;
+  int64_t heads_;
+  Norm norm_;
+  Weight packed_query_weight_;
+  Parameter query_weight_, query_bias_, key_weight_, key_bias_, alpha_weight_, beta_weight_;
+  Weight weight_;
+  Parameter bias_;
 };
 
 template <class Op>
@@ -165,10 +294,11 @@ Kernel* create(const Settings& settings, const Attributes& attributes) {
 
 }  // namespace
 
-const Operator kEncoderOperators[3] = {
+const Operator kEncoderOperators[4] = {
     {"LayerNormLinear", 5, create<LayerNormLinear>, false, -1},
     {"LayerNormFeedForward", 7, create<LayerNormFeedForward>, false, 0},
     {"LinearResidual", 4, create<LinearResidual>, false, 3},
+    {"LayerNormFastformer", 12, create<LayerNormFastformer>, true, 0},
 };
 
 }  // namespace ops

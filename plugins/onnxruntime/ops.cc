@@ -101,6 +101,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
+    params_.precision = read_precision(attributes);
   }
 
  private:
@@ -237,6 +238,14 @@ Kernel* create(const Settings& settings, const Attributes& attributes) {
 }
 
 }  // namespace
+
+aft::Precision read_precision(const Attributes& attributes) {
+  const std::string precision = attributes.text("precision", "fp32");
+  if (precision == "fp32") return aft::Precision::kFloat32;
+  if (precision == "bf16") return aft::Precision::kBfloat16;
+  expect(precision == "int8", "precision is \"" + precision + "\", expected fp32, bf16 or int8");
+  return aft::Precision::kInt8;
+}
 
 const Operator kOperators[7] = {
     {"AftFull", 5, create<AftFull>},

@@ -28,7 +28,9 @@ struct Operator {
   int output_like = 0;  // the input whose shape the output has; -1: none
 };
 
+aft::Precision read_precision(const ort::Attributes&);
+
 extern const Operator kOperators[7];
-extern const Operator kEncoderOperators[3];  // encoder_ops.cc; float32 only, no causal form, no lengths
+extern const Operator kEncoderOperators[4];  // encoder_ops.cc; no causal form
 
 }  // namespace ops

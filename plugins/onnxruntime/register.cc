@@ -1,5 +1,5 @@
-// RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each mechanism is registered
-// four times, plain and causal, in float32 and float16; the runtime picks by name and type.
+// RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each is registered in float32 and in
+// float16, mechanisms both plain and causal; the runtime picks by name and type.
 
 #include <memory>
 #include <vector>
@@ -89,12 +89,12 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
 // both are made once and never freed.
 ort::CustomOpDomain* make_domain(const Api& api) {
   auto& registrations = *new std::vector<Registration>;
-  for (const ops::Operator& op : ops::kOperators)
-    for (bool causal : {false, true})
-      for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
-        registrations.push_back(describe(op, causal, element, &api));
-  for (const ops::Operator& op : ops::kEncoderOperators)
-    registrations.push_back(describe(op, false, aft::Element::kFloat32, &api));
+  for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16}) {
+    for (const ops::Operator& op : ops::kOperators)
+      for (bool causal : {false, true}) registrations.push_back(describe(op, causal, element, &api));
+    for (const ops::Operator& op : ops::kEncoderOperators)
+      registrations.push_back(describe(op, false, element, &api));
+  }
   ort::CustomOpDomain* domain = nullptr;
   ort::check(api, api.CreateCustomOpDomain(kDomain, &domain));
   for (const Registration& registration : registrations)

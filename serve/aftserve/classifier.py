@@ -9,9 +9,7 @@ import numpy as np
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
-
-MAX_TOKENS = 1 << 20
-"""The longest document an exported graph is traced for."""
+from aftexport.manifest import MAX_TOKENS
 
 
 class DocumentTooLongError(InputError):
@@ -44,13 +42,21 @@ class Classifier:
     Args:
         bundle: a checked bundle.
         threads: of the engine; 0 for as many as there are cores.
+        arena: keep the engine's memory between documents.
         max_tokens: refuse longer documents; the bundle's own limit comes first.
     """
 
-    def __init__(self, bundle: Bundle, *, threads: int = 0, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        threads: int = 0,
+        arena: bool = False,
+        max_tokens: int | None = None,
+    ) -> None:
         self.manifest = bundle.manifest
         self._tokenizer = bundle.tokenizer()
-        self._engine = OnnxRuntimeEngine(bundle.model_path, threads=threads)
+        self._engine = OnnxRuntimeEngine(bundle.model_path, threads=threads, arena=arena)
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
 

@@ -46,7 +46,9 @@ def _serve(options: argparse.Namespace) -> int:
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
     with stage(console, "Loading the model"):
-        classifier = Classifier(bundle, threads=options.threads, max_tokens=options.max_tokens)
+        classifier = Classifier(
+            bundle, threads=options.threads, arena=options.arena, max_tokens=options.max_tokens
+        )
         # The first run allocates and picks kernels; no request should wait for that.
         classifier.classify([0])
     console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
@@ -70,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=_port, default=8000, help="port to listen on (default: 8000)")
     add("--threads", type=_positive, default=0, metavar="N",
         help="threads of the engine (default: one for each core)")  # fmt: skip
+    add("--arena", action="store_true",
+        help="keep the memory of the longest document so far for the next one "
+        "(default: give it back after each)")  # fmt: skip
     add("--max-tokens", type=_positive, metavar="N",
         help="refuse longer documents (default: the model's own limit)")  # fmt: skip
     add("--version", action="version", version=f"aftserve {__version__}")

@@ -1,6 +1,6 @@
 """The core operator of each mechanism at one size: its inputs, its work, its contenders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 import aftplugins
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.timing import Run
 
 HEADS = 8
 TAPS = 31
@@ -27,7 +28,8 @@ OP_TYPES = {
     "linear_attention": "NormalizedLinearAttention",
 }
 
-Run = Callable[[], object]
+CONTENDERS = ("torch_eager", "torch_compile", "ort_portable", "aftexport", "sdpa")
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Workload:
         given = {a.name: a.default for a in self.operator.attributes}
         return given | ({"num_heads": HEADS} if "num_heads" in given else {})
 
-    def inputs(self) -> dict[str, torch.Tensor]:
+    def inputs(self) -> Tensors:
         """Inputs by name, drawn from the standard normal distribution."""
         generator = torch.Generator().manual_seed(0)
         sizes = {
@@ -91,40 +93,54 @@ class Workload:
         return {"bytes_moved": moved, "flops": flops, "exps": exps}
 
 
-def contenders(workload: Workload, threads: int) -> dict[str, Run]:
-    """Callables that run the workload once, by contender."""
+def contenders(workload: Workload, names: Sequence[str], threads: int) -> dict[str, Run]:
+    """Callables that run the workload once and return its output first, by contender.
+
+    Raises:
+        RuntimeError: where the fused kernels are asked for and were not built.
+    """
     tensors = workload.inputs()
-    runs = _torch_runs(workload, tensors)
-    runs["ort_portable"] = _onnxruntime_run(workload, tensors, threads, fused=False)
-    if aftplugins.library("onnxruntime") is not None:
-        runs["aftexport"] = _onnxruntime_run(workload, tensors, threads, fused=True)
-    return runs
+    make: dict[str, Callable[[], Run]] = {
+        "torch_eager": lambda: _torch_eager(workload, tensors),
+        "torch_compile": lambda: _torch_compile(workload, tensors),
+        "ort_portable": lambda: _onnxruntime(workload, tensors, threads, fused=False),
+        "aftexport": lambda: _onnxruntime(workload, tensors, threads, fused=True),
+        "sdpa": lambda: _sdpa(workload),
+    }
+    return {name: make[name]() for name in names}
 
 
-def _torch_runs(workload: Workload, tensors: dict[str, torch.Tensor]) -> dict[str, Run]:
-    operator, attributes = workload.operator, workload.attributes
-
-    def eager() -> object:
+def _torch_eager(workload: Workload, tensors: Tensors) -> Run:
+    def run() -> object:
         with torch.inference_mode():
-            return operator.compute(*tensors.values(), **attributes)
+            return (workload.operator.compute(*tensors.values(), **workload.attributes),)
 
+    return run
+
+
+def _torch_compile(workload: Workload, tensors: Tensors) -> Run:
     # The guard against underflow reads a value back, which a compiler cannot fuse over;
     # the plain form is the stronger contender and is within range on these inputs.
-    compiled = torch.compile(plain_form(workload), dynamic=False)
+    # Static shapes: code for any length is slower, and slower to compile.
+    compiled = torch.compile(plain_form(workload), dynamic=False, fullgraph=True)
 
-    def compile_run() -> object:
+    def run() -> object:
         with torch.inference_mode():
-            return compiled(*tensors.values())
+            return (compiled(*tensors.values()),)
 
+    return run
+
+
+def _sdpa(workload: Workload) -> Run:
     heads = (workload.batch, workload.tokens, HEADS, workload.dim // HEADS)
-    query, key = (tensors["query"].reshape(heads).transpose(1, 2) for _ in range(2))
-    value = tensors["value"].reshape(heads).transpose(1, 2)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(*heads, generator=generator).transpose(1, 2) for _ in range(3))
 
-    def sdpa() -> object:
+    def run() -> object:
         with torch.inference_mode():
-            return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            return (torch.nn.functional.scaled_dot_product_attention(query, key, value),)
 
-    return {"torch_eager": eager, "torch_compile": compile_run, "sdpa": sdpa}
+    return run
 
 
 def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
@@ -150,15 +166,17 @@ def plain_form(workload: Workload) -> Callable[..., torch.Tensor]:
     return form
 
 
-def _onnxruntime_run(
-    workload: Workload, tensors: dict[str, torch.Tensor], threads: int, *, fused: bool
-) -> Run:
+def _onnxruntime(workload: Workload, tensors: Tensors, threads: int, *, fused: bool) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    # Its threads would otherwise spin for 45 ms after a call, on cores the next one needs.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     # As aftserve runs it; an arena would hide the memory that a call takes.
     options.enable_cpu_mem_arena = False
     if fused:
+        if why := aftplugins.missing("onnxruntime"):
+            raise RuntimeError(why)
         options.register_custom_ops_library(str(aftplugins.library("onnxruntime")))
     constants = [n for n in tensors if n not in ("query", "key", "value", "lengths")]
     model = single_operator(workload, {n: tensors[n].numpy() for n in constants})

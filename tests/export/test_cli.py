@@ -36,9 +36,11 @@ def test_a_bundle_has_the_rights_of_any_new_folder(
 HELP = {
     ("--help",): ("--to", "--out", "--precision", "--max-length", "--opset", "--no-verify",
                   "--force", "--model", "--labels", "--tokenizer", "--allow-pickle", "verify",
-                  "inspect", "demo", "Exit status"),
+                  "inspect", "bench", "demo", "Exit status"),
     ("verify", "--help"): ("BUNDLE", "--portable", "Exit status"),
     ("inspect", "--help"): ("BUNDLE|MODEL",),
+    ("bench", "--help"): ("BUNDLE", "--lengths", "--engine", "--threads", "--rounds", "--against",
+                          "--model", "--factory", "--json", "Exit status"),
     ("demo", "--help"): ("--mechanism", "--data"),
     ("--version",): (__version__,),
 }  # fmt: skip
@@ -65,6 +67,9 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "verify nothing": (["verify"], "bundle"),
     "verify two": (["verify", "a", "b"], "b"),
     "inspect nothing": (["inspect"], "BUNDLE"),
+    "bench nothing": (["bench"], "BUNDLE"),
+    "bench no rounds": (["bench", "a", "--rounds", "0"], "--rounds"),
+    "bench an engine unknown": (["bench", "a", "--engine", "coreml"], "coreml"),
 }
 
 

@@ -10,10 +10,12 @@ import toy
 from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
 
+import aftexport
 from aftexport import exporter
 from aftexport.bundle import Bundle
 from aftexport.errors import EngineError
 from aftexport.exporter import export
+from aftexport.nn import ClassifierConfig, DocumentClassifier
 
 
 @pytest.fixture(scope="session")
@@ -106,8 +108,20 @@ def test_half_precision_is_in_the_weights_and_within_its_bound(
     assert bundle.manifest.precision == "fp16"
     types = {t.data_type for t in onnx.load(bundle.model_path).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in types
+    assert "LayerNormFeedForward" in bundle.manifest.operators
     record = json.loads((bundle.path / "parity.json").read_text())
     assert max(case["error"] for case in record["cases"]) > 1e-6
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_aft_full_with_rounded_products_is_within_its_bound(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(0)
+    config = ClassifierConfig(**toy.CONFIG | {"mechanism": "aft_full", "max_length": 300})
+    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    bundle = export(tmp_path / "model.pt", precision=precision)
+    assert bundle.manifest.precision == precision
+    record = json.loads((bundle.path / "parity.json").read_text())
+    assert "AftFull" in {case["subject"] for case in record["cases"]}
 
 
 def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.nn import DocumentClassifier
+from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.registry import ALL_OPERATORS
 from aftexport.trace import OPSETS, attach_bodies, capture, input_spec, operators_in, to_onnx
@@ -99,6 +99,21 @@ def test_every_custom_node_names_its_plugin_and_has_one_body(mixed: onnx.ModelPr
     bodies = Counter((function.domain, function.name) for function in mixed.functions)
     assert bodies == {(DOMAIN, op_type): 1 for op_type in operators_in(mixed)}
     assert all(name in ALL_OPERATORS for _, name in bodies)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_precision_of_products_is_in_the_nodes(precision: str, causal: bool) -> None:
+    config = toy.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
+    classifier = DocumentClassifier(ClassifierConfig(**config))
+    model = to_onnx(capture(classifier, max_tokens=20), precision=precision)
+    given = {
+        node.op_type: {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        for node in custom(model)
+    }
+    name = "CausalAftFull" if causal else "AftFull"
+    assert set(given) == {name, "LayerNormLinear", "LayerNormFeedForward", "LinearResidual"}
+    assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
 
 
 def test_the_commonest_setting_keeps_the_operator(mixed: onnx.ModelProto) -> None:

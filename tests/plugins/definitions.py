@@ -178,3 +178,8 @@ def fastformer(inputs, length, causal, num_heads):
 
     p = k * pool(q, q @ alpha_weight / np.sqrt(width))
     return v * pool(p, p @ beta_weight / np.sqrt(width))
+
+
+def layer_norm(x, weight, bias, epsilon):
+    deviation = x - x.mean(-1, keepdims=True)
+    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * weight + bias

@@ -3,27 +3,12 @@
 import math
 
 import numpy as np
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from .runner import LIBRARY
+from .definitions import layer_norm
+from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, run
 
-INPUTS = {
-    "LayerNormLinear": ["x", "norm_weight", "norm_bias", "weight", "bias"],
-    "LayerNormFeedForward": [
-        "x",
-        "norm_weight",
-        "norm_bias",
-        "weight_in",
-        "bias_in",
-        "weight_out",
-        "bias_out",
-    ],
-    "LinearResidual": ["x", "weight", "bias", "residual"],
-}
-BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to the largest value
-SEQUENCES = ("x", "residual")
+OPS = ["LayerNormLinear", "LayerNormFeedForward", "LinearResidual"]
 
 # batch, tokens, width, and the hidden or output width
 SHAPES = [
@@ -44,35 +29,6 @@ SHAPES = [
 ]
 
 
-def run(op, inputs, *, constant=True, threads=2, **attributes):
-    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`."""
-    initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
-    fed = {name: x for name, x in inputs.items() if name not in initial}
-    plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
-    node = helper.make_node(op, INPUTS[op], ["output"], **plugin, **attributes)
-    graph = helper.make_graph(
-        [node],
-        "one_op",
-        [declare(name, x.ndim) for name, x in fed.items()],
-        [declare("output", 3)],
-        [numpy_helper.from_array(x, name) for name, x in initial.items()],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.register_custom_ops_library(str(LIBRARY))
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, fed)[0]
-
-
-def declare(name, rank):
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
-
-
 def random_inputs(op, batch, tokens, width, other, seed=0):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
@@ -90,11 +46,6 @@ def random_inputs(op, batch, tokens, width, other, seed=0):
     return inputs
 
 
-def layer_norm(x, weight, bias, epsilon):
-    deviation = x - x.mean(-1, keepdims=True)
-    return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * weight + bias
-
-
 def gelu(x):
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
@@ -110,22 +61,26 @@ def definition(op, inputs, epsilon=1e-5):
     return i["x"] + hidden @ i["weight_out"] + i["bias_out"]
 
 
-def error(actual, expected):
-    assert actual.shape == expected.shape
-    assert np.isfinite(actual).all()
-    return np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)
-
-
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_equals_its_definition(op, shape, precision):
     inputs = random_inputs(op, *shape)
     assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
 
 
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_float16_tensors_equal_their_definition(op, shape, constant):
+    inputs = {name: x.astype(np.float16) for name, x in random_inputs(op, *shape).items()}
+    actual = run(op, inputs, constant=constant)
+    assert actual.dtype == np.float16
+    assert error(actual, definition(op, inputs)) <= HALF_BOUND
+
+
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_weights_that_are_not_constant(op, precision):
     inputs = random_inputs(op, 2, 19, 40, 72)
     fed = run(op, inputs, constant=False, precision=precision)
@@ -133,14 +88,14 @@ def test_weights_that_are_not_constant(op, precision):
     assert error(fed, definition(op, inputs)) <= BOUND[precision]
 
 
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_precision_is_fp32_unless_asked_otherwise(op):
     inputs = random_inputs(op, 1, 9, 24, 40)
     np.testing.assert_array_equal(run(op, inputs), run(op, inputs, precision="fp32"))
 
 
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
     """Nor on threads: a row's sums are taken in the same order in every block."""
     inputs = random_inputs(op, 1, 130, 72, 96)
@@ -164,7 +119,7 @@ def test_a_mean_far_from_zero(op):
 
 
 @pytest.mark.parametrize("precision", BOUND)
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_constant_rows_and_zero_weights(op, precision):
     inputs = random_inputs(op, 1, 14, 40, 24)
     inputs["x"][:, ::2] = 3.0
@@ -212,6 +167,6 @@ def test_an_unknown_precision_is_refused():
         run("LinearResidual", random_inputs("LinearResidual", 1, 4, 12, 8), precision="int4")
 
 
-@pytest.mark.parametrize("op", INPUTS)
+@pytest.mark.parametrize("op", OPS)
 def test_no_rows(op):
     assert run(op, random_inputs(op, 1, 0, 16, 24)).shape[1] == 0

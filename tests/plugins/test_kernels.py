@@ -1,5 +1,8 @@
 """The fused kernels, as ONNX Runtime runs them, against the operators' definitions in float64."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,15 +29,18 @@ WITH_HEADS = [
     if op.removeprefix("Causal")
     in ("AftConv", "EfficientAttention", "Fastformer", "NormalizedLinearAttention")
 ]
+AFT_FULL = ["AftFull", "CausalAftFull"]
 WINDOWED = [op for op in OPS if op.endswith(("AftLocal", "AftConv"))]
 
 # Largest error relative to the largest value of the definition and of the input `value`.
 BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
+BFLOAT16_BOUND = 1e-2
 
 
-def check(op, inputs, **attributes):
+def check(op, inputs, bound=None, precision=None, **attributes):
     """Finite everywhere, and equal to the definition on the rows that count."""
-    actual = run(op, inputs, **attributes)
+    chosen = {"precision": precision} if precision else {}
+    actual = run(op, inputs, **chosen, **attributes)
     assert np.isfinite(actual).all()
     expected = DEFINITION[op.removeprefix("Causal")](
         inputs, causal=op.startswith("Causal"), **attributes
@@ -45,7 +51,7 @@ def check(op, inputs, **attributes):
     for b, length in enumerate(inputs[-1]):
         rows = slice(0, max(0, int(length)))
         error = np.abs(actual[b, rows] - expected[b, rows]).max(initial=0) / scale
-        assert error <= BOUND[inputs[0].dtype], (
+        assert error <= (bound or BOUND[inputs[0].dtype]), (
             f"document {b} of length {length}: error {error:.1e}"
         )
     return actual
@@ -122,7 +128,50 @@ def test_a_large_key_late(op, tokens):
     check(op, inputs, **attributes_of(op, 2))
 
 
-@pytest.mark.parametrize("op", [*WINDOWED, "AftFull", "CausalAftFull"])
+@pytest.mark.parametrize("op", AFT_FULL)
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+@pytest.mark.parametrize("tokens", [1, 12, 33, 257, 530])
+def test_bfloat16_products_are_within_their_bound(op, tokens, scale):
+    inputs = random_inputs(op, 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
+    check(op, inputs, bound=BFLOAT16_BOUND, precision="bf16")
+
+
+@pytest.mark.parametrize("op", AFT_FULL)
+def test_bfloat16_products_of_a_large_key_late(op):
+    inputs = random_inputs(op, 1, 400, 16)
+    inputs[1][0, -1] = 120.0
+    inputs[1][0, 200, ::3] = 90.0
+    inputs[3][:, ::3] = -80.0
+    check(op, inputs, bound=BFLOAT16_BOUND, precision="bf16")
+
+
+@pytest.mark.parametrize("op", AFT_FULL)
+def test_a_mean_of_equal_values_loses_no_more_than_bfloat16_rounds(op):
+    inputs = random_inputs(op, 1, 300, 16, scale=3.0)
+    inputs[2][:] = 0.7
+    actual = run(op, inputs, gate="none", precision="bf16")
+    np.testing.assert_allclose(actual, np.float32(0.7), rtol=2**-8)
+
+
+@pytest.mark.parametrize("op", AFT_FULL)
+def test_precision_is_float32_unless_bfloat16_is_asked_for(op):
+    inputs = random_inputs(op, 1, 90, 24)
+    exact = run(op, inputs)
+    for precision in ("fp32", "int8"):
+        np.testing.assert_array_equal(run(op, inputs, precision=precision), exact)
+
+
+@pytest.mark.skipif(
+    "avx512_bf16" not in Path("/proc/cpuinfo").read_text() or "AFTEXPORT_ISA" in os.environ,
+    reason="no AVX512_BF16 here, or AFTEXPORT_ISA may forbid it",
+)
+@pytest.mark.parametrize("op", AFT_FULL)
+def test_bfloat16_is_computed_where_the_processor_can(op):
+    inputs = random_inputs(op, 1, 90, 24)
+    assert (run(op, inputs, precision="bf16") != run(op, inputs)).any()
+
+
+@pytest.mark.parametrize("op", [*WINDOWED, *AFT_FULL])
 def test_a_dominating_key_with_a_very_negative_bias(op):
     inputs = random_inputs(op, 1, 90, 16, heads=2, window=5)
     inputs[1][0, 30] = 60.0
@@ -239,6 +288,9 @@ def test_errors_name_operator_shapes_and_reason():
     )
     assert 'gate is "relu", expected sigmoid, tanh or none' in message(
         "AftSimple", inputs, gate="relu"
+    )
+    assert 'precision is "int4", expected fp32, bf16 or int8' in message(
+        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int4"
     )
     inputs[-1] = np.array([1, 2], np.int64)
     assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)

@@ -1,8 +1,10 @@
-"""Operators for what surrounds the attention: norms, products and the feed-forward network.
+"""Operators for what surrounds the attention: norms, products and the feed-forward network;
+and for a whole Fastformer layer, whose attention commutes with its products.
 
-No PyTorch model calls them; ``aftexport.fuse.encoder`` finds them in exported graphs.
+No PyTorch model calls them; ``aftexport.fuse`` finds them in exported graphs.
 """
 
+from aftexport.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER
 from aftexport.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
 from aftexport.encoder.layer_norm_linear import LAYER_NORM_LINEAR
 from aftexport.encoder.linear_residual import LINEAR_RESIDUAL
@@ -10,6 +12,11 @@ from aftexport.operators import OnnxOperator
 
 OPERATORS: dict[str, OnnxOperator] = {
     operator.op_type: operator
-    for operator in (LAYER_NORM_LINEAR, LAYER_NORM_FEED_FORWARD, LINEAR_RESIDUAL)
+    for operator in (
+        LAYER_NORM_LINEAR,
+        LAYER_NORM_FEED_FORWARD,
+        LINEAR_RESIDUAL,
+        LAYER_NORM_FASTFORMER,
+    )
 }
 """By ONNX name."""

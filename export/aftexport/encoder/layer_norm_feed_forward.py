@@ -24,7 +24,6 @@ def reference(
     bias_out: Tensor,
     *,
     epsilon: float,
-    precision: str,
 ) -> Tensor:
     """The definition.
 
@@ -35,9 +34,7 @@ def reference(
         bias_in: ``[F]``.
         weight_out: ``[F, D]``.
         epsilon: added to the variance.
-        precision: does not change the definition.
     """
-    del precision
     functional = torch.nn.functional
     normed = functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
     return x + functional.gelu(normed @ weight_in + bias_in) @ weight_out + bias_out
@@ -75,7 +72,8 @@ LAYER_NORM_FEED_FORWARD = OnnxOperator(
     ),
     shapes=("B T D", "D", "D", "D F", "F", "F D", "D"),
     exponents=(),
-    attributes=(EPSILON, PRECISION),
+    attributes=(EPSILON,),
+    kernel_attributes=(PRECISION,),
     reference=reference,
     body=_body,
     doc="x + gelu(LayerNorm(x) @ weight_in + bias_in) @ weight_out + bias_out.",

@@ -22,7 +22,6 @@ def reference(
     bias: Tensor,
     *,
     epsilon: float,
-    precision: str,
 ) -> Tensor:
     """The definition.
 
@@ -32,9 +31,7 @@ def reference(
         weight: ``[D, E]``.
         bias: ``[E]``.
         epsilon: added to the variance.
-        precision: does not change the definition.
     """
-    del precision
     normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
     return normed @ weight + bias
 
@@ -58,7 +55,8 @@ LAYER_NORM_LINEAR = OnnxOperator(
     inputs=("x", "norm_weight", "norm_bias", "weight", "bias"),
     shapes=("B T D", "D", "D", "D E", "E"),
     exponents=(),
-    attributes=(EPSILON, PRECISION),
+    attributes=(EPSILON,),
+    kernel_attributes=(PRECISION,),
     reference=reference,
     body=_body,
     doc="LayerNorm(x) @ weight + bias (arXiv 1607.06450, eq. 4).",

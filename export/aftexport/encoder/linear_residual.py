@@ -10,9 +10,7 @@ from aftexport.encoder._attributes import PRECISION
 from aftexport.operators import OnnxOperator, as_float
 
 
-def reference(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, *, precision: str
-) -> Tensor:
+def reference(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """The definition.
 
     Args:
@@ -20,9 +18,7 @@ def reference(
         weight: ``[E, D]``.
         bias: ``[D]``.
         residual: ``[B, T, D]``.
-        precision: does not change the definition.
     """
-    del precision
     return residual + x @ weight + bias
 
 
@@ -43,7 +39,8 @@ LINEAR_RESIDUAL = OnnxOperator(
     inputs=("x", "weight", "bias", "residual"),
     shapes=("B T E", "E D", "D", "B T D"),
     exponents=(),
-    attributes=(PRECISION,),
+    attributes=(),
+    kernel_attributes=(PRECISION,),
     reference=reference,
     body=_body,
     doc="residual + x @ weight + bias.",

@@ -30,6 +30,8 @@ class OnnxRuntimeEngine:
     Args:
         model: path of ``model.onnx``, or the serialized model.
         threads: of one operator; 0 for as many as there are cores.
+        arena: keep the memory of one run for the next, up to what the longest document
+            took; off, it goes back to the system after every run.
         fused: register the kernel library where it is built.
 
     Raises:
@@ -38,8 +40,10 @@ class OnnxRuntimeEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, model: Path | bytes, *, threads: int = 0, fused: bool = True) -> None:
-        self._session = _session(model, _options(threads, fused))
+    def __init__(
+        self, model: Path | bytes, *, threads: int = 0, arena: bool = False, fused: bool = True
+    ) -> None:
+        self._session = session(model, session_options(threads=threads, arena=arena, fused=fused))
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 
     def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
@@ -54,12 +58,18 @@ class OnnxRuntimeEngine:
         return dict(zip(names, outputs, strict=True))
 
 
-def _options(threads: int, fused: bool) -> onnxruntime.SessionOptions:
+def session_options(*, threads: int, arena: bool, fused: bool) -> onnxruntime.SessionOptions:
+    """The options of every session here; see ``OnnxRuntimeEngine``.
+
+    Raises:
+        EngineError: where the runtime refuses the kernel library.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Long documents come and go: an arena would keep the largest one's memory for ever.
-    options.enable_cpu_mem_arena = False
+    # Its threads would spin for 45 ms after each run, on cores that others need.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.enable_cpu_mem_arena = arena
     if fused and (library := aftplugins.library("onnxruntime")) is not None:
         try:
             options.register_custom_ops_library(str(library))
@@ -71,9 +81,10 @@ def _options(threads: int, fused: bool) -> onnxruntime.SessionOptions:
     return options
 
 
-def _session(
+def session(
     model: Path | bytes, options: onnxruntime.SessionOptions
 ) -> onnxruntime.InferenceSession:
+    """Loads a model; raises EngineError where the runtime refuses it."""
     try:
         source = model if isinstance(model, bytes) else str(model)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -96,10 +107,10 @@ def operator_paths(model: Path) -> dict[str, str]:
     before = _custom_nodes(onnx.load(model, load_external_data=False))
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = _options(1, fused=True)
+        options = session_options(threads=1, arena=False, fused=True)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
-        _session(model, options)
+        session(model, options)
         left = _custom_nodes(onnx.load(optimized, load_external_data=False))
     return {
         op_type: "fused" if left[op_type] == count else "portable"

@@ -23,7 +23,7 @@ GATE = Attribute(
 NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of query and value.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operator(OnnxOperator):
     """The operator of a mechanism, which PyTorch models call.
 
@@ -53,15 +53,19 @@ def define(
     reference: Callable[..., Tensor],
     body: Callable[..., str],
     doc: str,
+    kernel_attributes: tuple[Attribute, ...] = (),
 ) -> tuple[Operator, Operator]:
     """Defines a mechanism's operator and its causal twin, in torch and in ONNX.
 
     ``check``, ``compute`` and ``reference`` take the inputs in order and the
     attributes by name; ``compute``, ``reference`` and ``body`` take ``causal``
     as well. ``check`` raises ``ValueError`` for shapes that do not fit; it runs
-    on real and on symbolic shapes.
+    on real and on symbolic shapes. The ONNX operator has the ``kernel_attributes``,
+    the torch op has not.
     """
-    one = partial(_define_one, op_type, stem, inputs, shapes, exponents, attributes, check)
+    one = partial(
+        _define_one, op_type, stem, inputs, shapes, exponents, attributes, kernel_attributes, check
+    )
     return (
         one(compute, reference, body, doc, causal=False),
         one(compute, reference, body, doc, causal=True),
@@ -75,6 +79,7 @@ def _define_one(
     shapes: tuple[str, ...],
     exponents: tuple[str, ...],
     attributes: tuple[Attribute, ...],
+    kernel_attributes: tuple[Attribute, ...],
     check: Callable[..., None],
     compute: Callable[..., Tensor],
     reference: Callable[..., Tensor],
@@ -145,6 +150,7 @@ def _define_one(
         shapes=shapes,
         exponents=exponents,
         attributes=attributes,
+        kernel_attributes=kernel_attributes,
         reference=partial(reference, causal=causal),
         body=partial(body, causal=causal),
         doc=doc,

@@ -23,6 +23,14 @@ from aftexport.mechanisms._numerics import (
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
+from aftexport.operators import Attribute
+
+_PRECISION = Attribute(
+    "precision",
+    "fp32",
+    "Of the products: fp32; bf16, exp(w) and the keys' terms rounded to bfloat16; int8 is "
+    "fp32 here. Sums are float32. The portable body computes in float32.",
+)
 
 
 def _check(
@@ -164,6 +172,7 @@ AFT_FULL, CAUSAL_AFT_FULL = define(
     shapes=("B T D", "B T D", "B T D", "Tmax Tmax", "B"),
     exponents=("key", "position_bias"),
     attributes=(GATE,),
+    kernel_attributes=(_PRECISION,),
     check=_check,
     compute=compute,
     reference=reference,

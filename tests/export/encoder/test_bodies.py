@@ -12,9 +12,9 @@ from aftexport.encoder import OPERATORS
 from aftexport.parity import TOLERANCES
 
 SIZES = [
-    {"B": 1, "T": 1, "D": 4, "E": 3, "F": 5},
-    {"B": 3, "T": 33, "D": 17, "E": 40, "F": 70},
-    {"B": 1, "T": 500, "D": 64, "E": 192, "F": 128},
+    {"B": 1, "T": 1, "D": 4, "E": 3, "F": 5, "H": 2},
+    {"B": 3, "T": 33, "D": 17, "E": 40, "F": 70, "H": 1},
+    {"B": 1, "T": 500, "D": 64, "E": 192, "F": 128, "H": 8},
 ]
 
 
@@ -32,19 +32,27 @@ def test_an_encoder_operator_equals_its_definition(
     inputs = {}
     for name, shape in zip(operator.inputs, operator.shapes, strict=True):
         size = [sizes[axis] for axis in shape.split()]
-        spread = size[0] ** -0.5 if name.startswith("weight") else 1.0
+        if name == "lengths":
+            inputs[name] = np.arange(size[0])[::-1] + sizes["T"] - size[0] + 1
+            continue
+        spread = size[0] ** -0.5 if len(size) == 2 else 1.0
         inputs[name] = (generator.standard_normal(size) * spread).astype(np.float32)
-    attributes = {a.name: a.default for a in operator.attributes} | {"precision": precision}
+    attributes = {a.name: a.default for a in operator.attributes}
+    if "num_heads" in attributes:
+        attributes["num_heads"] = sizes["H"]
+    tensors = {name: torch.from_numpy(x) for name, x in inputs.items()}
     expected = operator.reference(
-        *(torch.from_numpy(x).double() for x in inputs.values()), **attributes
+        *(t.double() if t.is_floating_point() else t for t in tensors.values()), **attributes
     ).numpy()
 
     make = onnx.helper
     node = make.make_node(
-        op_type, list(inputs), ["output"], domain=DOMAIN, **attributes, **PLUGIN_ATTRIBUTES
-    )
+        op_type, list(inputs), ["output"], domain=DOMAIN,
+        precision=precision, **attributes, **PLUGIN_ATTRIBUTES,
+    )  # fmt: skip
     values = [
-        make.make_tensor_value_info(n, onnx.TensorProto.FLOAT, x.shape) for n, x in inputs.items()
+        make.make_tensor_value_info(n, make.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in inputs.items()
     ]
     output = make.make_tensor_value_info("output", onnx.TensorProto.FLOAT, expected.shape)
     model = make.make_model(

@@ -36,6 +36,13 @@ def test_the_logits_are_pytorchs(
     np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
+def test_an_arena_changes_no_logit(bundle_folder: Path) -> None:
+    path, given = bundle_folder / "model.onnx", inputs([5, 6, 7], [9] * 40)
+    without, kept = (OnnxRuntimeEngine(path, threads=1, arena=a) for a in (False, True))
+    for _ in range(2):
+        np.testing.assert_array_equal(kept.run(given)["logits"], without.run(given)["logits"])
+
+
 def test_every_operator_tells_which_way_it_runs(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,8 @@ def test_the_onnx_schema_is_registered_and_documented(op_type: str) -> None:
     schema = onnx.defs.get_schema(op_type, VERSION, DOMAIN)
     operator = OPERATORS[op_type]
     assert [i.name for i in schema.inputs] == list(operator.inputs)
-    assert set(schema.attributes) == {a.name for a in operator.attributes} | set(PLUGIN_ATTRIBUTES)
+    declared = {a.name for a in (*operator.attributes, *operator.kernel_attributes)}
+    assert set(schema.attributes) == declared | set(PLUGIN_ATTRIBUTES)
     assert schema.inputs[-1].type_str == "tensor(int64)"
     assert all(f"{name}" in schema.doc for name in operator.inputs[3:-1])
     assert re.search(r"arXiv \d{4}\.\d{5}", schema.doc)
@@ -66,7 +67,8 @@ def test_the_onnx_schema_is_registered_and_documented(op_type: str) -> None:
 def test_the_function_declares_every_attribute_with_a_default(variant: Variant) -> None:
     function = variant.operator.function(dict(variant.settings), 20)
     declared = {a.name: onnx.helper.get_attribute_value(a) for a in function.attribute_proto}
-    expected = {a.name: a.default for a in variant.operator.attributes}
+    operator = variant.operator
+    expected = {a.name: a.default for a in (*operator.attributes, *operator.kernel_attributes)}
     expected |= dict(variant.settings) | PLUGIN_ATTRIBUTES
     assert set(declared) == set(expected)
     for name, value in expected.items():

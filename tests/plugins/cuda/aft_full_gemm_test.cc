@@ -13,7 +13,7 @@ static float rounded(float x, AftCudaElement element) {
   return decode(memory, element);
 }
 
-// products[b] = exp(w - row maxima) entries[b]
+// products[b] = exp(w - row maxima) entries[b]; float16 ends early, so that sums do go beyond it.
 static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigned char* products) {
   const AftCudaSequence& s = call.sequence;
   const AftCudaElement element = product_element(call);
@@ -32,7 +32,10 @@ static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigne
       for (int64_t u = 0; u < s.tokens; ++u)
         for (int64_t c = 0; c < columns; ++c) sums[c] += weights[u] * right[(b * s.tokens + u) * columns + c];
       unsigned char* row = products + (b * s.tokens + t) * columns * size;
-      for (int64_t c = 0; c < columns; ++c) encode(sums[c], element, row + c * size);
+      for (int64_t c = 0; c < columns; ++c) {
+        const bool overflows = element == AFT_CUDA_FLOAT16 && std::fabs(sums[c]) > 64.0f;
+        encode(overflows ? std::copysign(INFINITY, sums[c]) : sums[c], element, row + c * size);
+      }
     }
   }
 }

@@ -66,6 +66,13 @@ def kernels_of(report: str) -> list[Kernel]:
     ]
 
 
+def source_of(stem: str) -> str:
+    """The kernels' file and the headers it includes."""
+    source = (emulated.KERNELS / f"{stem}.cu").read_text()
+    headers = re.findall(r'#include "(\w+\.cuh)"', source)
+    return source + "".join((emulated.KERNELS / header).read_text() for header in headers)
+
+
 def claims_of(source: str) -> dict[str, tuple[int, int]]:
     """Threads and blocks a multiprocessor by kernel name."""
     constants = dict(re.findall(r"constexpr int (k\w+) = (\d+);", source))
@@ -77,7 +84,7 @@ def claims_of(source: str) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
 def test_kernels_keep_their_occupancy_without_spilling(reports, stem):
-    source = (emulated.KERNELS / f"{stem}.cu").read_text()
+    source = source_of(stem)
     claims = claims_of(source)
     assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"
     kernels = kernels_of((reports / f"{stem}.cu.o.report").read_text())

@@ -16,40 +16,71 @@ struct Shape {
   int64_t rows, width, other;
 };
 
-using Call = std::function<void(float* output, const aft::Parallel&)>;
+using Call = std::function<void(void* output, const aft::Parallel&)>;
 
-void check(const std::string& what, int64_t outputs, const Call& call) {
-  Numbers first;
+void check(const std::string& what, int64_t outputs, aft::Element element, const Call& call) {
+  std::vector<char> results[2];
   for (int threads : {1, 3}) {
-    Numbers output(outputs, NAN);
+    std::vector<char> output = encode(Numbers(outputs, NAN), element);
     call(output.data(), {run_on_threads, &threads, 3});
-    bool finite = true;
-    for (float value : output) finite = finite && std::isfinite(value);
-    expect(finite, what + " is not finite");
-    if (threads == 1) first = output;
-    expect(output == first, what + " depends on the number of threads");
+    expect(finite(output, element), what + " is not finite");
+    results[threads == 1] = output;
   }
+  expect(results[0] == results[1], what + " depends on the number of threads");
 }
 
-void check_all(const Shape& s, aft::Precision precision, float scale) {
+void check_all(const Shape& s, aft::Precision precision, float scale, aft::Element element) {
   const std::string what = " on [" + std::to_string(s.rows) + ", " + std::to_string(s.width) + "] x " +
-                           std::to_string(s.other) + " in precision " + std::to_string(static_cast<int>(precision));
-  const Numbers x = numbers(s.rows * s.width, scale, 1), residual = numbers(s.rows * s.other, scale, 2);
+                           std::to_string(s.other) + " in precision " + std::to_string(static_cast<int>(precision)) +
+                           ", element " + std::to_string(static_cast<int>(element));
+  const std::vector<char> x = encode(numbers(s.rows * s.width, scale, 1), element);
+  const std::vector<char> residual = encode(numbers(s.rows * s.other, scale, 2), element);
   const Numbers norm_weight = numbers(s.width, 1, 3), norm_bias = numbers(s.width, 1, 4);
   const Numbers bias_in = numbers(s.other, 1, 5), bias_out = numbers(s.width, 1, 6);
   const aft::LayerNorm norm{norm_weight.data(), norm_bias.data(), 1e-5f};
   const auto weight_in = aft::pack_weight(numbers(s.width * s.other, scale, 7).data(), s.width, s.other, precision);
   const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, precision);
 
-  check("layer_norm_linear" + what, s.rows * s.other, [&](float* output, const aft::Parallel& parallel) {
-    aft::layer_norm_linear({s.rows, x.data(), norm, weight_in.get(), bias_in.data(), output}, parallel);
+  check("layer_norm_linear" + what, s.rows * s.other, element, [&](void* output, const aft::Parallel& parallel) {
+    aft::layer_norm_linear({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), output}, parallel);
   });
-  check("layer_norm_feed_forward" + what, s.rows * s.width, [&](float* output, const aft::Parallel& parallel) {
-    aft::layer_norm_feed_forward(
-        {s.rows, x.data(), norm, weight_in.get(), bias_in.data(), weight_out.get(), bias_out.data(), output}, parallel);
+  check("layer_norm_feed_forward" + what, s.rows * s.width, element, [&](void* output, const aft::Parallel& parallel) {
+    aft::layer_norm_feed_forward({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), weight_out.get(),
+                                  bias_out.data(), output},
+                                 parallel);
   });
-  check("linear_residual" + what, s.rows * s.other, [&](float* output, const aft::Parallel& parallel) {
-    aft::linear_residual({s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), output}, parallel);
+  check("linear_residual" + what, s.rows * s.other, element, [&](void* output, const aft::Parallel& parallel) {
+    aft::linear_residual(
+        {element, s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), output}, parallel);
+  });
+}
+
+struct Layer {
+  int64_t batch, tokens, width, heads;
+};
+
+void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft::Element element) {
+  const std::string what = "layer_norm_fastformer on [" + std::to_string(s.batch) + ", " + std::to_string(s.tokens) +
+                           ", " + std::to_string(s.width) + "] in precision " +
+                           std::to_string(static_cast<int>(precision)) + ", element " +
+                           std::to_string(static_cast<int>(element));
+  const std::vector<char> x = encode(numbers(s.batch * s.tokens * s.width, scale, 1), element);
+  const auto vector = [&](unsigned seed) { return numbers(s.width, 1, seed); };
+  const auto matrix = [&](unsigned seed) { return numbers(s.width * s.width, 0.2f, seed); };
+  const Numbers norm_weight = vector(2), norm_bias = vector(3), query_bias = vector(4), key_bias = vector(5);
+  const Numbers bias = vector(6), query_weight = matrix(7), key_weight = matrix(8);
+  const Numbers alpha = numbers(s.width * s.heads, scale, 9), beta = numbers(s.width * s.heads, scale, 10);
+  const auto packed_query = aft::pack_weight(query_weight.data(), s.width, s.width, precision);
+  const auto weight = aft::pack_weight(matrix(11).data(), s.width, s.width, precision);
+  std::vector<int64_t> lengths(s.batch, s.tokens);
+  lengths.back() = s.batch > 1 ? 0 : s.tokens - 1;
+  check(what, s.batch * s.tokens * s.width, element, [&](void* output, const aft::Parallel& parallel) {
+    aft::layer_norm_fastformer({element, s.batch, s.tokens, s.heads, x.data(),
+                                {norm_weight.data(), norm_bias.data(), 1e-5f},
+                                query_weight.data(), packed_query.get(), query_bias.data(), key_weight.data(),
+                                key_bias.data(), alpha.data(), beta.data(), weight.get(), bias.data(),
+                                lengths.data(), output},
+                               parallel);
   });
 }
 
@@ -60,7 +91,16 @@ int main() {
                           {300, 48, 24}, {50, 300, 530}, {25, 1100, 1090}};
   for (const Shape& shape : shapes)
     for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
-      for (float scale : {1.0f, 200.0f}) check_all(shape, precision, scale);
+      for (float scale : {1.0f, 200.0f})
+        for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
+          check_all(shape, precision, scale, element);
+  const Layer layers[] = {{1, 1, 1, 1},    {2, 3, 1, 1},   {3, 31, 12, 4},
+                          {2, 290, 17, 1}, {1, 600, 72, 9}, {2, 20, 530, 2}};
+  for (const Layer& layer : layers)
+    for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
+      for (float scale : {1.0f, 200.0f})
+        for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16})
+          check_fastformer(layer, precision, scale, element);
   std::printf("%s, %d failures\n", aft::product_instruction_set(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

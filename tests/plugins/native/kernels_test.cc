@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "guarded.h"
 #include "kernels.h"
 #include "support.h"
 
@@ -20,41 +21,6 @@ using aft::Element;
 struct Shape {
   int64_t batch, tokens, channels, heads, window;
 };
-
-// Float32 values as tensor data of the element type, in a buffer of exactly that size. float16 by truncation.
-std::vector<char> encode(const Numbers& values, Element element) {
-  const size_t size = element == Element::kFloat16 ? 2 : 4;
-  std::vector<char> data(values.size() * size);
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, &values[i], 4);
-    if (element == Element::kFloat16) {
-      const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
-      const uint16_t half = static_cast<uint16_t>(
-          ((bits >> 16) & 0x8000) | (exponent <= 0 ? 0 : (exponent > 30 ? 0x7bff : exponent << 10 | ((bits >> 13) & 1023))));
-      std::memcpy(&data[i * 2], &half, 2);
-    } else {
-      std::memcpy(&data[i * 4], &bits, 4);
-    }
-  }
-  return data;
-}
-
-bool finite(const std::vector<char>& data, Element element) {
-  const size_t size = element == Element::kFloat16 ? 2 : 4;
-  for (size_t i = 0; i < data.size(); i += size) {
-    if (element == Element::kFloat16) {
-      uint16_t half;
-      std::memcpy(&half, &data[i], 2);
-      if ((half & 0x7c00) == 0x7c00) return false;
-    } else {
-      float value;
-      std::memcpy(&value, &data[i], 4);
-      if (!std::isfinite(value)) return false;
-    }
-  }
-  return true;
-}
 
 // Runs one kernel on one shape; `fill` completes the parameters with encoded inputs of its own.
 template <class Params>
@@ -87,7 +53,7 @@ void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&)
                            (element == Element::kFloat16 ? " in float16" : "");
   std::vector<char> first;
   for (int threads : {1, 3}) {
-    std::vector<char> output(rows * shape.channels * (element == Element::kFloat16 ? 2 : 4), '\xff');
+    std::vector<char> output(rows * shape.channels * element_size(element), '\xff');
     params.output = output.data();
     kernel(params, {run_on_threads, &threads, 3});
     expect(finite(output, element), what + " is not finite");

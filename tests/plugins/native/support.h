@@ -1,13 +1,17 @@
-// What the native tests share: threads, numbers, and counting failures.
+// What the native tests share: threads, numbers, tensors, and counting failures.
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "kernels.h"
 
 using Numbers = std::vector<float>;
 
@@ -30,6 +34,47 @@ inline Numbers numbers(int64_t count, float scale, unsigned seed) {
     value = scale * (static_cast<float>(seed >> 8) / 8388608.0f - 1.0f);
   }
   return values;
+}
+
+inline size_t element_size(aft::Element element) { return element == aft::Element::kFloat16 ? 2 : 4; }
+
+// Float32 values as tensor data of the element type, in a buffer of exactly that size. float16 by truncation.
+inline std::vector<char> encode(const Numbers& values, aft::Element element) {
+  std::vector<char> data(values.size() * element_size(element));
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, &values[i], 4);
+    if (element == aft::Element::kFloat16) {
+      const int exponent = static_cast<int>((bits >> 23) & 255) - 112;
+      const uint32_t size = exponent <= 0 ? 0 : exponent > 30 ? 0x7bff : exponent << 10 | ((bits >> 13) & 1023);
+      const uint16_t half = static_cast<uint16_t>(((bits >> 16) & 0x8000) | size);
+      std::memcpy(&data[i * 2], &half, 2);
+    } else {
+      std::memcpy(&data[i * 4], &bits, 4);
+    }
+  }
+  return data;
+}
+
+inline double decode_one(const char* data, aft::Element element) {
+  if (element == aft::Element::kFloat32) {
+    float value;
+    std::memcpy(&value, data, 4);
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, data, 2);
+  const int exponent = (half >> 10) & 31, fraction = half & 1023;
+  const double size = exponent == 31  ? (fraction ? NAN : INFINITY)
+                      : exponent == 0 ? std::ldexp(fraction, -24)
+                                      : std::ldexp(fraction + 1024, exponent - 25);
+  return half & 0x8000 ? -size : size;
+}
+
+inline bool finite(const std::vector<char>& data, aft::Element element) {
+  for (size_t i = 0; i < data.size(); i += element_size(element))
+    if (!std::isfinite(decode_one(&data[i], element))) return false;
+  return true;
 }
 
 inline int failures = 0;

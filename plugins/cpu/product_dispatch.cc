@@ -1,5 +1,6 @@
-// Chooses, once per process, the compiled copy of the encoder's operators that this machine can run. They come
-// in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit integers.
+// Chooses, once per process, the compiled copy of AFT-full and the encoder's operators that this machine can run.
+// They come in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit
+// integers.
 
 #include <cstdlib>
 #include <cstring>
@@ -12,12 +13,18 @@ PackedWeight::PackedWeight(int64_t rows, int64_t columns, Precision precision, s
     : rows(rows), columns(columns), precision(precision), memory(floats) {}
 PackedWeight::~PackedWeight() = default;
 
-#define AFT_DECLARE_SET(isa)                                               \
-  namespace isa {                                                          \
-  PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision);    \
-  void layer_norm_linear(const LayerNormLinear&, const Parallel&);         \
-  void layer_norm_feed_forward(const LayerNormFeedForward&, const Parallel&); \
-  void linear_residual(const LinearResidual&, const Parallel&);            \
+#define AFT_FOR_EACH_OPERATOR(X)                      \
+  X(aft_full, AftFull)                                \
+  X(layer_norm_linear, LayerNormLinear)               \
+  X(layer_norm_feed_forward, LayerNormFeedForward)    \
+  X(linear_residual, LinearResidual)                  \
+  X(layer_norm_fastformer, LayerNormFastformer)
+
+#define AFT_DECLARE(name, Params) void name(const Params&, const Parallel&);
+#define AFT_DECLARE_SET(isa)                                            \
+  namespace isa {                                                       \
+  PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision); \
+  AFT_FOR_EACH_OPERATOR(AFT_DECLARE)                                    \
   }
 AFT_DECLARE_SET(baseline)
 AFT_DECLARE_SET(avx2)
@@ -27,16 +34,18 @@ AFT_DECLARE_SET(avx512_bf16)
 
 namespace {
 
+#define AFT_POINTER(name, Params) void (*name)(const Params&, const Parallel&);
 struct Operators {
   const char* name;
   PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
-  void (*layer_norm_linear)(const LayerNormLinear&, const Parallel&);
-  void (*layer_norm_feed_forward)(const LayerNormFeedForward&, const Parallel&);
-  void (*linear_residual)(const LinearResidual&, const Parallel&);
+  AFT_FOR_EACH_OPERATOR(AFT_POINTER)
 };
 
-#define AFT_SET(isa) \
-  Operators { #isa, isa::pack_weight, isa::layer_norm_linear, isa::layer_norm_feed_forward, isa::linear_residual }
+#define AFT_SET(isa)                                                                                        \
+  Operators {                                                                                               \
+    #isa, isa::pack_weight, isa::aft_full, isa::layer_norm_linear, isa::layer_norm_feed_forward,            \
+        isa::linear_residual, isa::layer_norm_fastformer                                                    \
+  }
 
 Operators choose() {
 #if defined(__x86_64__)
@@ -66,15 +75,9 @@ std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t row
   return std::unique_ptr<const PackedWeight>(operators().pack_weight(weight, rows, columns, precision));
 }
 
-void layer_norm_linear(const LayerNormLinear& params, const Parallel& parallel) {
-  operators().layer_norm_linear(params, parallel);
-}
-void layer_norm_feed_forward(const LayerNormFeedForward& params, const Parallel& parallel) {
-  operators().layer_norm_feed_forward(params, parallel);
-}
-void linear_residual(const LinearResidual& params, const Parallel& parallel) {
-  operators().linear_residual(params, parallel);
-}
+#define AFT_FORWARD(name, Params) \
+  void name(const Params& params, const Parallel& parallel) { operators().name(params, parallel); }
+AFT_FOR_EACH_OPERATOR(AFT_FORWARD)
 
 const char* product_instruction_set() { return operators().name; }
 

@@ -1,0 +1,291 @@
+"""How fast a bundle runs on this machine, and against what."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+import aftplugins
+from aftexport.bundle import Bundle, write_json
+from aftexport.engines import Engine, Tensors
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.errors import UsageError
+from aftexport.files import replacing_file, sha256
+from aftexport.manifest import MAX_TOKENS, Manifest
+from aftexport.report import operator_table, plain_table, stage
+from aftexport.timing import interleave, peak_mib
+
+OTHERS = ("portable", "torch")
+LENGTHS = (1_024, 4_096, 16_384)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender at one length.
+
+    Attributes:
+        contender: ``onnxruntime``, the bundle as it is served; ``portable``, without the
+            fused kernels; ``torch``, the PyTorch module.
+        tokens: of the one document.
+        seconds: of a call, the median.
+        peak_mib: by which memory rose during a call; None where it cannot be measured.
+    """
+
+    contender: str
+    tokens: int
+    seconds: float
+    peak_mib: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the seconds a token and the tokens a second."""
+        rates = {
+            "seconds_per_token": self.seconds / self.tokens,
+            "tokens_per_second": self.tokens / self.seconds,
+        }
+        return asdict(self) | rates
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``benchmark`` found.
+
+    Attributes:
+        timings: by length, then contender.
+        paths: ``fused`` or ``portable`` for each custom operator of the model.
+        shares: of each operator type in the time of the longest document, as served.
+    """
+
+    timings: Sequence[Timing]
+    paths: Mapping[str, str]
+    shares: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        rows = [timing.to_dict() for timing in self.timings]
+        return {"rows": rows, "operators": dict(self.paths), "shares": dict(self.shares)}
+
+
+def benchmark(
+    bundle: Bundle,
+    *,
+    lengths: Sequence[int] | None = None,
+    threads: int = 0,
+    rounds: int = 5,
+    portable: bool = True,
+    torch: Engine | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Result:
+    """Times one document of each length, the contenders in turn.
+
+    Args:
+        bundle: whose model is timed, as ``aftserve`` runs it.
+        lengths: in tokens; None for those of ``LENGTHS`` that the model takes.
+        threads: of one operator; 0 for as many as there are cores.
+        rounds: timed calls of each contender at each length.
+        portable: time the portable bodies as well.
+        torch: the PyTorch module, where it is to be compared; see ``torch_engine``.
+        advance: called after every round.
+
+    Raises:
+        UsageError: where a length is none the model takes.
+        EngineError: where a runtime refuses the model or fails.
+    """
+    lengths = check_lengths(bundle.manifest, lengths)
+    engines: dict[str, Engine] = {
+        "onnxruntime": OnnxRuntimeEngine(bundle.model_path, threads=threads)
+    }
+    if portable:
+        engines["portable"] = OnnxRuntimeEngine(bundle.model_path, threads=threads, fused=False)
+    if torch is not None:
+        engines["torch"] = torch
+    timings = []
+    for tokens in lengths:
+        inputs = _document(bundle.manifest, tokens)
+        runs = {name: partial(engine.run, inputs) for name, engine in engines.items()}
+        for run in runs.values():
+            run()
+        seconds = interleave(runs, rounds, advance)
+        timings += [Timing(name, tokens, seconds[name], peak_mib(runs[name])) for name in runs]
+    longest = _document(bundle.manifest, max(lengths))
+    shares = operator_shares(bundle.model_path, longest, threads=threads)
+    return Result(timings, operator_paths(bundle.model_path), shares)
+
+
+def check_lengths(manifest: Manifest, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    """The lengths to time, in rising order.
+
+    Raises:
+        UsageError: where one is not from 1 to the most tokens the model takes.
+    """
+    limit = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
+    if lengths is None:
+        return tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    for length in lengths:
+        if not 1 <= length <= limit:
+            raise UsageError(
+                f"A document of {length} tokens is none this model takes.",
+                f"Give lengths from 1 to {limit}.",
+            )
+    return tuple(sorted(set(lengths)))
+
+
+def torch_engine(
+    bundle: Bundle,
+    path: Path,
+    *,
+    factory: str | None = None,
+    allow_pickle: bool = False,
+    threads: int = 0,
+) -> Engine:
+    """The PyTorch module the bundle was exported from, in the precision it is stored in.
+
+    Args:
+        bundle: the exported model.
+        path: the file or folder it was exported from, as ``aftexport.load`` reads it.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: load a pickled module, which runs code from the file.
+        threads: of PyTorch in this process; 0 for its own choice.
+
+    Raises:
+        UsageError: where the bundle was exported from another file.
+        CheckpointError: where the file cannot be read.
+    """
+    import torch
+
+    from aftexport.checkpoint import load
+    from aftexport.engines.torch import TorchEngine
+
+    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+    digest = bundle.manifest.source.get("sha256")
+    if path.is_file() and digest is not None and sha256(path) != digest:
+        raise UsageError(
+            f"{bundle.path} was exported from another file than {path}.",
+            "Give the file it was exported from, or export this one.",
+        )
+    if threads:
+        torch.set_num_threads(threads)
+    module = checkpoint.module
+    if module is None:
+        assert checkpoint.program is not None  # a checkpoint holds one of the two
+        module = checkpoint.program.module()
+    return TorchEngine(module, bundle.manifest.inputs)
+
+
+def _document(manifest: Manifest, tokens: int) -> Tensors:
+    ids = np.random.default_rng(0).integers(0, manifest.vocab_size, (1, tokens), dtype=np.int64)
+    inputs = {"input_ids": ids, "lengths": np.array([tokens], dtype=np.int64)}
+    return {name: inputs[name] for name in manifest.inputs}
+
+
+def chosen_others(against: Sequence[str] | None, model: Path | None) -> tuple[str, ...]:
+    """Which of ``OTHERS`` to compare with.
+
+    Raises:
+        UsageError: for a name that is none of them, or for torch without ``model``.
+    """
+    if against is None:
+        return OTHERS if model is not None else ("portable",)
+    if list(against) == ["none"]:
+        return ()
+    if unknown := [name for name in against if name not in OTHERS]:
+        raise UsageError(
+            f"--against {unknown[0]!r} is not known.", "Choose from portable, torch; or none."
+        )
+    if "torch" in against and model is None:
+        raise UsageError(
+            "--against torch needs the PyTorch model, which a bundle does not hold.",
+            "Add --model with the file it was exported from.",
+        )
+    return tuple(against)
+
+
+def show(
+    path: Path,
+    *,
+    lengths: Sequence[int] | None,
+    threads: int,
+    rounds: int,
+    against: Sequence[str] | None,
+    model: Path | None,
+    factory: str | None,
+    allow_pickle: bool,
+    json_file: Path | None,
+    console: Console,
+) -> None:
+    """Runs ``benchmark`` on the bundle at ``path`` and prints what it found.
+
+    Raises:
+        AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
+    """
+    others = chosen_others(against, model)
+    with stage(console, f"Checking {path}"):
+        bundle = Bundle.open(path)
+    lengths = check_lengths(bundle.manifest, lengths)
+    torch = None
+    if "torch" in others and model is not None:
+        with stage(console, f"Reading {model}"):
+            torch = torch_engine(
+                bundle, model, factory=factory, allow_pickle=allow_pickle, threads=threads
+            )
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("Timing", total=len(lengths) * rounds)
+        result = benchmark(
+            bundle,
+            lengths=lengths,
+            threads=threads,
+            rounds=rounds,
+            portable="portable" in others,
+            torch=torch,
+            advance=lambda: progress.advance(task),
+        )
+    console.print(timing_table(result.timings))
+    if any(timing.peak_mib is None for timing in result.timings):
+        console.print("[yellow]Peak memory was not measured: that takes Linux and its /proc.[/]")
+    if torch is None:
+        console.print("[yellow]PyTorch was not compared: a bundle does not hold the module; "
+                      "give --model with the file it was exported from.[/]")  # fmt: skip
+    console.print(share_table(result.shares, lengths[-1]))
+    console.print(operator_table(bundle.manifest.operators, result.paths))
+    if bundle.manifest.operators and (why := aftplugins.missing("onnxruntime")):
+        console.print(f"[yellow]{why}[/]")
+    if json_file is not None:
+        record = {"bundle": path.name, "precision": bundle.manifest.precision, "threads": threads,
+                  "rounds": rounds, **result.to_dict()}  # fmt: skip
+        with replacing_file(json_file) as aside:
+            write_json(aside, record)
+        console.print(f"Results: [bold]{escape(str(json_file))}[/]", soft_wrap=True)
+
+
+def timing_table(timings: Sequence[Timing]) -> Table:
+    """Each timing, and how many times longer it took than the bundle as it is served."""
+    table = plain_table("tokens", "contender", "ms", "ns a token", "tokens a second",
+                        "peak MiB", "against served")  # fmt: skip
+    for column in table.columns:
+        column.justify = "left" if column.header == "contender" else "right"
+    served = {t.tokens: t.seconds for t in timings if t.contender == "onnxruntime"}
+    for t in timings:
+        ratio = t.seconds / served[t.tokens]
+        table.add_row(
+            f"{t.tokens:,}", t.contender, f"{t.seconds * 1e3:.2f}",
+            f"{t.seconds / t.tokens * 1e9:,.0f}", f"{t.tokens / t.seconds:,.0f}",
+            "" if t.peak_mib is None else f"{t.peak_mib:,.1f}", f"{ratio:.2f} x",
+        )  # fmt: skip
+    return table
+
+
+def share_table(shares: Mapping[str, float], tokens: int) -> Table:
+    """Where the time of the longest document goes; what takes under a hundredth is left out."""
+    table = plain_table(f"operator, {tokens:,} tokens", "share of the time")
+    table.columns[1].justify = "right"
+    for op_type, share in shares.items():
+        if share >= 0.01:
+            table.add_row(op_type, f"{share:.0%}")
+    return table

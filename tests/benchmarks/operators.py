@@ -1,0 +1,182 @@
+"""The core operators: every contender on every mechanism, in turn; medians and ratios."""
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from aftexport.parity import TOLERANCES
+from aftexport.timing import Run, interleave, peak_mib
+from benchmarks.limits import Limits
+from benchmarks.setup import COMPILED, cpu_name, prepare
+from benchmarks.workloads import CONTENDERS, Workload, contenders
+
+LENGTHS = (4_096, 16_384, 65_536, 262_144)
+QUICK_LENGTHS = (4_096, 16_384)
+OTHERS_MAX_TOKENS = 65_536
+FULL_MAX_TOKENS = 4_096
+SDPA_MAX_TOKENS = {False: 16_384, True: 4_096}  # by --quick: two seconds a call at 16,384
+Row = dict[str, Any]
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Times the workloads that ``options`` name; writes JSON and, unless quick, a plot."""
+    rounds = options.rounds or (3 if options.quick else 11)
+    lengths = options.tokens or (QUICK_LENGTHS if options.quick else LENGTHS)
+    chosen, left_out = choose(options.mechanism, lengths, options.contender, options.quick)
+    workloads = {
+        Workload(mechanism, 1, tokens, options.dim): names
+        for (mechanism, tokens), names in chosen.items()
+    }
+    if not COMPILED.exists():
+        compiled = [w for w, n in workloads.items() if "torch_compile" in n]
+        compile_all(compiled, options.threads, console)
+    limits = Limits(options.threads)
+    rows: list[Row] = []
+    for workload, names in track(workloads.items(), "Timing", console=console):
+        limits.measure(workload.work()["bytes_moved"])
+        rows += measure(workload, names, options.threads, rounds)
+    for row in rows:
+        work = Workload(row["mechanism"], row["batch"], row["tokens"], row["dim"]).work()
+        row["limit_seconds"], row["limit_kind"] = limits.seconds(**work)
+    out = options.out or Path("build/bench.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record = {"cpu": cpu_name(), "threads": options.threads, "rounds": rounds,
+              "left_out": left_out, "rows": rows}  # fmt: skip
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(table(rows))
+    console.print(f"{cpu_name()}, {options.threads} threads; rows in {out}")
+    for line in left_out:
+        console.print(f"left out: {line}")
+    if not options.quick:
+        from benchmarks.plot import draw
+
+        draw(rows, out.with_suffix(".png"))
+        console.print(f"plot in {out.with_suffix('.png')}")
+
+
+def choose(
+    mechanisms: Sequence[str], lengths: Sequence[int], wanted: Sequence[str] | None, quick: bool
+) -> tuple[dict[tuple[str, int], list[str]], list[str]]:
+    """The contenders of every mechanism and length, and what is left out and why."""
+    sdpa_most = SDPA_MAX_TOKENS[quick]
+    chosen: dict[tuple[str, int], list[str]] = {}
+    for mechanism in mechanisms:
+        for tokens in lengths:
+            names = [
+                name
+                for name in wanted or CONTENDERS
+                if (mechanism != "aft_full" or tokens <= FULL_MAX_TOKENS)
+                and (name != "sdpa" or tokens <= sdpa_most)
+                and (name == "aftexport" or tokens <= OTHERS_MAX_TOKENS)
+            ]
+            if names:
+                chosen[mechanism, tokens] = names
+    longest = max(lengths)
+    reasons = {
+        f"aft_full above {FULL_MAX_TOKENS:,} tokens: its bias is quadratic in the tokens":
+            "aft_full" in mechanisms and longest > FULL_MAX_TOKENS,
+        f"sdpa above {sdpa_most:,} tokens: its time is quadratic in the tokens":
+            longest > sdpa_most,
+        f"all but aftexport above {OTHERS_MAX_TOKENS:,} tokens": longest > OTHERS_MAX_TOKENS,
+    }  # fmt: skip
+    return chosen, [reason for reason, holds in reasons.items() if holds]
+
+
+def compile_all(workloads: Sequence[Workload], threads: int, console: Console) -> None:
+    """Fills torch.compile's cache, in as many processes as there are cores."""
+    pool = ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context("spawn"), prepare, (threads,)
+    )
+    with pool:
+        done = pool.map(compile_one, workloads)
+        for _ in track(done, "Compiling", len(workloads), console=console):
+            pass
+
+
+def compile_one(workload: Workload) -> None:
+    """Compiles one workload, in a process of its own."""
+    torch.compiler.reset()
+    contenders(workload, ["torch_compile"], threads=1)["torch_compile"]()
+
+
+def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int) -> list[Row]:
+    """The workload's rows, one for each contender."""
+    torch.compiler.reset()  # past eight shapes of one function it would stop compiling
+    runs = contenders(workload, names, threads)
+    check_agreement(workload, runs)
+    seconds = interleave(runs, rounds)
+    return [
+        {
+            "mechanism": workload.mechanism,
+            "batch": workload.batch,
+            "tokens": workload.tokens,
+            "dim": workload.dim,
+            "contender": name,
+            "seconds": seconds[name],
+            "peak_mib": peak_mib(run),
+        }
+        for name, run in runs.items()
+    ]
+
+
+def check_agreement(workload: Workload, runs: Mapping[str, Run]) -> None:
+    """Calls every contender once; raises ArithmeticError where one computes something else."""
+    outputs = {name: np.asarray(run()[0]) for name, run in runs.items()}  # type: ignore[index]
+    outputs.pop("sdpa", None)  # another function by definition
+    expected_from, expected = next(iter(outputs.items()))
+    scale = max(1.0, float(np.abs(expected).max()))
+    for name, output in outputs.items():
+        error = float(np.abs(output.reshape(expected.shape) - expected).max()) / scale
+        if not error < TOLERANCES["fp32"].bound:
+            raise ArithmeticError(f"{workload}: {name} is {error:.1e} off {expected_from}")
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Milliseconds of each contender, and the ratios of ours to the best other and the limit."""
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    columns = ["mechanism", "tokens", *(f"{n} ms" for n in names), "best other / ours",
+               "portable / ours", "ours / limit", "limit", "peak MiB"]  # fmt: skip
+    shown = Table(*columns)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for (mechanism, tokens), group in grouped(rows):
+        times = {name: row["seconds"] for name, row in group.items()}
+        cells = [f"{times[n] * 1e3:.2f}" if n in times else "" for n in names]
+        limit = next(iter(group.values()))
+        ratios = ["", "", "", limit["limit_kind"], ""]
+        if ours := group.get("aftexport"):
+            best, portable = best_other(group), group.get("ort_portable")
+            ratios = [
+                f"{best['seconds'] / ours['seconds']:.1f}" if best else "",
+                f"{portable['seconds'] / ours['seconds']:.1f}" if portable else "",
+                f"{ours['seconds'] / ours['limit_seconds']:.2f}",
+                limit["limit_kind"],
+                "" if ours["peak_mib"] is None else f"{ours['peak_mib']:.0f}",
+            ]
+        shown.add_row(mechanism, f"{tokens:,}", *cells, *ratios)
+    return shown
+
+
+def grouped(rows: Sequence[Row]) -> Iterable[tuple[tuple[str, int], dict[str, Row]]]:
+    """Rows by mechanism and length, then by contender."""
+    groups: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        groups.setdefault((row["mechanism"], row["tokens"]), {})[row["contender"]] = row
+    return groups.items()
+
+
+def best_other(group: Mapping[str, Row]) -> Row | None:
+    """The fastest row that computes the same function and is not ours."""
+    others = [row for name, row in group.items() if name not in ("aftexport", "sdpa")]
+    return min(others, key=lambda row: row["seconds"], default=None)

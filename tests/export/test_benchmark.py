@@ -1,0 +1,199 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy
+from bundles import changed_manifest, resealed
+from commands import assert_refused, listing, run_here, without
+
+import aftexport
+import aftplugins
+from aftexport.benchmark import Timing, benchmark, check_lengths, torch_engine
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.errors import UsageError
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.timing import SLOW_ROUNDS, SLOW_SECONDS, interleave, peak_mib
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_contenders_take_turns() -> None:
+    called: list[str] = []
+    rounds: list[int] = []
+    runs = {"a": lambda: called.append("a"), "b": lambda: called.append("b")}
+    seconds = interleave(runs, 3, lambda: rounds.append(len(called)))
+    # Each fast one is called once more before it is timed.
+    assert called == list("aabb") * 3
+    assert rounds == [4, 8, 12]
+    assert seconds.keys() == {"a", "b"}
+
+
+def test_a_slow_contender_is_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("aftexport.timing.time.perf_counter", lambda: clock[0])
+    called = []
+
+    def slow() -> None:
+        called.append(1)
+        clock[0] += 2 * SLOW_SECONDS
+
+    assert interleave({"slow": slow}, 9)["slow"] == pytest.approx(2 * SLOW_SECONDS)
+    # And once before it is known to be slow.
+    assert len(called) == SLOW_ROUNDS + 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+def test_the_peak_is_the_memory_a_call_takes() -> None:
+    def taking(mib: int) -> float:
+        peak = peak_mib(lambda: np.ones(mib << 17))
+        assert peak is not None
+        return peak
+
+    for _ in range(2):  # also where the memory was freed a moment ago
+        assert 60 < taking(64) < 80  # the kernel counts in batches of pages
+    assert taking(1) < 16
+
+
+def test_every_length_and_contender_is_timed(bundle_folder: Path, checkpoint_file: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    rounds = []
+    result = benchmark(
+        bundle,
+        lengths=[9, 3, 9],
+        threads=1,
+        rounds=2,
+        torch=torch_engine(bundle, checkpoint_file),
+        advance=lambda: rounds.append(1),
+    )
+    assert [(t.tokens, t.contender) for t in result.timings] == [
+        (tokens, name) for tokens in (3, 9) for name in ("onnxruntime", "portable", "torch")
+    ]
+    assert len(rounds) == 4
+    assert all(t.seconds > 0 for t in result.timings)
+    way = "portable" if aftplugins.library("onnxruntime") is None else "fused"
+    assert result.paths["AftSimple"] == way
+
+
+def test_rates_follow_from_the_median() -> None:
+    row = Timing("torch", 100, 0.5, None).to_dict()
+    assert row["seconds_per_token"] == pytest.approx(0.005)
+    assert row["tokens_per_second"] == pytest.approx(200)
+
+
+def test_shares_name_what_ran_and_add_up(bundle_folder: Path) -> None:
+    given = {"input_ids": np.ones((1, 2000), np.int64), "lengths": np.array([2000])}
+    path = bundle_folder / "model.onnx"
+    portable = operator_shares(path, given, threads=1, fused=False)
+    assert sum(portable.values()) == pytest.approx(1)
+    assert list(portable.values()) == sorted(portable.values(), reverse=True)
+    assert "MatMul" in portable
+    assert "AftSimple" not in portable
+    if aftplugins.library("onnxruntime") is not None:
+        assert "AftSimple" in operator_shares(path.read_bytes(), given, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "expected"),
+    [
+        (None, None, (1024, 4096, 16384)),
+        (5000, None, (1024, 4096)),
+        (7, None, (7,)),
+        (7, [7, 1, 7], (1, 7)),
+        (7, [8], None),
+        (None, [0], None),
+        (None, [(1 << 20) + 1], None),
+    ],
+)
+def test_lengths_are_those_the_model_takes(
+    limit: int | None, given: list[int] | None, expected: tuple[int, ...] | None,
+    bundle_folder: Path,
+) -> None:  # fmt: skip
+    manifest = Bundle.open(bundle_folder).manifest.model_copy(update={"max_tokens": limit})
+    if expected is None:
+        with pytest.raises(UsageError, match="from 1 to"):
+            check_lengths(manifest, given)
+    else:
+        assert check_lengths(manifest, given) == expected
+
+
+FEW = ("--lengths", "5,40", "--rounds", "1", "--threads", "1")
+
+
+def test_the_command_shows_and_writes_what_it_measured(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "200")
+    before = listing(bundle_folder)
+    record = tmp_path / "bench.json"
+    words = ["bench", bundle_folder, *FEW, "--model", checkpoint_file, "--json", record]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0, outcome.err
+    for said in ("onnxruntime", "portable", "torch", "tokens a second", "AftSimple", "share"):
+        assert said in outcome.out
+    content = json.loads(record.read_text("utf-8"))
+    assert {(row["tokens"], row["contender"]) for row in content["rows"]} == {
+        (tokens, name) for tokens in (5, 40) for name in ("onnxruntime", "portable", "torch")
+    }
+    assert content["operators"].keys() >= {"AftSimple"}
+    assert content["precision"] == "fp32"
+    assert listing(bundle_folder) == before
+
+
+def test_without_the_module_it_says_that_pytorch_was_not_compared(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    words = ["bench", bundle_folder, *FEW, "--against", "none"]
+    outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "PyTorch was not compared" in outcome.out
+    assert "portable  " not in outcome.out.partition("operator")[0]
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "too long": (["--lengths", "2000000"], "2000000"),
+    "unknown contender": (["--against", "tensorflow"], "tensorflow"),
+    "none among others": (["--against", "none,portable"], "none"),
+    "torch without the module": (["--against", "torch"], "--model"),
+    "a module that is not there": (["--model", "absent.pt"], "absent.pt"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_timed_is_refused(kind: str, bundle_folder: Path, capsys: Capture) -> None:
+    words, said = BAD[kind]
+    assert_refused(run_here(["bench", bundle_folder, *FEW, *words], capsys), said)
+
+
+@pytest.mark.parametrize("lengths", ["", "0", "-1", "1,,2", "many"])
+def test_lengths_that_are_none_show_how_to_use_it(
+    lengths: str, bundle_folder: Path, capsys: Capture
+) -> None:
+    outcome = run_here(["bench", bundle_folder, f"--lengths={lengths}"], capsys)
+    assert outcome.code == 2
+    assert "--lengths" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_another_model_than_the_bundles_is_refused(
+    bundle_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    other = tmp_path / "other.pt"
+    torch.manual_seed(1)
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG))
+    aftexport.save(other, model=model, labels=toy.LABELS)
+    assert_refused(run_here(["bench", bundle_folder, *FEW, "--model", other], capsys), "other.pt")
+
+
+def test_a_document_over_the_models_limit_is_refused(bundle_copy: Path, capsys: Capture) -> None:
+    changed_manifest(bundle_copy, {"max_tokens": 39})
+    assert_refused(run_here(["bench", resealed(bundle_copy), *FEW], capsys), "40", "39")
+
+
+def test_a_damaged_bundle_is_refused(bundle_copy: Path, capsys: Capture) -> None:
+    shutil.copy(bundle_copy / "manifest.json", bundle_copy / "model.onnx")
+    assert_refused(run_here(["bench", bundle_copy, *FEW], capsys), "model.onnx")

@@ -1,0 +1,74 @@
+"""Runs one of the encoder's operators in ONNX Runtime with the kernel library registered."""
+
+import numpy as np
+import onnxruntime
+from onnx import helper, numpy_helper
+
+from .runner import LIBRARY
+
+INPUTS = {
+    "LayerNormLinear": ["x", "norm_weight", "norm_bias", "weight", "bias"],
+    "LayerNormFeedForward": [
+        "x",
+        "norm_weight",
+        "norm_bias",
+        "weight_in",
+        "bias_in",
+        "weight_out",
+        "bias_out",
+    ],
+    "LinearResidual": ["x", "weight", "bias", "residual"],
+    "LayerNormFastformer": [
+        "x",
+        "norm_weight",
+        "norm_bias",
+        "query_weight",
+        "query_bias",
+        "key_weight",
+        "key_bias",
+        "alpha_weight",
+        "beta_weight",
+        "weight",
+        "bias",
+        "lengths",
+    ],
+}
+SEQUENCES = ("x", "residual", "lengths")
+BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to the largest value
+HALF_BOUND = 1e-3  # the same of float16 tensors: two roundings of the largest value
+
+
+def run(op, inputs, *, constant=True, threads=2, **attributes):
+    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`."""
+    initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
+    fed = {name: x for name, x in inputs.items() if name not in initial}
+    plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
+    node = helper.make_node(op, INPUTS[op], ["output"], **plugin, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "one_op",
+        [declare(name, x) for name, x in fed.items()],
+        [declare("output", inputs["x"])],
+        [numpy_helper.from_array(x, name) for name, x in initial.items()],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(LIBRARY))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, fed)[0]
+
+
+def declare(name, like):
+    element = helper.np_dtype_to_tensor_dtype(like.dtype)
+    return helper.make_tensor_value_info(name, element, [None] * like.ndim)
+
+
+def error(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.isfinite(actual).all()
+    return np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)

@@ -1,0 +1,307 @@
+// Random cases of every kernel against its formula in double precision: shapes around the edges of blocks, windows,
+// heads, gates, lengths, numbers of threads, values up to +-100 and keys that dominate all others. The output must
+// be finite everywhere and equal where it counts, and no byte around or in a buffer that is not the output's may
+// change.
+//
+//   random_tests [first case [cases]]     a failure names its case, which alone decides everything about it
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "definitions.h"
+#include "encoder.h"
+#include "guarded.h"
+#include "support.h"
+
+namespace {
+
+using aft::Element;
+using definition::Document;
+using definition::Values;
+
+auto channel_key(const Document& d) {
+  return [&d](int64_t u, int64_t c) { return d.key[u * d.channels + c]; };
+}
+
+constexpr uint64_t kCases = 14000;
+
+// splitmix64 (Steele et al., OOPSLA 2014)
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15) {}
+
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(next() % (high - low + 1)); }
+  bool one_in(int64_t n) { return between(1, n) == 1; }
+  template <class T>
+  T choose(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+  double uniform(double range) { return range * (static_cast<double>(next() >> 11) / (int64_t{1} << 52) - 1); }
+
+ private:
+  uint64_t state_;
+};
+
+// One case: its shape, its inputs and what is wrong with it.
+class Case {
+ public:
+  explicit Case(uint64_t number)
+      : random(number),
+        element(random.choose({Element::kFloat32, Element::kFloat16})),
+        causal(random.one_in(2)),
+        batch(random.between(1, 3)),
+        tokens(random.one_in(25) ? random.choose<int64_t>({97, 128, 191, 257, 300, 530})
+               : random.one_in(2) ? random.between(1, 70)
+                                  : random.choose<int64_t>({1, 2, 3, 7, 11, 12, 13, 16, 17, 24, 31, 32, 33, 64, 65})),
+        heads(random.between(1, tokens > 70 ? 2 : 4)),
+        channels(heads * (tokens > 70 || !random.one_in(20) ? random.between(1, 6) : random.between(7, 36))),
+        window(random.one_in(4) ? random.between(1, 90) : random.between(1, 9)),
+        range(random.choose({0.1, 1.0, 10.0, 100.0})),
+        threads(static_cast<int>(random.one_in(2) ? 1 : random.between(2, 4))),
+        gate(random.choose({aft::Gate::kSigmoid, aft::Gate::kTanh, aft::Gate::kNone})),
+        bound(element == Element::kFloat16 ? 6e-4 : 1e-5) {
+    for (int64_t b = 0; b < batch; ++b) lengths.push_back(random.one_in(3) ? random.between(0, tokens) : tokens);
+    what = "case " + std::to_string(number) + ": " + (causal ? "causal " : "");
+  }
+
+  // A tensor of values in +-range, as the kernel sees it and in double precision.
+  struct Input {
+    std::unique_ptr<Guarded> buffer;
+    std::vector<char> before;
+    Values values;
+  };
+  const Input& sequence() { return input(batch * tokens * channels, range); }
+  const Input& input(int64_t count, double reach) {
+    Values drawn(count);
+    for (double& value : drawn) value = random.uniform(reach);
+    return keep(drawn);
+  }
+  // Keys in +-range of which one may dominate its channel, or all channels.
+  const Input& keys(int64_t key_channels) {
+    Values drawn(batch * tokens * key_channels);
+    for (double& value : drawn) value = random.uniform(range);
+    if (random.one_in(3)) {
+      const int64_t row = random.between(0, batch * tokens - 1), step = random.between(1, 3);
+      for (int64_t c = 0; c < key_channels; c += step)
+        drawn[row * key_channels + c] = random.choose({60.0, 100.0, 120.0});
+    }
+    return keep(drawn);
+  }
+
+  template <class Params>
+  Params params(const Input& query, const Input& key, const Input& value) const {
+    Params p{};
+    p.element = element;
+    p.causal = causal;
+    p.batch = batch;
+    p.tokens = tokens;
+    p.channels = channels;
+    p.query = query.buffer->data();
+    p.key = key.buffer->data();
+    p.value = value.buffer->data();
+    p.lengths = lengths.data();
+    return p;
+  }
+
+  // Runs the kernel and compares each document with expected(document), the error relative to `largest`.
+  template <class Params, class Expected>
+  void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&), Params p, double largest,
+             const Expected& expected) {
+    what += std::string(name) + (element == Element::kFloat16 ? " in float16" : "") + " on [" + std::to_string(batch) +
+            ", " + std::to_string(tokens) + ", " + std::to_string(channels) + "], " + std::to_string(heads) +
+            " heads, window " + std::to_string(window) + ", values in +-" + std::to_string(range) + ", " +
+            std::to_string(threads) + " threads";
+    Guarded output(batch * tokens * channels * element_size(element), shift());
+    std::memset(output.data(), '\xff', output.size());
+    p.output = output.data();
+    kernel(p, {run_on_threads, &threads, threads});
+
+    expect(output.bands_untouched(), what + ": wrote outside of the output");
+    for (const Input& one : inputs_) {
+      const bool same = std::memcmp(one.buffer->data(), one.before.data(), one.before.size()) == 0;
+      expect(same && one.buffer->bands_untouched(), what + ": changed an input or what is around it");
+    }
+    const Values actual = decode(output, element);
+    double worst = 0;
+    for (int64_t b = 0; b < batch; ++b) {
+      const Values exact = expected(document(b));
+      for (int64_t i = 0; i < tokens * channels; ++i) {
+        const double got = actual[b * tokens * channels + i];
+        if (!std::isfinite(got)) worst = INFINITY;
+        if (i >= lengths[b] * channels) continue;
+        const double meant = element == Element::kFloat16 ? std::clamp(exact[i], -65504.0, 65504.0) : exact[i];
+        if (!(std::abs(got - meant) <= worst)) worst = std::abs(got - meant);
+      }
+    }
+    error = worst / largest;
+  }
+
+  Document document(int64_t b) const {
+    const auto values = [&](size_t i) {
+      const Values& all = inputs_[i].values;
+      return all.data() + b * (all.size() / batch);
+    };
+    return {causal, tokens, lengths[b], channels, heads, values(0), values(1), values(2)};
+  }
+
+  Random random;
+  Element element;
+  bool causal;
+  int64_t batch, tokens, heads, channels, window;
+  double range;
+  int threads;
+  aft::Gate gate;
+  std::vector<int64_t> lengths;
+  double bound;  // of the error, which is relative to the largest size of an output's terms
+  double error = 0;
+  std::string what;
+
+ private:
+  // Tensors of a runtime are aligned as a rule, but a kernel may not need it.
+  size_t shift() { return random.one_in(2) ? 0 : element_size(element) * random.between(1, 31); }
+
+  const Input& keep(const Values& drawn) {
+    Numbers numbers(drawn.begin(), drawn.end());
+    std::vector<char> encoded = encode(numbers, element);
+    auto buffer = std::make_unique<Guarded>(encoded.size(), shift());
+    std::memcpy(buffer->data(), encoded.data(), encoded.size());
+    Values values = decode(*buffer, element);
+    inputs_.push_back({std::move(buffer), std::move(encoded), std::move(values)});
+    return inputs_.back();
+  }
+
+  std::deque<Input> inputs_;  // query, key and value first
+};
+
+double largest(const Values& values) {
+  double size = 1e-30;
+  for (double value : values) size = std::max(size, std::abs(value));
+  return size;
+}
+
+void aft_simple(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  auto p = one.params<aft::AftSimple>(query, key, value);
+  p.gate = one.gate;
+  one.check("aft_simple", aft::aft_simple, p, largest(value.values), [&](const Document& d) {
+    return attention_free(d, one.gate, channel_key(d), [](int64_t, int64_t, int64_t) { return 0.0; });
+  });
+}
+
+void aft_full(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  const int64_t width = one.tokens + one.random.choose<int64_t>({0, 0, 1, 13});
+  const auto& bias = one.input(one.tokens * width, one.range);
+  auto p = one.params<aft::AftFull>(query, key, value);
+  p.gate = one.gate;
+  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8});
+  if (p.precision == aft::Precision::kBfloat16) one.bound = 1e-2;
+  p.position_bias = bias.buffer->data();
+  p.position_bias_width = width;
+  one.check("aft_full", aft::aft_full, p, largest(value.values), [&](const Document& d) {
+    return attention_free(d, one.gate, channel_key(d),
+                          [&](int64_t t, int64_t u, int64_t) { return bias.values[t * width + u]; });
+  });
+}
+
+void aft_local(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  const int64_t left = one.window - 1, width = one.causal ? one.window : 2 * one.window - 1;
+  const int64_t rows = one.random.one_in(3) ? 1 : one.tokens + one.random.between(0, 1);
+  const auto& band = one.input(rows * width, one.range);
+  auto p = one.params<aft::AftLocal>(query, key, value);
+  p.gate = one.gate;
+  p.band = band.buffer->data();
+  p.band_rows = rows;
+  p.window = one.window;
+  one.check("aft_local", aft::aft_local, p, largest(value.values), [&](const Document& d) {
+    return attention_free(d, one.gate, channel_key(d), [&](int64_t t, int64_t u, int64_t) {
+      const int64_t j = u - t + left;
+      return j >= 0 && j < width ? band.values[(rows == 1 ? 0 : t * width) + j] : 0.0;
+    });
+  });
+}
+
+void aft_conv(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.heads), &value = one.sequence();
+  const int64_t taps = one.window, left = one.causal ? taps - 1 : (taps - 1) / 2;
+  const auto& filter = one.input(one.heads * taps, one.range);
+  auto p = one.params<aft::AftConv>(query, key, value);
+  p.gate = one.gate;
+  p.filter = filter.buffer->data();
+  p.heads = one.heads;
+  p.taps = taps;
+  one.check("aft_conv", aft::aft_conv, p, largest(value.values), [&](const Document& d) {
+    const auto head_key = [&](int64_t u, int64_t c) { return d.key[u * d.heads + c / d.width()]; };
+    return attention_free(d, one.gate, head_key, [&](int64_t t, int64_t u, int64_t c) {
+      const int64_t j = u - t + left;
+      return j >= 0 && j < taps ? filter.values[c / d.width() * taps + j] : 0.0;
+    });
+  });
+}
+
+void efficient_attention(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  auto p = one.params<aft::EfficientAttention>(query, key, value);
+  p.normalization = one.random.choose({aft::Normalization::kSoftmax, aft::Normalization::kScaling});
+  p.heads = one.heads;
+  p.scale = one.random.choose({1.0f, 0.25f, 3.0f});
+  double terms = p.scale * largest(value.values);
+  if (p.normalization == aft::Normalization::kScaling)
+    terms *= largest(query.values) * largest(key.values) * static_cast<double>(one.channels / one.heads);
+  one.check("efficient_attention", aft::efficient_attention, p, terms,
+            [&](const Document& d) { return efficient_attention(d, p.normalization, p.scale); });
+}
+
+void linear_attention(Case& one) {
+  const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
+  auto p = one.params<aft::LinearAttention>(query, key, value);
+  p.feature_map = one.random.choose({aft::FeatureMap::kElu, aft::FeatureMap::kRelu});
+  p.heads = one.heads;
+  p.eps = one.random.choose({1e-6f, 1e-3f, 0.5f});
+  one.check("linear_attention", aft::linear_attention, p, largest(value.values),
+            [&](const Document& d) { return linear_attention(d, p.feature_map, p.eps); });
+}
+
+// The weights are such that logits stay in +-range, as the other mechanisms' do.
+void fastformer(Case& one) {
+  const auto &query = one.sequence(), &key = one.sequence(), &value = one.sequence();
+  const double width = static_cast<double>(one.channels / one.heads);
+  const double alpha = std::min(1.0, std::sqrt(width) / static_cast<double>(one.channels));
+  const double beta = std::min(1.0, alpha / largest(key.values));
+  const auto &alpha_weight = one.input(one.channels * one.heads, alpha),
+             &beta_weight = one.input(one.channels * one.heads, beta);
+  auto p = one.params<aft::Fastformer>(query, key, value);
+  p.alpha_weight = alpha_weight.buffer->data();
+  p.beta_weight = beta_weight.buffer->data();
+  p.heads = one.heads;
+  one.check("fastformer", aft::fastformer, p, largest(query.values) * largest(key.values) * largest(value.values),
+            [&](const Document& d) { return fastformer(d, alpha_weight.values.data(), beta_weight.values.data()); });
+}
+
+constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,         aft_local, aft_conv,
+                                          efficient_attention, linear_attention, fastformer};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const uint64_t first = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0;
+  const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : kCases;
+  for (uint64_t number = first; number < first + cases; ++number) {
+    Case one(number);
+    kMechanisms[number % std::size(kMechanisms)](one);
+    expect(one.error <= one.bound, one.what + ": error " + std::to_string(one.error));
+  }
+  std::printf("%s, %s, %d failures\n", aft::instruction_set(), aft::product_instruction_set(), failures);
+  return failures ? EXIT_FAILURE : EXIT_SUCCESS;
+}
