@@ -37,8 +37,7 @@ const Field kFeatureMap{"feature_map", &Settings::feature_map, nullptr, false, {
 const Field kNumHeads{"num_heads", &Settings::num_heads, nullptr, true};
 const Field kScale{"scale", nullptr, &Settings::scale};
 const Field kEps{"eps", nullptr, &Settings::eps, true};
-// What the CPU kernels round products to. Here the type of the tensors decides.
-const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "bf16", "int8"}};
+const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16", "int8"}};
 
 AftCudaTensor packed(const Tensor& tensor) {
   const Shape& s = tensor.shape;
@@ -63,10 +62,17 @@ AftCudaGate gate(const Call& call) { return static_cast<AftCudaGate>(call.settin
 
 AftCudaAftSimple aft_simple(const Call& call) { return {sequence(call), gate(call)}; }
 
+// What `precision` asks for, or the next that holds as large a range where tensors of this element cannot have
+// it. Its default, float32, is right for every position_bias.
+AftCudaExpPrecision exp_precision(const Call& call) {
+  const std::string& asked = kPrecision.choices[static_cast<size_t>(call.settings.precision)];
+  if (call.element == AFT_CUDA_FLOAT32 || asked == "fp32" || asked == "int8") return AFT_CUDA_EXP_FLOAT32;
+  return call.element == AFT_CUDA_FLOAT16 && asked == "fp16" ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
+}
+
 AftCudaAftFull aft_full(const Call& call) {
   const Tensor& bias = call.inputs[3];
-  const AftCudaExpPrecision own[] = {AFT_CUDA_EXP_FLOAT32, AFT_CUDA_EXP_FLOAT16, AFT_CUDA_EXP_BFLOAT16};
-  return {sequence(call), gate(call), bias.data, bias.shape[1], own[call.element]};
+  return {sequence(call), gate(call), bias.data, bias.shape[1], exp_precision(call)};
 }
 
 AftCudaAftLocal aft_local(const Call& call) {

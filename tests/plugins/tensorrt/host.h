@@ -1,4 +1,4 @@
-// Plays TensorRT: loads the plugin library, finds creators, listens to its log.
+// Plays TensorRT: loads the plugin library, itself or by a real registry, finds creators, listens to the log.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,91 +10,110 @@
 #include <utility>
 #include <vector>
 
-#include "nvinfer_abi.h"
+#include "runtime_abi.h"
 
 using namespace nvinfer1;
 
-// The loggers as TensorRT 11 has them, by the names it gives their types.
-namespace nvinfer1 {
-namespace v_1_0 {
-class ILogger : public IVersionedInterface {
+// Keeps the last error of those a plugin or a runtime logs.
+template <class Logger>
+class ErrorLog final : public Logger {
  public:
-  InterfaceInfo getInterfaceInfo() const noexcept override { return {"ILogger", 1, 0}; }
-  virtual void log(int32_t severity, const char* message) noexcept = 0;
-};
-class ILoggerFinder : public IVersionedInterface {
- public:
-  InterfaceInfo getInterfaceInfo() const noexcept override { return {"ILoggerFinder", 1, 0}; }
-  virtual ILogger* findLogger() = 0;
-};
-}  // namespace v_1_0
-
-// As TensorRT 10 has them.
-class ILogger {
- public:
-  virtual void log(int32_t severity, const char* message) noexcept = 0;
-  virtual ~ILogger() = default;
-};
-class ILoggerFinder {
- public:
-  virtual ILogger* findLogger() = 0;
-  virtual ~ILoggerFinder() = default;
-};
-}  // namespace nvinfer1
-
-// What a version's finder finds: a logger that keeps the last error.
-template <class Finder, class Logger>
-class Log final : public Finder {
- public:
-  Logger* findLogger() override { return &logger_; }
-  std::string take() { return std::exchange(logger_.last, ""); }
+  void log(typename Logger::Severity severity, const char* message) noexcept override {
+    if (severity == Logger::Severity::kERROR) last_ = message;
+  }
+  std::string take() { return std::exchange(last_, ""); }
 
  private:
-  struct : Logger {
-    void log(int32_t severity, const char* message) noexcept override {
-      last = severity == 1 ? message : "not logged as an error";
-    }
-    std::string last;
-  } logger_;
+  std::string last_;
 };
-using Log10 = Log<nvinfer1::ILoggerFinder, nvinfer1::ILogger>;
-using Log11 = Log<nvinfer1::v_1_0::ILoggerFinder, nvinfer1::v_1_0::ILogger>;
+
+// What a runtime gives a plugin library to find its logger with.
+template <class Finder, class Logger>
+class Finds final : public Finder {
+ public:
+  explicit Finds(Logger& logger) : logger_(logger) {}
+  Logger* findLogger() override { return &logger_; }
+
+ private:
+  Logger& logger_;
+};
 
 [[noreturn]] inline void stop(const std::string& why) {
   std::printf("FAILED: %s\n", why.c_str());
   std::exit(EXIT_FAILURE);
 }
 
-// The library that AFT_TENSORRT_LIBRARY names.
-class Library {
+// A shared library that stays loaded as long as the program runs.
+class SharedLibrary {
  public:
-  Library() {
-    const char* path = std::getenv("AFT_TENSORRT_LIBRARY");
-    handle_ = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
-    if (!handle_) stop(path ? dlerror() : "AFT_TENSORRT_LIBRARY is not set");
-    int32_t count = 0;
-    auto* const* all = function<IPluginCreatorInterface* const*(int32_t&)>("getCreators")(count);
-    for (int32_t i = 0; i < count; ++i) creators_.push_back(static_cast<IPluginCreatorV3One*>(all[i]));
+  explicit SharedLibrary(const char* path) : handle_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+    if (!handle_) stop(dlerror());
   }
 
-  void set_logger_finder(void* finder) { function<void(void*)>("setLoggerFinder")(finder); }
-  const std::vector<IPluginCreatorV3One*>& creators() const { return creators_; }
-
-  IPluginCreatorV3One& creator(const std::string& name) const {
-    for (IPluginCreatorV3One* creator : creators_)
-      if (creator->getPluginName() == name) return *creator;
-    stop("the library has no " + name);
-  }
-
- private:
   template <class Signature>
-  Signature* function(const char* name) {
+  Signature* function(const char* name) const {
     void* found = dlsym(handle_, name);
     if (!found) stop(dlerror());
     return reinterpret_cast<Signature*>(found);
   }
 
+ private:
   void* handle_;
+};
+
+// The plugin library that AFT_TENSORRT_LIBRARY names; loaded by the registry of the TensorRT that
+// AFT_TENSORRT_RUNTIME names, or where it names none, by this program in its place.
+class Plugins {
+ public:
+  Plugins() {
+    const char* path = std::getenv("AFT_TENSORRT_LIBRARY");
+    if (!path) stop("AFT_TENSORRT_LIBRARY is not set");
+    int32_t count = 0;
+    IPluginCreatorInterface* const* all = nullptr;
+    if (const char* runtime = std::getenv("AFT_TENSORRT_RUNTIME")) {
+      runtime_ = std::make_unique<SharedLibrary>(runtime);
+      registry_ = runtime_->function<IPluginRegistry*()>("getPluginRegistry")();
+      library_ = registry_->loadLibrary(path);
+      if (!library_) stop(std::string("the registry does not load ") + path);
+      all = registry_->getAllCreators(&count);
+    } else {
+      plugins_ = std::make_unique<SharedLibrary>(path);
+      all = plugins_->function<IPluginCreatorInterface* const*(int32_t&)>("getCreators")(count);
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      if (std::string(all[i]->getInterfaceInfo().kind) != "PLUGIN CREATOR_V3ONE") continue;  // a runtime's own
+      auto* creator = static_cast<IPluginCreatorV3One*>(all[i]);
+      if (std::string(creator->getPluginNamespace()) == "ai.aftexport") creators_.push_back(creator);
+    }
+  }
+
+  const std::vector<IPluginCreatorV3One*>& creators() const { return creators_; }
+
+  IPluginCreatorV3One& creator(const std::string& name) const {
+    if (registry_) {
+      if (auto* found = registry_->getCreator(name.c_str(), "1", "ai.aftexport"))
+        return static_cast<IPluginCreatorV3One&>(*found);
+      stop("the registry does not find " + name);
+    }
+    for (IPluginCreatorV3One* creator : creators_)
+      if (creator->getPluginName() == name) return *creator;
+    stop("the library has no " + name);
+  }
+
+  const SharedLibrary* runtime() const { return runtime_.get(); }
+  void set_logger_finder(void* finder) { plugins_->function<void(void*)>("setLoggerFinder")(finder); }
+
+  // Whether a registry that has unloaded the library has forgotten its plugins.
+  bool unload() {
+    if (!registry_) return true;
+    registry_->deregisterLibrary(library_);
+    return !registry_->getCreator("AftFull", "1", "ai.aftexport");
+  }
+
+ private:
+  std::unique_ptr<SharedLibrary> runtime_, plugins_;  // one of the two
+  IPluginRegistry* registry_ = nullptr;
+  void* library_ = nullptr;
   std::vector<IPluginCreatorV3One*> creators_;
 };
 

@@ -131,12 +131,13 @@ void test_fields(IPluginCreatorV3One& creator, const Expected& e) {
   expect_settings(of_node, e.chosen);
 }
 
+// `log` is null where a runtime takes no logger.
 template <class Log>
-void test_refused_fields(Library& library, Log& log) {
+void test_refused_fields(const Plugins& plugins, Log* log) {
   const auto expect_refused = [&](const char* op, const PluginField& field, const char* message) {
     for (TensorRTPhase phase : {TensorRTPhase::kBUILD, TensorRTPhase::kRUNTIME}) {
-      expect(!create(library.creator(op), {field}, phase), std::string(op) + " takes what it must not");
-      expect_equal(log.take(), std::string(op) + ": " + message);
+      expect(!create(plugins.creator(op), {field}, phase), std::string(op) + " takes what it must not");
+      if (log) expect_equal(log->take(), std::string(op) + ": " + message);
     }
   };
   const int32_t two[] = {1, 2};
@@ -257,14 +258,14 @@ void test_shapes(IPluginCreatorV3One& creator, const Expected& e) {
 }
 
 template <class Log>
-void test_refused_shapes(Library& library, Log& log) {
+void test_refused_shapes(const Plugins& plugins, Log* log) {
   const auto expect_refused = [&](const char* op, std::vector<PluginField> fields, const Shapes& shapes,
                                   const char* message) {
-    Instance plugin(create(library.creator(op), fields, TensorRTPhase::kRUNTIME));
+    Instance plugin(create(plugins.creator(op), fields, TensorRTPhase::kRUNTIME));
     const auto descs = describe_all(shapes);
     expect(plugin.runtime->onShapeChange(descs.data(), static_cast<int32_t>(descs.size()), descs.data(), 1) != 0,
            std::string(op) + " takes wrong shapes");
-    expect_equal(log.take(), std::string(op) + ": " + message);
+    if (log) expect_equal(log->take(), std::string(op) + ": " + message);
   };
   const std::vector<int64_t> s{2, 5, 6}, lengths{2};
   expect_refused("AftSimple", {}, {s, s, lengths}, "has 3 inputs, expected 4");
@@ -286,28 +287,58 @@ void test_refused_shapes(Library& library, Log& log) {
                    "query has 7 channels, which num_heads 3 does not divide");
 }
 
+template <class Log>
+void test_refusals(const Plugins& plugins, Log* log) {
+  test_refused_fields(plugins, log);
+  test_refused_shapes(plugins, log);
+}
+
+// Errors reach the logger that a finder finds, whichever TensorRT made the two.
+template <class Finder, class Logger>
+void test_logged_refusals(Plugins& plugins) {
+  static ErrorLog<Logger> log;  // the library keeps the finder
+  static Finds<Finder, Logger> finder(log);
+  plugins.set_logger_finder(static_cast<Finder*>(&finder));
+  test_refusals(plugins, &log);
+}
+
+// Without a GPU TensorRT makes no runtime and then has no logger; TensorRT-RTX makes one.
+template <class Logger>
+void test_refusals_in_runtime(const Plugins& plugins, const SharedLibrary& runtime) {
+  static ErrorLog<Logger> log;
+  const int32_t version = runtime.function<int32_t()>("getInferLibVersion")();
+  runtime.function<void*(void*, int32_t)>("createInferRuntime_INTERNAL")(static_cast<Logger*>(&log), version);
+  const bool taken = runtime.function<Logger*()>("getLogger")() == &log;
+  log.take();
+  std::printf("registry of %d, %s\n", version, taken ? "with its logger" : "which takes no logger here");
+  test_refusals(plugins, taken ? &log : nullptr);
+}
+
 }  // namespace
 
 int main() {
-  Library library;
+  Plugins plugins;
   const std::vector<Expected> operators = all_operators();
-  expect(library.creators().size() == operators.size(), "the number of creators");
-  Log10 log10;
-  Log11 log11;
-  library.set_logger_finder(static_cast<nvinfer1::ILoggerFinder*>(&log10));
-  test_refused_fields(library, log10);
-  test_refused_shapes(library, log10);
-  library.set_logger_finder(static_cast<nvinfer1::v_1_0::ILoggerFinder*>(&log11));
-  test_refused_fields(library, log11);
-  test_refused_shapes(library, log11);
+  expect(plugins.creators().size() == operators.size(), "the number of creators");
+#ifdef AFT_NVINFER_HEADERS
+  test_logged_refusals<ILoggerFinder, ILogger>(plugins);
+#else
+  if (plugins.runtime()) {
+    test_refusals_in_runtime<v_1_0::ILogger>(plugins, *plugins.runtime());
+  } else {
+    test_logged_refusals<nvinfer1::ILoggerFinder, nvinfer1::ILogger>(plugins);
+    test_logged_refusals<v_1_0::ILoggerFinder, v_1_0::ILogger>(plugins);
+  }
+#endif
   for (const Expected& e : operators) {
-    IPluginCreatorV3One& creator = library.creator(e.op);
+    IPluginCreatorV3One& creator = plugins.creator(e.op);
     test_identity(creator, e);
     test_fields(creator, e);
     test_output(creator, e);
     test_formats(creator, e);
     test_shapes(creator, e);
   }
+  expect(plugins.unload(), "the registry keeps plugins of a library it has unloaded");
   std::printf("%zu operators, %d failures\n", operators.size(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

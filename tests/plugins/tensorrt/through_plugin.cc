@@ -57,8 +57,8 @@ struct Engine {
   size_t runs = 0;
 };
 
-Library& library() {
-  static Library loaded;
+const Plugins& plugins() {
+  static const Plugins loaded;
   return loaded;
 }
 
@@ -89,7 +89,7 @@ std::vector<DynamicPluginTensorDesc> profile(const Request& request) {
 }
 
 size_t workspace_size(const Request& request) {
-  Instance plugin(create(library().creator(request.op), request.fields, TensorRTPhase::kBUILD));
+  Instance plugin(create(plugins().creator(request.op), request.fields, TensorRTPhase::kBUILD));
   const auto descs = profile(request);
   const auto inputs = static_cast<int32_t>(request.inputs.size());
   return plugin.build->getWorkspaceSize(descs.data(), inputs, &descs.back(), 1);
@@ -97,7 +97,7 @@ size_t workspace_size(const Request& request) {
 
 // From createPlugin to what an engine file holds, and back.
 Engine build_and_load(const Request& request) {
-  IPluginCreatorV3One& creator = library().creator(request.op);
+  IPluginCreatorV3One& creator = plugins().creator(request.op);
   auto plugin = std::make_unique<Instance>(create(creator, request.fields, TensorRTPhase::kBUILD));
   const auto descs = profile(request);
   const auto inputs = static_cast<int32_t>(request.inputs.size());
@@ -173,7 +173,7 @@ auto with_request(const AftCudaAftFull& p, const F& f) {
   Slices slices;
   const int64_t most = p.position_bias_width;
   return f(request("AftFull", p.sequence, p.sequence.channels, slices, {{{most, most}, p.position_bias}},
-                   {gate(p.gate)}));
+                   {gate(p.gate), choice("precision", p.precision, {"fp32", "fp16", "bf16"})}));
 }
 template <class F>
 auto with_request(const AftCudaAftLocal& p, const F& f) {
