@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
-NATIVE := $(shell find plugins -path plugins/cuda -prune -o \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
+NATIVE := $(shell find plugins \( -path plugins/cuda -o -path plugins/tensorrt \) -prune -o \
+  \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )

@@ -1,5 +1,7 @@
 #include "plugin.h"
 
+#include <iterator>
+
 #include "log.h"
 
 using namespace nvinfer1;
@@ -22,11 +24,15 @@ AftCudaElement to_element(DataType type) {
   return type == DataType::kBF16 ? AFT_CUDA_BFLOAT16 : AFT_CUDA_FLOAT32;
 }
 
-std::string to_string(const std::vector<ops::Tensor>& tensors, AftCudaElement element) {
-  static const char* const names[] = {"float32", "float16", "bfloat16"};
-  std::string text = names[element];
-  for (const ops::Tensor& tensor : tensors) text += " " + ops::to_string(tensor.shape);
-  return text;
+bool is_floating_point(DataType type) {
+  return type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
+}
+
+std::string to_string(DataType type) {
+  static const char* const names[] = {"float32", "float16", "int8",     "int32", "bool",
+                                      "uint8",   "float8",  "bfloat16", "int64"};
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(names) ? names[index] : "type " + std::to_string(index);
 }
 
 }  // namespace
@@ -57,10 +63,20 @@ void Plugin::expect_counts(int32_t inputs, int32_t outputs) const {
   expect(outputs == 1, "has " + std::to_string(outputs) + " outputs, expected 1");
 }
 
+void Plugin::check_types(const DataType* types) const {
+  expect(is_floating_point(types[0]), "query is " + to_string(types[0]) + ", expected float32, float16 or bfloat16");
+  for (size_t i = 1; i < op_.inputs.size(); ++i) {
+    const DataType expected = i + 1 == op_.inputs.size() ? DataType::kINT64 : types[0];
+    expect(types[i] == expected,
+           op_.inputs[i].name + (" is " + to_string(types[i]) + ", expected " + to_string(expected)));
+  }
+}
+
 int32_t Plugin::getOutputDataTypes(DataType* outputs, int32_t output_count, const DataType* inputs,
                                    int32_t input_count) const noexcept {
   return guarded(name_, kFailure, [&] {
     expect_counts(input_count, output_count);
+    check_types(inputs);
     outputs[0] = inputs[0];
     return kSuccess;
   });
@@ -87,7 +103,7 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
     if (desc.format != TensorFormat::kLINEAR) return false;
     if (position == input_count - 1) return desc.type == DataType::kINT64;
     if (position > 0) return desc.type == tensors[0].desc.type;
-    return desc.type == DataType::kFLOAT || desc.type == DataType::kHALF || desc.type == DataType::kBF16;
+    return is_floating_point(desc.type);
   });
 }
 
@@ -132,7 +148,9 @@ int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorD
     for (size_t i = 0; i < call.inputs.size(); ++i) call.inputs[i].data = inputs[i];
     call.output = outputs[0];
     const int status = op_.enqueue(call, workspace, stream);
-    expect(status == 0, "CUDA error " + std::to_string(status) + " on " + to_string(call.inputs, call.element));
+    std::string what = "CUDA error " + std::to_string(status) + " on " + to_string(input_descs[0].type);
+    for (const ops::Tensor& input : call.inputs) what += " " + ops::to_string(input.shape);
+    expect(status == 0, what);
     return kSuccess;
   });
 }

@@ -46,6 +46,7 @@ class Plugin final : public nvinfer1::IPluginV3,
 
  private:
   void expect_counts(int32_t inputs, int32_t outputs) const;
+  void check_types(const nvinfer1::DataType*) const;
   void check(const std::vector<ops::Shape>& shapes) const { ops::check_shapes(op_, settings_, causal_, shapes); }
   ops::Call call(const std::vector<ops::Shape>& shapes, nvinfer1::DataType) const;
 

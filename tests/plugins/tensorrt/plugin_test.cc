@@ -288,8 +288,28 @@ void test_refused_shapes(const Plugins& plugins, Log* log) {
 }
 
 template <class Log>
+void test_refused_types(const Plugins& plugins, Log* log) {
+  const auto int8 = static_cast<DataType>(2), int32 = static_cast<DataType>(3), fp4 = static_cast<DataType>(10);
+  const auto expect_refused = [&](std::vector<DataType> types, const char* message) {
+    Instance plugin(create(plugins.creator("AftSimple"), {}, TensorRTPhase::kBUILD));
+    DataType result;
+    expect(plugin.build->getOutputDataTypes(&result, 1, types.data(), static_cast<int32_t>(types.size())) != 0,
+           "AftSimple takes wrong types");
+    if (log) expect_equal(log->take(), std::string("AftSimple: ") + message);
+  };
+  const DataType fp32 = DataType::kFLOAT, fp16 = DataType::kHALF, bf16 = DataType::kBF16, int64 = DataType::kINT64;
+  expect_refused({int8, int8, int8, int64}, "query is int8, expected float32, float16 or bfloat16");
+  expect_refused({fp4, fp4, fp4, int64}, "query is type 10, expected float32, float16 or bfloat16");
+  expect_refused({fp32, fp16, fp32, int64}, "key is float16, expected float32");
+  expect_refused({bf16, bf16, fp32, int64}, "value is float32, expected bfloat16");
+  expect_refused({fp16, fp16, fp16, int32}, "lengths is int32, expected int64");
+  expect_refused({fp32, fp32, int64}, "has 3 inputs, expected 4");
+}
+
+template <class Log>
 void test_refusals(const Plugins& plugins, Log* log) {
   test_refused_fields(plugins, log);
+  test_refused_types(plugins, log);
   test_refused_shapes(plugins, log);
 }
 

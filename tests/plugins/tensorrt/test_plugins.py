@@ -53,8 +53,8 @@ def run(program: Path, library: Path, *options: str, wheel: str | None = None) -
 
 
 @pytest.mark.parametrize("wheel", [None, *RUNTIMES])
-def test_every_method_of_every_plugin(programs, library, wheel):
-    output = run(programs / "plugin_test", library, wheel=wheel)
+def test_every_method_of_every_plugin(programs, each_library, wheel):
+    output = run(programs / "plugin_test", each_library, wheel=wheel)
     assert "14 operators, 0 failures" in output
     if wheel == "tensorrt-rtx":
         assert "with its logger" in output
