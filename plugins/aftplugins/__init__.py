@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-RUNTIMES = ("onnxruntime",)
+RUNTIMES = ("onnxruntime", "tensorrt")
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 
@@ -33,6 +33,11 @@ def missing(runtime: str) -> str | None:
         return None
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
+    if runtime == "tensorrt":
+        return (
+            "The TensorRT plugins were not built, so every operator runs by its portable body: "
+            "install nvcc and install aftexport again."
+        )
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
         "install a C++ compiler and install aftexport again."
