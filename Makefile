@@ -26,7 +26,8 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
-# The CUDA kernels, build/cuda/libaft_cuda.a; needs no GPU, and installs nvcc where the system has none.
+# The CUDA kernels, build/cuda/libaft_cuda.a, and the TensorRT plugins over them, in plugins/aftplugins; needs no
+# GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the plugins are built with.
 cuda: $(VENV)/installed
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
@@ -34,12 +35,14 @@ cuda: $(VENV)/installed
 	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
 	  -DCMAKE_CUDA_ARCHITECTURES="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
 	$(BIN)/cmake --build build/cuda --parallel 2
+	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 
-# The CUDA kernels on an emulated GPU: as they are, and under each sanitizer.
+# The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, and under each sanitizer.
 test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind))
 
 cuda-emulated-%: $(VENV)/installed
-	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest tests/plugins/cuda/test_cuda_kernels.py
+	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
+	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

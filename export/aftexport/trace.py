@@ -261,7 +261,8 @@ def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
-        for_kernel["precision"] = precision
+        # Exponentials span too much for 8 bits.
+        for_kernel["precision"] = "bf16" if precision == "int8" else precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -77,7 +77,7 @@ def verify_engine(
 
 def _run_operator(model: onnx.ModelProto, case: Case, fused: bool) -> Array:
     single = OnnxRuntimeEngine(operator_model(model, case).SerializeToString(), fused=fused)
-    return single.run(case.inputs)["output"]
+    return np.concatenate(list(single.run(case.inputs).values()), axis=-1)
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
@@ -96,7 +96,7 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     alone.CopyFrom(node)
     del alone.input[:], alone.output[:]
     alone.input.extend(function.input)
-    alone.output.append("output")
+    alone.output.extend(function.output)
     elements = {
         name: onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
         for name, tensor in case.inputs.items()
@@ -106,10 +106,11 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         for name in function.input
     ]
     floats = elements[function.input[0]]
-    output = onnx.helper.make_tensor_value_info("output", floats, case.expected.shape)
+    shape = (*case.expected.shape[:-1], None)  # the last axis holds all outputs
+    outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
     standard = next(o.version for o in model.opset_import if o.domain == "")
     return onnx.helper.make_model(
-        onnx.helper.make_graph([alone], "operator", inputs, [output]),
+        onnx.helper.make_graph([alone], "operator", inputs, outputs),
         functions=[function],
         opset_imports=[
             onnx.helper.make_opsetid("", standard),

@@ -1,10 +1,14 @@
-"""Finds the fused kernels that were built when the package was installed."""
+"""Finds the fused kernels: installation builds ONNX Runtime's, ``make cuda`` TensorRT's."""
 
 import os
 import sys
 from pathlib import Path
 
-RUNTIMES = ("onnxruntime", "tensorrt")
+_REMEDIES = {
+    "onnxruntime": "install a C++ compiler and install aftexport again",
+    "tensorrt": "run `make cuda` in aftexport's source folder",
+}
+RUNTIMES = tuple(_REMEDIES)
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 
@@ -33,12 +37,7 @@ def missing(runtime: str) -> str | None:
         return None
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
-    if runtime == "tensorrt":
-        return (
-            "The TensorRT plugins were not built, so every operator runs by its portable body: "
-            "install nvcc and install aftexport again."
-        )
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
-        "install a C++ compiler and install aftexport again."
+        f"{_REMEDIES[runtime]}."
     )

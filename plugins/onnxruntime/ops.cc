@@ -71,7 +71,7 @@ class SequenceKernel : public Kernel {
     params.key = key.data;
     params.value = value.data;
     params.lengths = static_cast<const int64_t*>(lengths.data);
-    params.output = run.output(query.shape);
+    params.output = run.output(0, query.shape);
     if (params.batch * params.tokens * params.channels > 0) call(params, run.parallel());
   }
 

@@ -47,12 +47,14 @@ ort::Status* compute(void* kernel, ort::KernelContext* context) {
   return ort::guarded(api, node.registration->settings.name, [&] { node.kernel->compute(ort::Run(api, context)); });
 }
 
-// The output has the shape of one of the inputs.
+// Every output has the shape of one of the inputs.
 ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const Api& api = *self(op).api;
   ort::TensorShape* shape = nullptr;  // stays the context's
   if (ort::Status* status = api.ShapeInferContext_GetInputTypeShape(context, static_cast<size_t>(self(op).op->output_like), &shape)) return status;
-  return api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, shape);
+  for (size_t index = 0; index < self(op).op->outputs; ++index)
+    if (ort::Status* status = api.ShapeInferContext_SetOutputTypeShape(context, index, shape)) return status;
+  return nullptr;
 }
 
 Registration describe(const ops::Operator& op, bool causal, aft::Element element, const Api* api) {
@@ -67,7 +69,7 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.GetInputType = [](const ort::CustomOp* op, size_t index) {
     return self(op).op->takes_lengths && index + 1 == self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
   };
-  r.GetOutputTypeCount = [](const ort::CustomOp*) { return size_t{1}; };
+  r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
   r.GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::Arity::kRequired; };
   r.GetOutputCharacteristic = r.GetInputCharacteristic;

@@ -75,9 +75,9 @@ Tensor Run::input(size_t index) const {
   return read_tensor(api_, value);
 }
 
-void* Run::output(const Shape& shape) const {
+void* Run::output(size_t index, const Shape& shape) const {
   Value* value = nullptr;
-  check(api_, api_.KernelContext_GetOutput(context_, size_t{0}, shape.data(), shape.size(), &value));
+  check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
   check(api_, api_.GetTensorMutableData(value, &data));
   return data;

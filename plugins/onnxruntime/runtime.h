@@ -58,13 +58,13 @@ class Attributes {
   const KernelInfo* info_;
 };
 
-// The inputs, the output and the threads of one run of a node.
+// The inputs, the outputs and the threads of one run of a node.
 class Run {
  public:
   Run(const Api& api, KernelContext* context) : api_(api), context_(context) {}
 
   Tensor input(size_t index) const;
-  void* output(const Shape& shape) const;
+  void* output(size_t index, const Shape& shape) const;
   aft::Parallel parallel() const;
 
  private:

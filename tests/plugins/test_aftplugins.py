@@ -19,11 +19,16 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_without_a_library_the_remedy_is_said(folders: list[Path]) -> None:
-    assert aftplugins.library("onnxruntime") is None
-    reason = aftplugins.missing("onnxruntime")
+@pytest.mark.parametrize(
+    ("runtime", "remedy"), [("onnxruntime", "compiler"), ("tensorrt", "make cuda")]
+)
+def test_without_a_library_the_remedy_is_said(
+    runtime: str, remedy: str, folders: list[Path]
+) -> None:
+    assert aftplugins.library(runtime) is None
+    reason = aftplugins.missing(runtime)
     assert reason is not None
-    assert "compiler" in reason
+    assert remedy in reason
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -32,6 +37,13 @@ def test_a_library_is_found_wherever_the_package_reaches(place: int, folders: li
     built.write_bytes(b"")
     assert aftplugins.library("onnxruntime") == built
     assert aftplugins.missing("onnxruntime") is None
+
+
+def test_each_runtime_has_a_library_of_its_own(folders: list[Path]) -> None:
+    built = folders[0] / "libaftplugins_tensorrt.so"
+    built.write_bytes(b"")
+    assert aftplugins.library("tensorrt") == built
+    assert aftplugins.library("onnxruntime") is None
 
 
 def test_a_folder_of_that_name_is_no_library(folders: list[Path]) -> None:
