@@ -118,13 +118,16 @@ def plugins_loaded(trt: TensorRt, library: Path | None) -> Iterator[None]:
         yield
         return
     remedy = "Install aftexport again, so that they are built for this machine."
-    if trt.name == "tensorrt_rtx":
-        # Its parser looks plugins up through a library of this name, which the wheel lacks,
-        # and ends the process where there is none.
-        try:
+    try:
+        # Networks outlive the block and call the plugins they hold when they are freed:
+        # the library's code must stay.
+        ctypes.CDLL(str(library))
+        if trt.name == "tensorrt_rtx":
+            # Its parser looks plugins up through a library of this name, which the wheel
+            # lacks, and ends the process where there is none.
             ctypes.CDLL(str(library.with_name(RTX_ALIAS)))
-        except OSError as error:
-            raise EngineError(f"{trt.title} cannot use plugins: {error}.", remedy) from error
+    except OSError as error:
+        raise EngineError(f"{trt.title} cannot use the plugins: {error}.", remedy) from error
     registry = trt.module.get_plugin_registry()
     handle = trt.attempt(
         lambda: registry.load_library(str(library)), f"cannot load the plugins of {library}", remedy
