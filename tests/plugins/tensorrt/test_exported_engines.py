@@ -4,8 +4,8 @@ from pathlib import Path
 
 import engines
 import pytest
-import toy
 import torch
+import toy
 
 import aftexport
 import aftplugins
