@@ -78,6 +78,9 @@ def load(name: RuntimeName) -> TensorRt:
     command = f"Run: pip install 'aftexport[{EXTRAS[name]}]'"
     try:
         module = importlib.import_module(name)
+        if module.__spec__ is None or module.__spec__.origin is None:
+            # A folder of that name, such as our plugins/tensorrt, is no package.
+            raise ModuleNotFoundError(name=name)
     except (ImportError, OSError, RuntimeError) as error:  # its libraries may be absent
         detail = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
         raise EngineError(f"{TITLES[name]} is not installed{detail}.", command) from error

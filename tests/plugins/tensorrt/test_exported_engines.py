@@ -22,7 +22,7 @@ from aftexport.nn import ClassifierConfig, DocumentClassifier
 @pytest.fixture
 def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The library as ``aftplugins`` finds it."""
-    monkeypatch.setattr(aftplugins, "__path__", [*aftplugins.__path__, str(library.parent)])
+    monkeypatch.setattr(aftplugins, "__path__", [str(library.parent), *aftplugins.__path__])
     monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
     return library
 
