@@ -26,7 +26,8 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
-# The CUDA kernels, build/cuda/libaft_cuda.a; needs no GPU, and installs nvcc where the system has none.
+# The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them, installed where aftplugins finds them.
+# Needs no GPU, and installs nvcc where the system has none.
 cuda: $(VENV)/installed
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
@@ -34,6 +35,7 @@ cuda: $(VENV)/installed
 	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
 	  -DCMAKE_CUDA_ARCHITECTURES="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
 	$(BIN)/cmake --build build/cuda --parallel 2
+	$(BIN)/cmake --install build/cuda --prefix "$$(ls -d $(CURDIR)/$(VENV)/lib/python3*/site-packages)/aftplugins"
 
 # The CUDA kernels on an emulated GPU: as they are, and under each sanitizer.
 test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind))

@@ -1,10 +1,15 @@
-"""Finds the fused kernels that were built when the package was installed."""
+"""Finds the fused kernels that were built, when the package was installed or by ``make cuda``."""
 
 import os
 import sys
 from pathlib import Path
 
-RUNTIMES = ("onnxruntime",)
+_REMEDIES = {
+    "onnxruntime": "install a C++ compiler and install aftexport again",
+    "onnxruntime_cuda": "run `make cuda` in the sources of aftexport",
+}
+RUNTIMES = tuple(_REMEDIES)
+"""What kernel libraries there are for: ONNX Runtime on the CPU, and its CUDA execution provider."""
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 
@@ -35,5 +40,5 @@ def missing(runtime: str) -> str | None:
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
-        "install a C++ compiler and install aftexport again."
+        f"{_REMEDIES[runtime]}."
     )
