@@ -142,6 +142,12 @@ def _verify(words: list[str]) -> int:
     parser.add_argument(
         "--portable", action="store_true", help="use the portable bodies, not the fused kernels"
     )
+    parser.add_argument(
+        "--provider",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="ONNX Runtime's execution provider",
+    )
     options = parser.parse_args(words)
 
     from aftexport.bundle import Bundle
@@ -151,7 +157,7 @@ def _verify(words: list[str]) -> int:
     console = Console()
     bundle = Bundle.open(options.bundle)
     with stage(console, f"Checking {options.bundle}"):
-        results = verify(bundle, fused=not options.portable)
+        results = verify(bundle, fused=not options.portable, provider=options.provider)
     console.print(parity_table(results))
     return 0 if all(r.passed for r in results) else 1
 
