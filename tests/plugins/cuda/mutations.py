@@ -147,7 +147,6 @@ MUTATIONS = [
         "linear_attention",
         "linear_attention.cu",
         ("positive + machine::fast_exp(fminf(x, 0.0f))", "positive + machine::fast_exp(x)"),
-        ("denominator > 0.0f ? 1.0f / denominator : 0.0f", "1.0f / denominator"),
     ),
     *_of(
         "efficient_attention",
