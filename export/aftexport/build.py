@@ -109,11 +109,7 @@ def compare(bundle: Bundle, engine: TensorrtEngine) -> list[Comparison]:
         EngineError: where it fails.
     """
     results = verify_engine(
-        bundle,
-        engine,
-        min_tokens=engine.min_tokens,
-        max_tokens=engine.max_tokens,
-        max_batch=engine.max_batch,
+        bundle, engine, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
     )
     return [replace(result, case=f"{result.case}, {engine.title}") for result in results]
 
@@ -180,6 +176,12 @@ def build(
             f"{bundle.path} was exported to ONNX alone.", "Export with --to trt or --to trt-rtx."
         )
     wanted = wanted_here(bundle, plan.settings)
+    gpu, own = wanted.device, plan.settings.compute_capabilities
+    if gpu is not None and own and gpu.capability not in own:
+        raise EngineError(
+            f"The engine is for compute capability {', '.join(map(str, own))}, here is {gpu}.",
+            "Export with another --compute-capability, or with --to trt.",
+        )
     cache = engine_cache(wanted.model)
     if not rebuild:
         try:

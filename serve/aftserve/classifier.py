@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aftexport.bundle import Bundle
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines import Engine
 from aftexport.errors import InputError
 from aftexport.manifest import MAX_TOKENS
 
@@ -41,22 +41,20 @@ class Classifier:
 
     Args:
         bundle: a checked bundle.
-        threads: of the engine; 0 for as many as there are cores.
-        arena: keep the engine's memory between documents.
+        engine: its model, loaded.
         max_tokens: refuse longer documents; the bundle's own limit comes first.
     """
 
     def __init__(
         self,
         bundle: Bundle,
+        engine: Engine,
         *,
-        threads: int = 0,
-        arena: bool = False,
         max_tokens: int | None = None,
     ) -> None:
         self.manifest = bundle.manifest
         self._tokenizer = bundle.tokenizer()
-        self._engine = OnnxRuntimeEngine(bundle.model_path, threads=threads, arena=arena)
+        self._engine = engine
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
 

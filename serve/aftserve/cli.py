@@ -37,6 +37,7 @@ def _serve(options: argparse.Namespace) -> int:
     import uvicorn
 
     from aftexport.bundle import Bundle
+    from aftexport.choice import choose
     from aftexport.engines.onnxruntime import operator_paths
     from aftexport.report import operator_table, stage
     from aftserve.app import create_app
@@ -45,13 +46,19 @@ def _serve(options: argparse.Namespace) -> int:
     console = Console()
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
+    # Apart from the stage below: building an engine shows its own progress.
+    choice = choose(
+        bundle, options.engine, threads=options.threads, arena=options.arena, console=console
+    )
+    console.print(f"Engine: {escape(choice.reason)}", soft_wrap=True)
+    limits = [limit for limit in (choice.max_tokens, options.max_tokens) if limit is not None]
     with stage(console, "Loading the model"):
-        classifier = Classifier(
-            bundle, threads=options.threads, arena=options.arena, max_tokens=options.max_tokens
-        )
+        classifier = Classifier(bundle, choice.engine, max_tokens=min(limits, default=None))
         # The first run allocates and picks kernels; no request should wait for that.
         classifier.classify([0])
-    console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+    if choice.engine.name == "onnxruntime":
+        paths = operator_paths(bundle.model_path)
+        console.print(operator_table(bundle.manifest.operators, paths))
     # uvicorn hands the signal on once it has shut down; being told to stop is no failure.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -70,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=_port, default=8000, help="port to listen on (default: 8000)")
+    add("--engine", default="auto", choices=["auto", "onnxruntime", "tensorrt"],
+        help="auto: TensorRT where the bundle has an engine and the machine its GPU. An engine "
+        "is a program: serve bundles you trust (default: auto)")  # fmt: skip
     add("--threads", type=_positive, default=0, metavar="N",
         help="threads of the engine (default: one for each core)")  # fmt: skip
     add("--arena", action="store_true",

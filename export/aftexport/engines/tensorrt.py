@@ -158,7 +158,15 @@ class TensorrtEngine:
                 "The inputs are not input_ids [batch, tokens] and lengths [batch] of int64.",
                 "Check their shapes and types.",
             )
-        batch, tokens = ids.shape
+        # More documents than the engine takes at once run one part after the other.
+        parts = [
+            self._run_part({name: a[i : i + self.max_batch] for name, a in given.items()})
+            for i in range(0, len(ids), self.max_batch)
+        ]
+        return {"logits": np.concatenate(parts)}
+
+    def _run_part(self, given: Tensors) -> NDArray[np.generic]:
+        batch, tokens = given["input_ids"].shape
         profile = choose_profile(self.profiles, batch, tokens)
         if "lengths" in self.input_names:
             longest = self.profiles[profile].longest[1]
@@ -175,7 +183,7 @@ class TensorrtEngine:
             self._enqueue(ready)
         self._stream.to_host(self._pinned["logits"], self._memory["logits"], sizes["logits"])
         self._stream.wait()
-        return {"logits": self._logits(ready.shapes["logits"])}
+        return self._logits(ready.shapes["logits"])
 
     def _fill(self, given: Tensors, batch: int, tokens: int) -> None:
         ids = self._pinned["input_ids"].array((batch, tokens), np.dtype(np.int64))
