@@ -34,7 +34,7 @@ cuda: $(VENV)/installed
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
 	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
-	  -DCMAKE_CUDA_ARCHITECTURES="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
+	  -DAFT_CUDA_ARCH="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
 	$(BIN)/cmake --build build/cuda --parallel 2
 	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 

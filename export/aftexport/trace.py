@@ -151,7 +151,11 @@ def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
 
 
 def to_onnx(
-    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
+    program: ExportedProgram,
+    *,
+    opset: int = DEFAULT_OPSET,
+    precision: str = "fp32",
+    fuse: bool = True,
 ) -> onnx.ModelProto:
     """Lowers a captured program to ONNX; every custom node has its portable body in the file.
 
@@ -159,6 +163,8 @@ def to_onnx(
         program: see ``capture``.
         opset: of the standard operators.
         precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
+        fuse: make operators of what surrounds the attention. TensorRT fuses that itself,
+            and their bodies would have it multiply in float32.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -189,9 +195,10 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    products = "fp32" if precision == "fp16" else precision
-    fuse_fastformer(exported.model, precision=products)
-    fuse_encoder(exported.model, precision=products)
+    if fuse:
+        products = "fp32" if precision == "fp16" else precision
+        fuse_fastformer(exported.model, precision=products)
+        fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:

@@ -7,6 +7,7 @@ import onnx
 
 from aftexport.bundle import Bundle
 from aftexport.domain import DOMAIN, VERSION
+from aftexport.engines import Engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.parity import Array, Case, Comparison, compare
@@ -36,6 +37,41 @@ def verify(
             output = _run_operator(model, case, fused)
         results.append(compare(case, output, bundle.manifest.precision))
         advance()
+    return results
+
+
+def verify_engine(
+    bundle: Bundle, engine: Engine, *, min_tokens: int, max_tokens: int, max_batch: int
+) -> list[Comparison]:
+    """Compares another engine with PyTorch's outputs, on the model's cases.
+
+    Args:
+        bundle: what the engine was built from.
+        engine: one that does not take every shape.
+        min_tokens, max_tokens: a case of shorter or longer documents is left out.
+        max_batch: a case of more documents is run in parts.
+
+    Raises:
+        EngineError: where the engine fails, or takes none of the cases.
+    """
+    results = []
+    for case in bundle.golden():
+        if case.subject != "model":
+            continue
+        batch, tokens = case.inputs["input_ids"].shape
+        if not min_tokens <= tokens <= max_tokens:
+            continue
+        parts = [
+            engine.run({n: tensor[i : i + max_batch] for n, tensor in case.inputs.items()})
+            for i in range(0, batch, max_batch)
+        ]
+        logits = np.concatenate([part["logits"] for part in parts])
+        results.append(compare(case, logits, bundle.manifest.precision))
+    if not results:
+        raise EngineError(
+            f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
+            "Export with another --min-length or --max-length.",
+        )
     return results
 
 

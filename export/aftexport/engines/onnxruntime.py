@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
 from aftexport.domain import DOMAIN
 from aftexport.engines import Tensors
+from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError
 
 # The Linux wheel reports usage; a tool that handles people's documents must not.
@@ -84,15 +86,29 @@ def session_options(*, threads: int, arena: bool, fused: bool) -> onnxruntime.Se
 def session(
     model: Path | bytes, options: onnxruntime.SessionOptions
 ) -> onnxruntime.InferenceSession:
-    """Loads a model; raises EngineError where the runtime refuses it."""
+    """Loads a model; raises EngineError where the runtime refuses it.
+
+    It has no bfloat16 products on the CPU, so such a graph runs in float32.
+    """
     try:
-        source = model if isinstance(model, bytes) else str(model)
+        source = str(model) if isinstance(model, Path) else model
+        if isinstance(model, Path) and _is_bfloat16(model):
+            wide = onnx.load(model)
+            widen(wide)
+            source = wide.SerializeToString()
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except _ERRORS as error:
         raise EngineError(
             f"ONNX Runtime {VERSION} cannot load the model: {_reason(error)}.",
             "Export it again, with a lower --opset if the message names one.",
         ) from error
+
+
+def _is_bfloat16(model: Path) -> bool:
+    try:
+        return has_bfloat16(onnx.load(model, load_external_data=False))
+    except (OSError, DecodeError):
+        return False  # the runtime says better what is wrong with the file
 
 
 def operator_paths(model: Path) -> dict[str, str]:

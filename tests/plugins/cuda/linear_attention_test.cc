@@ -5,7 +5,8 @@
 static int try_case(const Case& c, const Bounds& bounds) {
   Problem problem(c, bounds, c.channels);
   const auto map = static_cast<AftCudaFeatureMap>(c.draw(2, 30));
-  const float eps = c.draw(2, 31) ? 1e-6f : 0.5f;
+  // Without an eps the denominator is 0 where no weight is above it, or would be too small for float32.
+  const float eps = c.draw(2, 31) ? 1e-6f : map == AFT_CUDA_RELU ? 0.0f : 0.5f;
   const AftCudaLinearAttention call{problem.sequence, map, c.heads, eps};
   const int64_t width = c.channels / c.heads;
   const auto feature = [map](double x) {
