@@ -1,5 +1,6 @@
 """TensorRT and TensorRT-RTX: runs an engine on the GPU, without torch."""
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class TensorrtEngine:
         serialized: the engine. It is a program: it holds the plugins' code, and is to be
             loaded from bundles one trusts only.
         runtime: what built it.
-        graphs: record CUDA graphs.
+        graphs: record CUDA graphs; a warning tells where an engine cannot be recorded.
 
     Attributes:
         types: element type of each input and output, as the engine has them.
@@ -200,7 +201,7 @@ class TensorrtEngine:
             self._buckets.move_to_end(key)
             ready = self._buckets[key]
             if self._graphs and ready.graph is None:
-                ready.graph = self._stream.capture(lambda: self._enqueue(ready))
+                self._record(ready)
             return ready
         if len(self._buckets) >= _MAX_BUCKETS:
             self._buckets.popitem(last=False)
@@ -217,6 +218,14 @@ class TensorrtEngine:
             context.set_tensor_address(name, memory.address)
         self._buckets[key] = _Bucket(context, shapes)
         return self._buckets[key]
+
+    def _record(self, ready: _Bucket) -> None:
+        """Records the work of a bucket; some layers, loops among them, cannot be recorded."""
+        try:
+            ready.graph = self._stream.capture(lambda: self._enqueue(ready))
+        except EngineError as error:
+            self._graphs = False
+            warnings.warn(f"CUDA graphs are off: {error.problem}", stacklevel=2)
 
     def _context(self, profile: int) -> Any:
         module = self._trt.module

@@ -191,16 +191,16 @@ def _add_profiles(
 
 @contextmanager
 def _timings(trt: TensorRt, config: Any, path: Path | None) -> Iterator[None]:
-    """Kernel timings of earlier builds; whatever else is in the file is not one's to overwrite."""
+    """Kernel timings of earlier builds; a file that holds anything else is left as it is."""
     if path is None:
         yield
         return
     known = path.read_bytes() if path.exists() else b""
-    cache = trt.attempt(
-        lambda: config.create_timing_cache(known),
-        f"cannot read --timing-cache {path}",
-        "Give a file that an earlier build wrote, or one that does not exist.",
-    )
+    what = f"cannot read --timing-cache {path}"
+    remedy = "Give a file that an earlier build wrote, or one that does not exist."
+    cache = trt.attempt(lambda: config.create_timing_cache(known), what, remedy)
+    if trt.logger.errors:  # it makes an empty one then, which would overwrite the file
+        raise EngineError(f"{trt.title} {what}: {trt.reason()}.", remedy)
     trt.attempt(
         lambda: config.set_timing_cache(cache, ignore_mismatch=False),
         f"refuses --timing-cache {path}, of another GPU or version",

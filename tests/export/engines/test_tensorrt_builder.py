@@ -120,6 +120,19 @@ def test_progress_is_told_and_can_end_the_build(rtx: TensorRt, model: Path) -> N
         build(rtx, model, engines.SETTINGS, precision="fp16", progress=stop)
 
 
+@pytest.mark.filterwarnings("ignore:Use Deprecated")  # this builder times nothing
+def test_timings_are_kept_and_another_file_is_not_overwritten(
+    rtx: TensorRt, model: Path, tmp_path: Path
+) -> None:
+    timings = tmp_path / "timings"
+    build(rtx, model, engines.SETTINGS, precision="fp16", timing_cache=timings)
+    assert timings.stat().st_size > 0
+    timings.write_bytes(b"something else")
+    with pytest.raises(EngineError, match="--timing-cache"):
+        build(rtx, model, engines.SETTINGS, precision="fp16", timing_cache=timings)
+    assert timings.read_bytes() == b"something else"
+
+
 def test_a_library_that_is_no_plugin_library_is_refused(
     rtx: TensorRt, model: Path, tmp_path: Path
 ) -> None:
