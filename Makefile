@@ -27,8 +27,9 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
-# The CUDA kernels, build/cuda/libaft_cuda.a, and the TensorRT plugins over them, in plugins/aftplugins; needs no
-# GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the plugins are built with.
+# The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them for ONNX Runtime and TensorRT, in
+# plugins/aftplugins; needs no GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the
+# TensorRT plugins are built with.
 cuda: $(VENV)/installed
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'

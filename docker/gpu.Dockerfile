@@ -7,7 +7,7 @@
 ARG BASE=nvcr.io/nvidia/tensorrt:25.09-py3
 
 FROM ${BASE} AS builder
-ARG CUDA_ARCHITECTURES="80;86;89;90;100;120"
+ARG AFT_CUDA_ARCH="80;86;89;90;100;120"
 RUN apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv
 WORKDIR /source
 COPY constraints.txt .
@@ -24,7 +24,7 @@ COPY plugins plugins
 COPY serve serve
 RUN pip --python /opt/aftserve install --no-cache-dir --no-deps .
 RUN export PATH=/opt/tools/bin:/usr/local/cuda/bin:$PATH \
-    && cmake -S plugins/cuda -B build -G Ninja -DCMAKE_CUDA_ARCHITECTURES="$CUDA_ARCHITECTURES" \
+    && cmake -S plugins/cuda -B build -G Ninja -DAFT_CUDA_ARCH="$AFT_CUDA_ARCH" \
     && cmake --build build \
     && cmake --install build --prefix "$(/opt/aftserve/bin/python -c 'import aftplugins; print(aftplugins.__path__[0])')" \
     && /opt/aftserve/bin/python -c 'import aftplugins; assert aftplugins.library("tensorrt"), "no plugins"'

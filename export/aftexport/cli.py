@@ -175,6 +175,12 @@ def _verify(words: list[str]) -> int:
     parser.add_argument(
         "--portable", action="store_true", help="use the portable bodies, not the fused kernels"
     )
+    parser.add_argument(
+        "--provider",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="ONNX Runtime's execution provider",
+    )
     options = parser.parse_args(words)
 
     from aftexport.bundle import Bundle
@@ -184,7 +190,7 @@ def _verify(words: list[str]) -> int:
     console = Console()
     bundle = Bundle.open(options.bundle)
     with stage(console, f"Checking {options.bundle}"):
-        results = verify(bundle, fused=not options.portable)
+        results = verify(bundle, fused=not options.portable, provider=options.provider)
     console.print(parity_table(results))
     return 0 if all(r.passed for r in results) else 1
 

@@ -8,33 +8,40 @@ import onnx
 from aftexport.bundle import Bundle
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.engines import Engine
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
-from aftexport.parity import Array, Case, Comparison, compare
+from aftexport.parity import Case, Comparison, compare
 
 
 def verify(
-    bundle: Bundle, *, fused: bool = True, advance: Callable[[], None] = lambda: None
+    bundle: Bundle,
+    *,
+    fused: bool = True,
+    provider: Provider = "cpu",
+    advance: Callable[[], None] = lambda: None,
 ) -> list[Comparison]:
     """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
 
     Args:
         bundle: what to check.
         fused: use the fused kernels where they are built.
+        provider: what runs them.
         advance: called after every case.
 
     Raises:
-        EngineError: where the model cannot be loaded.
+        EngineError: where the model cannot be loaded, or there is no such provider.
     """
     cases = bundle.golden()
-    engine = OnnxRuntimeEngine(bundle.model_path, fused=fused)
+    engine = OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
     for case in cases:
         if case.subject == "model":
             output = engine.run(case.inputs)["logits"]
         else:
-            output = _run_operator(model, case, fused)
+            single = operator_model(model, case).SerializeToString()
+            alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
+            output = np.concatenate(list(alone.values()), axis=-1)
         results.append(compare(case, output, bundle.manifest.precision))
         advance()
     return results
@@ -67,11 +74,6 @@ def verify_engine(
             "Export with another --min-length or --max-length.",
         )
     return results
-
-
-def _run_operator(model: onnx.ModelProto, case: Case, fused: bool) -> Array:
-    single = OnnxRuntimeEngine(operator_model(model, case).SerializeToString(), fused=fused)
-    return np.concatenate(list(single.run(case.inputs).values()), axis=-1)
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""Finds the fused kernels: installation builds ONNX Runtime's, ``make cuda`` TensorRT's."""
+"""Finds the fused kernels that were built, when the package was installed or by ``make cuda``."""
 
 import os
 import sys
@@ -6,9 +6,11 @@ from pathlib import Path
 
 _REMEDIES = {
     "onnxruntime": "install a C++ compiler and install aftexport again",
+    "onnxruntime_cuda": "run `make cuda` in aftexport's source folder",
     "tensorrt": "run `make cuda` in aftexport's source folder",
 }
 RUNTIMES = tuple(_REMEDIES)
+"""ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 

@@ -1,7 +1,7 @@
 // The operators around the attention in a transformer encoder. A constant weight is packed, and constant float16
 // parameters are converted, when the session is made, any other at every run.
 
-#include "encoder.h"
+#include "cpu/encoder.h"
 
 #include <algorithm>
 #include <cstring>

@@ -3,6 +3,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 import toy
@@ -41,7 +42,7 @@ HELP = {
                   "Exit status"),
     ("build", "--help"): ("BUNDLE", "--rebuild", "--timing-cache", "AFTEXPORT_CACHE",
                           "Exit status"),
-    ("verify", "--help"): ("BUNDLE", "--portable", "Exit status"),
+    ("verify", "--help"): ("BUNDLE", "--portable", "--provider", "Exit status"),
     ("inspect", "--help"): ("BUNDLE|MODEL",),
     ("bench", "--help"): ("BUNDLE", "--lengths", "--engine", "--threads", "--rounds", "--against",
                           "--model", "--factory", "--json", "Exit status"),
@@ -73,6 +74,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "build nothing": (["build"], "BUNDLE"),
     "verify nothing": (["verify"], "bundle"),
     "verify two": (["verify", "a", "b"], "b"),
+    "verify a provider unknown": (["verify", "a", "--provider", "rocm"], "rocm"),
     "inspect nothing": (["inspect"], "BUNDLE"),
     "bench nothing": (["bench"], "BUNDLE"),
     "bench no rounds": (["bench", "a", "--rounds", "0"], "--rounds"),
@@ -172,6 +174,17 @@ def test_a_bundle_whose_name_looks_like_markup_is_shown_by_its_name(
         outcome = run_here([command, name], capsys)
         assert outcome.code == 0, outcome.err
         assert name in outcome.out
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="ONNX Runtime has the CUDA execution provider",
+)
+def test_a_provider_that_is_missing_is_refused_with_the_remedy(
+    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["verify", bundle_folder, "--provider", "cuda"], capsys)
+    assert_refused(outcome, "pip install onnxruntime-gpu")
 
 
 def test_inspect_shows_a_bundle_and_changes_nothing(

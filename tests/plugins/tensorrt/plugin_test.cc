@@ -182,6 +182,8 @@ void test_output(IPluginCreatorV3One& creator, const Expected& e) {
     DataType result = DataType::kINT64;
     expect(plugin.build->getOutputDataTypes(&result, 1, types.data(), inputs) == 0 && result == type,
            e.op + " has a wrong output type");
+    DataType two[2];
+    expect(plugin.build->getOutputDataTypes(two, 2, types.data(), inputs) != 0, e.op + " has two outputs");
   }
 }
 
@@ -304,6 +306,7 @@ void test_refused_types(const Plugins& plugins, Log* log) {
   expect_refused({bf16, bf16, fp32, int64}, "value is float32, expected bfloat16");
   expect_refused({fp16, fp16, fp16, int32}, "lengths is int32, expected int64");
   expect_refused({fp32, fp32, int64}, "has 3 inputs, expected 4");
+  expect_refused({fp32, fp32, fp32, int64, int64}, "has 5 inputs, expected 4");
 }
 
 template <class Log>
