@@ -78,8 +78,10 @@ serve() {
     sleep 0.5
   done
   grep -q 'fused kernel' "$log" || { cat "$log"; echo "the kernels are not used"; exit 1; }
-  grep -q '"label":' <<< "$(ask /infer --json '{"text": "a long document"}' | tee /dev/stderr)"
-  echo
+  local answer
+  answer=$(ask /infer --json '{"text": "a long document"}')
+  echo "$answer"
+  grep -q '"label":' <<< "$answer"
   kill -TERM "$(pgrep -f "^/opt/aftserve/bin/python.* --host 127.0.0.1 --port $port")"
   wait "$server" || { cat "$log"; echo "it did not stop as it should"; exit 1; }
   server=
