@@ -25,13 +25,21 @@ class InferRequest(BaseModel):
             raise ValueError("give exactly one of text, texts and input_ids")
         return self
 
+    @property
+    def count(self) -> int:
+        """Number of documents."""
+        return 1 if self.text is not None else len(self.texts or self.input_ids or [])
+
 
 class Timings(BaseModel):
     """Where the time went, in seconds."""
 
     tokenize_seconds: float
     queue_seconds: float = Field(description="Waiting for documents that came before.")
-    inference_seconds: float
+    inference_seconds: float = Field(description="Of the run, alone or with others.")
+    predicted_seconds: float = Field(
+        description="Of queue and inference of the whole request, when it was accepted."
+    )
 
 
 class DocumentResult(BaseModel):
@@ -61,3 +69,47 @@ class Status(BaseModel):
     """Liveness or readiness."""
 
     status: str
+
+
+class Limits(BaseModel):
+    """What a request may have at most."""
+
+    max_tokens: int = Field(description="Of one document.")
+    max_characters: int = Field(description="Of one text.")
+    max_documents: int
+    max_body_bytes: int
+    max_queue_seconds: float = Field(description="Predicted work before it; more is refused.")
+    deadline_seconds: float = Field(description="From its first line to the answer.")
+    budget_tokens: int = Field(description="Of one run of several documents, with padding.")
+
+
+class MeasuredRun(BaseModel):
+    """A run timed at start."""
+
+    documents: int
+    tokens: int = Field(description="Of each document.")
+    seconds: float
+    pays: bool = Field(description="Clearly less than the documents one by one.")
+
+
+class Calibration(BaseModel):
+    """What documents cost on this machine."""
+
+    measurements: list[MeasuredRun]
+    batch_up_to_tokens: int = Field(description="Documents longer than this run alone.")
+    batch_up_to_documents: int
+    pace: float = Field(description="Time of the last runs, over what was calibrated.")
+
+
+class Info(BaseModel):
+    """The server, its model and its limits."""
+
+    version: str
+    engine: str
+    labels: list[str]
+    vocab_size: int
+    precision: str
+    operators: dict[str, int]
+    tokenizer: bool = Field(description="Whether texts are taken, and not ids alone.")
+    limits: Limits
+    calibration: Calibration

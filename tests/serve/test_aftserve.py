@@ -32,10 +32,11 @@ def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path:
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')\n")
     blocked = run_python(
         "-c", "import sys; sys.modules.update(torch=None, onnxscript=None); "
-        "import aftserve.cli, aftserve.app; from aftexport.bundle import Bundle; "
-        "from pathlib import Path; from aftserve.classifier import Classifier; "
-        "c = Classifier(Bundle.open(Path(sys.argv[1]))); aftserve.app.create_app(c); "
-        "print(c.classify(c.tokenize('a')).label)",
+        "from rich.console import Console; from aftserve.app import create_app; "
+        "from aftserve.server import load; from aftserve.settings import Settings; "
+        "service = load(Settings.read(sys.argv[1:]), Console(quiet=True)); create_app(service); "
+        "classifier = service.classifier; "
+        "print(classifier.classify([classifier.tokenize('a')])[0].label)",
         bundle_folder, cwd=tmp_path,
     )  # fmt: skip
     assert blocked.code == 0, blocked.err

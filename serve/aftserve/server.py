@@ -1,0 +1,111 @@
+"""From the start of the process to its end: load, serve, drain, exit."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import numpy as np
+import uvicorn
+from rich.console import Console
+
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import operator_paths
+from aftexport.report import operator_table, stage
+from aftserve import logs
+from aftserve.app import create_app
+from aftserve.calibration import Costs, calibrate
+from aftserve.classifier import Classifier
+from aftserve.engine import load_engine
+from aftserve.http_protocol import TimedProtocol
+from aftserve.service import Service
+from aftserve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: Settings, console: Console) -> int:
+    """Serves until the process is told to stop, or can no longer; returns its exit status.
+
+    Raises:
+        AftexportError: where the bundle cannot be served.
+    """
+    service = load(settings, console)
+    logs.configure(settings.log_format)
+    server = Server(service)
+    server.run()
+    if service.health.phase == "failed":
+        # A run that hangs would hold up an orderly exit.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
+    return 0
+
+
+def load(settings: Settings, console: Console) -> Service:
+    """Loads a bundle and measures what its documents cost; no request waits for that."""
+    with stage(console, f"Checking {settings.bundle}"):
+        bundle = Bundle.open(settings.bundle)
+    with stage(console, "Loading the model"):
+        classifier = Classifier(
+            bundle,
+            load_engine(bundle, settings),
+            max_tokens=settings.max_tokens,
+            max_characters=settings.max_characters,
+        )
+    console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+    with stage(console, "Calibrating"):
+        costs = measured_costs(classifier, settings.budget_tokens)
+    return Service(classifier, costs, settings)
+
+
+def measured_costs(classifier: Classifier, budget_tokens: int) -> Costs:
+    """Calibrates with documents of one repeated token."""
+    return calibrate(
+        lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
+        classifier.max_tokens,
+        budget_tokens,
+    )
+
+
+class Server(uvicorn.Server):
+    """Stops in steps: not ready, then no new connections, then gone.
+
+    Args:
+        service: what it serves.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                host=settings.host,
+                port=settings.port,
+                http=TimedProtocol.within(settings.receive_seconds),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
+            )
+        )
+        self._health = service.health
+        self._drain_seconds = settings.drain_seconds
+        self._health.when_failed(self._leave)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
+        if self._health.phase == "ready" and sig == signal.SIGTERM:
+            self._health.phase = "draining"
+            loop = asyncio.get_event_loop()
+            loop.call_soon_threadsafe(loop.call_later, self._drain_seconds, self._leave)
+            logger.info("draining for %g s", self._drain_seconds)
+        else:
+            self.force_exit = self.should_exit
+            self._leave()
+
+    def _leave(self) -> None:
+        self.should_exit = True
