@@ -9,10 +9,11 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
 from aftexport import __version__
 from aftexport.errors import AftexportError, EngineError, InputError
-from aftserve.errors import DocumentTooLongError, RefusedError
+from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.presence import while_wanted
 from aftserve.receiving import ReceivingLimits
 from aftserve.request_log import RequestLog, note
@@ -78,6 +79,8 @@ def create_app(service: Service) -> FastAPI:
             )
         try:
             return InferRequest.model_validate_json(await request.body())
+        except ClientDisconnect:
+            raise ClientGoneError from None
         except ValidationError as error:
             raise RequestValidationError(error.errors(include_url=False)) from error
 

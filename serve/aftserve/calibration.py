@@ -5,7 +5,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -16,7 +15,8 @@ BATCH_LENGTHS = (16, 64, 256, 1024)
 _ROUNDS = 5
 _SLOW_SECONDS = 0.1
 _MOST_SECONDS = 0.5
-_STEEPEST_FLAT = 1.25
+_SPAN = 8
+_STEEPEST_FLAT = 1.5
 _GAIN = 0.95
 
 
@@ -39,7 +39,7 @@ class Costs:
     """Predicts the seconds of a run from measurements.
 
     Between two measured lengths the prediction is linear. Past the longest it grows with
-    the tokens, or with the power of them that the last two lengths show, where that is
+    the tokens, or with the power of them that the long documents show, where that is
     clearly more: AFT-full is quadratic.
 
     Args:
@@ -139,9 +139,13 @@ def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:
 
 
 def _power(curve: Sequence[Measurement]) -> float:
-    """The power of the tokens that the seconds grow with, 1 unless it is clearly more."""
-    powers = [
-        math.log(high.seconds / low.seconds) / math.log(high.tokens / low.tokens)
-        for low, high in pairwise(curve)
-    ]
-    return powers[-1] if powers and powers[-1] > _STEEPEST_FLAT else 1.0
+    """The power of the tokens that the seconds grow with; 1 unless it is clearly more.
+
+    Taken over a wide span: one slow moment of the machine must not make a model quadratic.
+    """
+    high = curve[-1]
+    low = next((m for m in reversed(curve) if m.tokens * _SPAN <= high.tokens), high)
+    if low is high:
+        return 1.0
+    power = math.log(high.seconds / low.seconds) / math.log(high.tokens / low.tokens)
+    return power if power > _STEEPEST_FLAT else 1.0

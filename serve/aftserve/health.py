@@ -14,7 +14,7 @@ class Health:
     def __init__(self) -> None:
         self.phase = "starting"
         self.breach: str | None = None
-        self._on_failure: Callable[[], None] = lambda: None
+        self._on_failure: list[Callable[[], object]] = []
 
     @property
     def ready(self) -> bool:
@@ -34,10 +34,11 @@ class Health:
         return self.phase
 
     def fail(self) -> None:
-        """The server cannot go on; whoever runs it is told to end it."""
+        """The server cannot go on, and ends."""
         self.phase = "failed"
-        self._on_failure()
+        for action in self._on_failure:
+            action()
 
-    def when_failed(self, action: Callable[[], None]) -> None:
+    def when_failed(self, action: Callable[[], object]) -> None:
         """Has ``action`` called at a failure."""
-        self._on_failure = action
+        self._on_failure.append(action)

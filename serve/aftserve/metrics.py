@@ -86,6 +86,9 @@ class Metrics:
         self.waiting_documents = Gauge(
             "aftserve_waiting_documents", "Documents in the queue.", registry=registry
         )
+        self.running_documents = Gauge(
+            "aftserve_running_documents", "Documents the engine is at.", registry=registry
+        )
         self.backlog_seconds = Gauge(
             "aftserve_backlog_seconds", "Predicted time until the queue is empty.",
             registry=registry,

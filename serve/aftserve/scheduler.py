@@ -15,11 +15,12 @@ from aftserve.engine_thread import EngineThread, EngineThreadError
 from aftserve.errors import UnavailableError
 from aftserve.metrics import Metrics
 from aftserve.pace import Pace
+from aftserve.watchdog import PARTS
 
 logger = logging.getLogger(__name__)
 
 _STALL_FACTOR = 10
-_STOP_SECONDS = 5.0
+_STOP_SHARE = 0.5
 
 
 class StalledError(Exception):
@@ -69,10 +70,16 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def running_documents(self) -> int:
+        """Documents of the run that the engine is at."""
+        return len(self._running)
+
+    @property
     def backlog_seconds(self) -> float:
         """Until everything accepted so far is answered, as predicted."""
-        running = self._running_until - time.monotonic() if self._running else 0.0
-        return max(running, 0.0) + self._waiting_seconds * self.pace.value
+        # A run that is late by some time may well take as long again.
+        running = abs(self._running_until - time.monotonic()) if self._running else 0.0
+        return running + self._waiting_seconds * self.pace.value
 
     def submit(self, ids: Tokens, promised: float) -> "asyncio.Future[Result]":
         """Puts a checked document in the queue.
@@ -179,11 +186,11 @@ class Scheduler:
 
     async def _end_of(self, run: "asyncio.Future[list[Answer]]", predicted: float) -> None:
         """Waits for a run, and stops one that makes no progress."""
-        await asyncio.wait({run}, timeout=self._stall_seconds + _STALL_FACTOR * predicted)
+        await _wait(run, self._stall_seconds + _STALL_FACTOR * predicted)
         if not run.done():
             logger.error("a run predicted to take %.3f s does not end; stopping it", predicted)
             self._stop.request()
-            await asyncio.wait({run}, timeout=_STOP_SECONDS)
+            await _wait(run, _STOP_SHARE * self._stall_seconds)
         if not run.done():
             raise StalledError("A run of the engine does not end and cannot be stopped.")
 
@@ -211,3 +218,9 @@ class Scheduler:
         self._waiting.clear()
         self._waiting_seconds = 0.0
         self._fail(jobs, self._closed)
+
+
+async def _wait(run: "asyncio.Future[list[Answer]]", seconds: float) -> None:
+    for _ in range(PARTS):
+        if not run.done():
+            await asyncio.wait({run}, timeout=seconds / PARTS)

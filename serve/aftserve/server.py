@@ -89,23 +89,34 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=int(settings.shutdown_seconds) or 1,
+                # Later than every accepted request has its answer or its error.
+                timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )
         self._health = service.health
         self._drain_seconds = settings.drain_seconds
+        self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
         if self._health.phase == "ready" and sig == signal.SIGTERM:
             self._health.phase = "draining"
-            loop = asyncio.get_event_loop()
-            loop.call_soon_threadsafe(loop.call_later, self._drain_seconds, self._leave)
-            logger.info("draining for %g s", self._drain_seconds)
+            asyncio.get_event_loop().call_soon_threadsafe(self._drain)
         else:
             self.force_exit = self.should_exit
             self._leave()
 
+    def _drain(self) -> None:
+        """Goes on serving until whoever sends requests has seen that none are wanted."""
+        logger.info("draining for %g s", self._drain_seconds)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._drain_seconds, self._leave)
+        loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)
+
     def _leave(self) -> None:
         self.should_exit = True
+
+    def _give_up(self) -> None:
+        logger.error("accepted requests are not answered in %g s", self._shutdown_seconds)
+        self._health.fail()

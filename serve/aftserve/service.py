@@ -54,6 +54,7 @@ class Service:
         self.metrics.ready.set_function(lambda: self.health.ready)
         self.metrics.pace.set_function(lambda: self.scheduler.pace.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
+        self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
 
     @asynccontextmanager
@@ -61,6 +62,8 @@ class Service:
         """Answers requests while the block runs."""
         scheduling = asyncio.create_task(self.scheduler.serve())
         scheduling.add_done_callback(self._scheduler_ended)
+        # With the scheduler, whoever still waits gets an error.
+        self.health.when_failed(scheduling.cancel)
         self.health.phase = "ready"
         async with watched_loop(self.settings.stall_seconds):
             yield

@@ -2,33 +2,46 @@
 
 import asyncio
 import faulthandler
+import os
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
-_BEATS = 4
+PARTS = 8
+"""A wait is taken in so many parts: of a time in which the whole process was paused, by a
+signal or with its machine, no more than one counts."""
 
 
 @asynccontextmanager
 async def watched_loop(stall_seconds: float) -> AsyncIterator[None]:
     """While the block runs, a loop that stands still ends the process with status 1.
 
-    Nothing that runs in Python could notice: the watch is a thread of the interpreter that
-    takes no lock. It writes where every thread stands to standard error.
+    Where every thread stands is written to standard error first.
 
     Args:
         stall_seconds: for which the loop may stand still.
     """
-    beating = asyncio.create_task(_beat(stall_seconds))
+    beats, ended = threading.Event(), threading.Event()
+    interval = stall_seconds / PARTS
+
+    def watch() -> None:
+        missed = 0
+        while not ended.wait(interval):
+            missed = 0 if beats.is_set() else missed + 1
+            beats.clear()
+            if missed == PARTS:
+                faulthandler.dump_traceback()
+                os._exit(1)
+
+    async def beat() -> None:
+        while True:
+            beats.set()
+            await asyncio.sleep(interval / 2)
+
+    beating = asyncio.create_task(beat())
+    threading.Thread(target=watch, name="watchdog", daemon=True).start()
     try:
         yield
     finally:
+        ended.set()
         beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
-        faulthandler.cancel_dump_traceback_later()
-
-
-async def _beat(stall_seconds: float) -> None:
-    while True:
-        faulthandler.dump_traceback_later(stall_seconds, exit=True)
-        await asyncio.sleep(stall_seconds / _BEATS)

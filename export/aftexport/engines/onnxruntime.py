@@ -50,6 +50,7 @@ class OnnxRuntimeEngine:
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
         """Runs the model once; see ``Engine.run``. A stop takes effect between two operators."""
         options = onnxruntime.RunOptions()
+        options.log_severity_level = 4  # a failure is raised, and a stop is none
         # The runtime looks at this before every operator; the session stays usable.
         stopping = (stop or Stop()).ending(partial(setattr, options, "terminate", True))
         try:
