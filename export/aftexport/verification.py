@@ -6,18 +6,24 @@ import onnx
 
 from aftexport.bundle import Bundle
 from aftexport.domain import DOMAIN, VERSION
+from aftexport.engines import Engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 from aftexport.parity import Array, Case, Comparison, compare
 
 
 def verify(
-    bundle: Bundle, *, fused: bool = True, advance: Callable[[], None] = lambda: None
+    bundle: Bundle,
+    *,
+    engine: Engine | None = None,
+    fused: bool = True,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[Comparison]:
     """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
 
     Args:
         bundle: what to check.
+        engine: the bundle's model, loaded; None to load it for this alone.
         fused: use the fused kernels where they are built.
         advance: called after every case.
 
@@ -25,7 +31,7 @@ def verify(
         EngineError: where the model cannot be loaded.
     """
     cases = bundle.golden()
-    engine = OnnxRuntimeEngine(bundle.model_path, fused=fused)
+    engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused)
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
     for case in cases:

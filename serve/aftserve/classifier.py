@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle import Bundle
 from aftexport.engines import Engine, Stop
-from aftexport.errors import InputError
+from aftexport.errors import EngineError, InputError
 from aftexport.manifest import MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 
@@ -23,10 +23,12 @@ class Answer:
     Attributes:
         label: the class with the largest score.
         scores: probability of every class, by label.
+        logits: ``[C]``, in float64.
     """
 
     label: str
     scores: dict[str, float]
+    logits: NDArray[np.float64]
 
 
 class Classifier:
@@ -128,7 +130,7 @@ class Classifier:
 
         Raises:
             RunStoppedError: where ``stop`` ended the run.
-            EngineError: where the engine fails.
+            EngineError: where the engine fails, or answers no numbers.
         """
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
         padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
@@ -137,9 +139,12 @@ class Classifier:
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
         logits = outputs["logits"].astype(np.float64)
-        weights = np.exp(logits - logits.max(1, keepdims=True))
-        return [self._answer(row / row.sum()) for row in weights]
+        if not np.isfinite(logits).all():
+            raise EngineError("The model's answer is not a number.", "Send another document.")
+        return [self._answer(row) for row in logits]
 
-    def _answer(self, scores: NDArray[np.float64]) -> Answer:
+    def _answer(self, logits: NDArray[np.float64]) -> Answer:
+        weights = np.exp(logits - logits.max())
+        scores = (weights / weights.sum()).tolist()
         labels = self.manifest.labels
-        return Answer(labels[int(scores.argmax())], dict(zip(labels, scores.tolist(), strict=True)))
+        return Answer(labels[int(logits.argmax())], dict(zip(labels, scores, strict=True)), logits)

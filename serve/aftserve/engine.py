@@ -6,10 +6,20 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftserve.settings import Settings
 
 
-def load_engine(bundle: Bundle, settings: Settings) -> Engine:
+def load_engine(bundle: Bundle, settings: Settings, *, safe: bool = False) -> Engine:
     """Loads the model of a bundle.
+
+    Args:
+        bundle: a checked bundle.
+        settings: of the server.
+        safe: in standard operators alone, without kernels of our own.
 
     Raises:
         EngineError: where the runtime refuses it.
     """
-    return OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, arena=settings.arena)
+    return OnnxRuntimeEngine(
+        bundle.model_path,
+        threads=settings.threads or 0,
+        arena=settings.arena,
+        fused=not safe,
+    )

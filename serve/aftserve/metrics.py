@@ -26,6 +26,7 @@ _SECONDS = (
 )
 """From a short document at once to a very long one after a queue."""
 _TOKENS = tuple(float(1 << power) for power in range(4, 21, 2))
+_ERRORS = tuple(10.0**power for power in range(-9, 1))
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -83,6 +84,18 @@ class Metrics:
         self.failed_runs = Counter(
             "aftserve_failed_runs", "Runs in which the engine failed.", registry=registry
         )
+        self.parity_checks = Counter(
+            "aftserve_parity_checks", "Comparisons with PyTorch, or of a batch with runs alone.",
+            ["kind", "verdict"], registry=registry,
+        )  # fmt: skip
+        self.parity_error = Histogram(
+            "aftserve_parity_error", "Error of these, relative to the largest output.", ["kind"],
+            buckets=_ERRORS, registry=registry,
+        )  # fmt: skip
+        self.skipped_checks = Counter(
+            "aftserve_skipped_parity_checks", "Live documents drawn for a check that was not made.",
+            registry=registry,
+        )  # fmt: skip
         self.waiting_documents = Gauge(
             "aftserve_waiting_documents", "Documents in the queue.", registry=registry
         )

@@ -39,6 +39,9 @@ class Scheduler:
         budget_tokens: most tokens of a batch, padding included.
         stall_seconds: a run may be late by this and ten times its prediction.
         metrics: what it counts.
+
+    Attributes:
+        engine_free: held during a run; whoever holds it has the engine to itself.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Scheduler:
         self._running_until = 0.0
         self._stop = Stop()
         self._arrival = asyncio.Event()
+        self.engine_free = asyncio.Lock()
         self._closed: Exception | None = None
 
     @property
@@ -81,12 +85,19 @@ class Scheduler:
         running = abs(self._running_until - time.monotonic()) if self._running else 0.0
         return running + self._waiting_seconds * self.pace.value
 
-    def submit(self, ids: Tokens, promised: float) -> "asyncio.Future[Result]":
+    def use(self, classifier: Classifier, costs: Costs) -> None:
+        """Runs another model from now on; for whoever holds ``engine_free``."""
+        self._classifier, self.costs, self.pace = classifier, costs, Pace()
+
+    def submit(
+        self, ids: Tokens, promised: float, *, alone: bool = False
+    ) -> "asyncio.Future[Result]":
         """Puts a checked document in the queue.
 
         Args:
             ids: its tokens.
             promised: when it is predicted to be answered, by ``time.monotonic``.
+            alone: it shares no run.
 
         Returns:
             A future of the result. Cancel it where the answer is no longer wanted; it
@@ -94,7 +105,7 @@ class Scheduler:
             UnavailableError where the scheduler ends.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        job = Job(ids, self.costs.alone(len(ids)), promised, future)
+        job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
         if self._closed is not None:
             future.set_exception(self._closed)
             return future
@@ -113,9 +124,9 @@ class Scheduler:
         try:
             while True:
                 await self._arrival.wait()
-                batch = self._take()
-                if batch:
-                    await self._run(batch, thread)
+                async with self.engine_free:
+                    if batch := self._take():
+                        await self._run(batch, thread)
         finally:
             thread.close()
             self._close()

@@ -1,6 +1,6 @@
 """What goes over the wire."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
@@ -83,6 +83,69 @@ class Limits(BaseModel):
     budget_tokens: int = Field(description="Of one run of several documents, with padding.")
 
 
+class GoldenCase(BaseModel):
+    """One of the bundle's own cases, with PyTorch's outputs, run on this machine."""
+
+    case: str
+    subject: str = Field(description="model, or an operator alone.")
+    shape: list[int]
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    bound: float
+    label_flips: int
+    passed: bool
+
+
+class ParityReport(BaseModel):
+    """How the served engine compares with PyTorch's stored outputs."""
+
+    golden: list[GoldenCase]
+    within: bool
+    reference: bool = Field(description="Whether POST /parity can ask PyTorch itself.")
+    shadow: float = Field(description="Share of live documents that are checked in passing.")
+
+
+class ParityRequest(BaseModel):
+    """A document to compare: exactly one of the two forms."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = None
+    input_ids: TokenIds | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give exactly one of text and input_ids")
+        return self
+
+    def as_infer(self) -> InferRequest:
+        """The request for the document's answer alone."""
+        ids = [self.input_ids] if self.input_ids is not None else None
+        return InferRequest(text=self.text, texts=None, input_ids=ids)
+
+
+class OutputParity(BaseModel):
+    """One logit."""
+
+    label: str
+    served: float
+    reference: float
+    difference: float
+
+
+class ParityCheck(BaseModel):
+    """The served engine against PyTorch, on one document."""
+
+    tokens: int
+    outputs: list[OutputParity]
+    error: float = Field(description="max |output - reference| / max(1, max |reference|)")
+    bound: float
+    within: bool
+    label_flips: int
+
+
 class MeasuredRun(BaseModel):
     """A run timed at start."""
 
@@ -106,6 +169,7 @@ class Info(BaseModel):
 
     version: str
     engine: str
+    safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
     labels: list[str]
     vocab_size: int
     precision: str

@@ -7,7 +7,6 @@ import signal
 import sys
 from types import FrameType
 
-import numpy as np
 import uvicorn
 from rich.console import Console
 
@@ -16,10 +15,8 @@ from aftexport.engines.onnxruntime import operator_paths
 from aftexport.report import operator_table, stage
 from aftserve import logs
 from aftserve.app import create_app
-from aftserve.calibration import Costs, calibrate
-from aftserve.classifier import Classifier
-from aftserve.engine import load_engine
 from aftserve.http_protocol import TimedProtocol
+from aftserve.loading import load_trusted_model
 from aftserve.service import Service
 from aftserve.settings import Settings
 
@@ -45,29 +42,13 @@ def serve(settings: Settings, console: Console) -> int:
 
 
 def load(settings: Settings, console: Console) -> Service:
-    """Loads a bundle and measures what its documents cost; no request waits for that."""
+    """Loads a bundle; raises AftexportError where it cannot be served."""
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
-    with stage(console, "Loading the model"):
-        classifier = Classifier(
-            bundle,
-            load_engine(bundle, settings),
-            max_tokens=settings.max_tokens,
-            max_characters=settings.max_characters,
-        )
+    with stage(console, "Loading, comparing with PyTorch's outputs, calibrating"):
+        model = load_trusted_model(bundle, settings)
     console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
-    with stage(console, "Calibrating"):
-        costs = measured_costs(classifier, settings.budget_tokens)
-    return Service(classifier, costs, settings)
-
-
-def measured_costs(classifier: Classifier, budget_tokens: int) -> Costs:
-    """Calibrates with documents of one repeated token."""
-    return calibrate(
-        lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
-        classifier.max_tokens,
-        budget_tokens,
-    )
+    return Service(bundle, model, settings)
 
 
 class Server(uvicorn.Server):

@@ -10,15 +10,28 @@ import anyio
 import anyio.to_thread
 
 from aftexport import __version__
+from aftexport.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.admission import Admission
-from aftserve.calibration import Costs
-from aftserve.classifier import Classifier, Tokens
+from aftserve.batching import Result
+from aftserve.classifier import Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.health import Health
+from aftserve.loading import LoadedModel, load_model
 from aftserve.metrics import Metrics
+from aftserve.parity import Parity
+from aftserve.reference_process import ReferenceProcess
 from aftserve.scheduler import Scheduler
-from aftserve.schemas import Calibration, DocumentResult, InferRequest, Info, Limits, Timings
+from aftserve.schemas import (
+    Calibration,
+    DocumentResult,
+    InferRequest,
+    Info,
+    Limits,
+    ParityCheck,
+    ParityRequest,
+    Timings,
+)
 from aftserve.settings import Settings
 from aftserve.watchdog import watched_loop
 
@@ -32,25 +45,36 @@ class Service:
     """Everything behind the HTTP interface.
 
     Args:
-        classifier: with its engine.
-        costs: of its runs.
+        bundle: a checked bundle.
+        model: of it, loaded.
         settings: of the server.
     """
 
-    def __init__(self, classifier: Classifier, costs: Costs, settings: Settings) -> None:
-        self.classifier = classifier
+    def __init__(self, bundle: Bundle, model: LoadedModel, settings: Settings) -> None:
         self.settings = settings
+        self.model = model
         self.health = Health()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
-            classifier,
-            costs,
+            model.classifier,
+            model.costs,
             self.metrics,
             budget_tokens=settings.budget_tokens,
             stall_seconds=settings.stall_seconds,
         )
-        self.admission = Admission(self.scheduler, settings.max_queue_seconds)
+        self.parity = Parity(
+            bundle.manifest,
+            model.golden,
+            ReferenceProcess(bundle.path, settings) if settings.reference else None,
+            share=settings.shadow,
+            alone=self._alone,
+            on_breach=self._breached,
+            metrics=self.metrics,
+        )
+        self._bundle = bundle
+        self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = anyio.CapacityLimiter(_TOKENIZER_THREADS)
+        self._falling_back: asyncio.Task[None] | None = None
         self.metrics.ready.set_function(lambda: self.health.ready)
         self.metrics.pace.set_function(lambda: self.scheduler.pace.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
@@ -65,39 +89,12 @@ class Service:
         # With the scheduler, whoever still waits gets an error.
         self.health.when_failed(scheduling.cancel)
         self.health.phase = "ready"
+        if self.model.breach is not None:
+            self._breached(self.model.breach)
         async with watched_loop(self.settings.stall_seconds):
             yield
+        await self.parity.close()
         scheduling.cancel()
-
-    def _scheduler_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled():
-            logger.critical("the scheduler has ended", exc_info=task.exception())
-            self.health.fail()
-
-    def info(self) -> Info:
-        """What ``GET /info`` answers."""
-        manifest, settings = self.classifier.manifest, self.settings
-        return Info(
-            version=__version__,
-            engine=self.classifier.engine.name,
-            labels=list(manifest.labels),
-            vocab_size=manifest.vocab_size,
-            precision=manifest.precision,
-            operators=manifest.operators,
-            tokenizer=self.classifier.has_tokenizer,
-            limits=Limits(
-                max_tokens=self.classifier.max_tokens,
-                max_characters=settings.max_characters,
-                max_documents=settings.max_documents,
-                max_body_bytes=settings.max_body_bytes,
-                max_queue_seconds=settings.max_queue_seconds,
-                deadline_seconds=settings.deadline_seconds,
-                budget_tokens=settings.budget_tokens,
-            ),
-            calibration=Calibration(
-                pace=self.scheduler.pace.value, **self.scheduler.costs.to_dict()
-            ),
-        )
 
     def check_open(self) -> None:
         """Refuses a request before it is read.
@@ -108,7 +105,7 @@ class Service:
         """
         if not self.health.answers:
             raise UnavailableError(f"The server is {self.health.status}.", "Ask another one.", 1)
-        self.admission.check_queue()
+        self._admission.check_queue()
 
     async def classify(self, request: InferRequest, deadline: float) -> list[DocumentResult]:
         """Answers a request whole; cancelled, it leaves nothing in the queue.
@@ -129,48 +126,70 @@ class Service:
                 "Send them in several requests.",
             )
         documents = [await self._tokens(index, request) for index in range(request.count)]
-        tokens = [ids for ids, _ in documents]
         admitted = time.monotonic()
-        predicted = self.admission.admit([len(ids) for ids in tokens], deadline - admitted)
-        futures = [self.scheduler.submit(ids, admitted + predicted) for ids in tokens]
-        results = []
-        try:
-            for future, (ids, tokenize_seconds) in zip(futures, documents, strict=True):
-                done = await future
-                timings = Timings(
+        tokens = [ids for ids, _ in documents]
+        predicted, done = await self._run(tokens, deadline)
+        results = [
+            DocumentResult(
+                label=result.answer.label,
+                scores=result.answer.scores,
+                tokens_total=len(ids),
+                tokens_used=len(ids),
+                truncated=False,
+                timings=Timings(
                     tokenize_seconds=tokenize_seconds,
-                    queue_seconds=done.started - admitted,
-                    inference_seconds=done.inference_seconds,
+                    queue_seconds=result.started - admitted,
+                    inference_seconds=result.inference_seconds,
                     predicted_seconds=predicted,
-                )
-                results.append(
-                    DocumentResult(
-                        label=done.answer.label,
-                        scores=done.answer.scores,
-                        tokens_total=len(ids),
-                        tokens_used=len(ids),
-                        truncated=False,
-                        timings=timings,
-                    )
-                )
+                ),
+            )
+            for result, (ids, tokenize_seconds) in zip(done, documents, strict=True)
+        ]
+        self._count(results, predicted, time.monotonic() - admitted)
+        for ids, result in zip(tokens, done, strict=True):
+            self.parity.sample(ids, result)
+        return results
+
+    async def compare(self, request: ParityRequest, deadline: float) -> ParityCheck:
+        """Answers a document and compares that with PyTorch; see ``classify``.
+
+        Raises:
+            ReferenceError: where there is no PyTorch model, or it fails.
+        """
+        ids, _ = await self._tokens(0, request.as_infer())
+        _, (result,) = await self._run([ids], deadline)
+        return await self.parity.check(ids, result.answer.logits)
+
+    async def _run(
+        self, documents: Sequence[Tokens], deadline: float
+    ) -> tuple[float, list[Result]]:
+        """What they were predicted to take together, and their results."""
+        now = time.monotonic()
+        predicted = self._admission.admit([len(ids) for ids in documents], deadline - now)
+        futures = [self.scheduler.submit(ids, now + predicted) for ids in documents]
+        try:
+            return predicted, [await future for future in futures]
         finally:
             for future in futures:
                 future.cancel()
-        self._count(results, predicted, time.monotonic() - admitted)
-        return results
+
+    async def _alone(self, ids: Tokens) -> Result:
+        promised = time.monotonic() + self.scheduler.backlog_seconds
+        return await self.scheduler.submit(ids, promised, alone=True)
 
     async def _tokens(self, index: int, request: InferRequest) -> tuple[Tokens, float]:
         """The checked tokens of a document, and the seconds it took to make them of a text."""
+        classifier = self.model.classifier
         try:
             if request.input_ids is not None:
-                return self.classifier.check(request.input_ids[index]), 0.0
+                return classifier.check(request.input_ids[index]), 0.0
             text = request.text if request.text is not None else (request.texts or [])[index]
-            self.classifier.check_text(text)
+            classifier.check_text(text)
             start = time.perf_counter()
             ids = await anyio.to_thread.run_sync(
-                self.classifier.tokenize, text, abandon_on_cancel=True, limiter=self._tokenizers
+                classifier.tokenize, text, abandon_on_cancel=True, limiter=self._tokenizers
             )
-            return self.classifier.check(ids), time.perf_counter() - start
+            return classifier.check(ids), time.perf_counter() - start
         except InputError as error:
             raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
 
@@ -182,3 +201,56 @@ class Service:
             for stage in ("tokenize", "queue", "inference"):
                 seconds = getattr(result.timings, f"{stage}_seconds")
                 self.metrics.stage_seconds.labels(stage).observe(seconds)
+
+    def _scheduler_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled():
+            logger.critical("the scheduler has ended", exc_info=task.exception())
+            self.health.fail()
+
+    def _breached(self, reason: str) -> None:
+        logger.error("parity is broken: %s", reason)
+        if self.settings.on_breach == "unready" or self.model.safe:
+            self.health.breach = reason
+        elif self._falling_back is None:
+            self._falling_back = asyncio.create_task(self._fall_back(reason))
+
+    async def _fall_back(self, reason: str) -> None:
+        """Goes on with standard operators alone, if their golden cases are within the bound."""
+        async with self.scheduler.engine_free:
+            model = await anyio.to_thread.run_sync(
+                lambda: load_model(self._bundle, self.settings, safe=True)
+            )
+            if model.breach is not None:
+                self.health.breach = reason
+                return
+            self.model = model
+            self.parity.golden = model.golden
+            self.scheduler.use(model.classifier, model.costs)
+            logger.warning("serving by portable bodies alone from now on")
+
+    def info(self) -> Info:
+        """What ``GET /info`` answers."""
+        classifier, settings = self.model.classifier, self.settings
+        manifest = classifier.manifest
+        return Info(
+            version=__version__,
+            engine=classifier.engine.name,
+            safe=self.model.safe,
+            labels=list(manifest.labels),
+            vocab_size=manifest.vocab_size,
+            precision=manifest.precision,
+            operators=manifest.operators,
+            tokenizer=classifier.has_tokenizer,
+            limits=Limits(
+                max_tokens=classifier.max_tokens,
+                max_characters=settings.max_characters,
+                max_documents=settings.max_documents,
+                max_body_bytes=settings.max_body_bytes,
+                max_queue_seconds=settings.max_queue_seconds,
+                deadline_seconds=settings.deadline_seconds,
+                budget_tokens=settings.budget_tokens,
+            ),
+            calibration=Calibration(
+                pace=self.scheduler.pace.value, **self.scheduler.costs.to_dict()
+            ),
+        )

@@ -69,6 +69,24 @@ class Settings(BaseSettings):
         30, description="end the process where a run is late by this and ten times its prediction"
     )
 
+    reference: Path | None = Field(
+        None,
+        description="the model file the bundle was exported from, to compare with; needs torch",
+    )
+    reference_factory: str | None = Field(
+        None, description="package.module:callable, where that file is a bare state dict"
+    )
+    reference_allow_pickle: bool = Field(
+        False, description="let that file be a pickled module, which runs code from it"
+    )
+    shadow: float = Field(
+        0, ge=0, le=1, description="share of live documents that are checked in passing"
+    )
+    on_breach: Literal["unready", "fallback"] = Field(
+        "unready",
+        description="where parity is broken: take no requests, or run the portable bodies alone",
+    )
+
     drain_seconds: Seconds = Field(
         1, description="after SIGTERM, time to go on serving while not ready"
     )

@@ -35,7 +35,7 @@ def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path:
         "from rich.console import Console; from aftserve.app import create_app; "
         "from aftserve.server import load; from aftserve.settings import Settings; "
         "service = load(Settings.read(sys.argv[1:]), Console(quiet=True)); create_app(service); "
-        "classifier = service.classifier; "
+        "classifier = service.model.classifier; "
         "print(classifier.classify([classifier.tokenize('a')])[0].label)",
         bundle_folder, cwd=tmp_path,
     )  # fmt: skip
