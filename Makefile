@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
-NATIVE := $(shell find plugins -path plugins/cuda -prune -o \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
+NATIVE := $(shell find plugins \( -path plugins/cuda -o -path plugins/tensorrt \) -prune -o \
+  \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
@@ -26,20 +27,24 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
-# The CUDA kernels, build/cuda/libaft_cuda.a; needs no GPU, and installs nvcc where the system has none.
+# The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them for ONNX Runtime and TensorRT, in
+# plugins/aftplugins; needs no GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the
+# TensorRT plugins are built with.
 cuda: $(VENV)/installed
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
 	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
-	  -DCMAKE_CUDA_ARCHITECTURES="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
+	  -DAFT_CUDA_ARCH="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
 	$(BIN)/cmake --build build/cuda --parallel 2
+	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 
-# The CUDA kernels on an emulated GPU: as they are, and under each sanitizer.
+# The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, and under each sanitizer.
 test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind))
 
 cuda-emulated-%: $(VENV)/installed
-	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest tests/plugins/cuda/test_cuda_kernels.py
+	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
+	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

@@ -43,6 +43,22 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "versions null": {"versions": None},
     "unknown entry": {"colour": "red"},
     "opset text": {"opset": "20"},
+    "an engine without settings": {"engine": {"file": None, "deferred": []}},
+    "an engine of lengths that fall": {
+        "engine": {
+            "settings": {
+                "runtime": "tensorrt",
+                "min_length": 9,
+                "opt_lengths": [5],
+                "max_length": 10,
+                "max_batch": 1,
+                "workspace_mib": None,
+                "compute_capabilities": [],
+            },
+            "file": None,
+            "deferred": [],
+        }
+    },
 }
 
 

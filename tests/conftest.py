@@ -13,6 +13,7 @@ from hypothesis import settings
 from servers import serving
 
 import aftexport
+from aftexport.exporter import export
 from aftexport.nn import DocumentClassifier
 from aftexport.trace import capture
 
@@ -69,6 +70,20 @@ def bundle_folder(exporting: tuple[Outcome, Path]) -> Path:
 def bundle_copy(bundle_folder: Path, tmp_path: Path) -> Path:
     """A bundle to damage."""
     return Path(shutil.copytree(bundle_folder, tmp_path / "copy.bundle"))
+
+
+@pytest.fixture(scope="session")
+def rtx_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a portable TensorRT engine."""
+    folder = tmp_path_factory.mktemp("rtx") / "rtx.bundle"
+    export(checkpoint_file, to="trt-rtx", precision="fp16", max_length=500, out=folder)
+    return folder
+
+
+@pytest.fixture
+def rtx_copy(rtx_bundle: Path, tmp_path: Path) -> Path:
+    """Such a bundle to damage."""
+    return Path(shutil.copytree(rtx_bundle, tmp_path / "rtx.bundle"))
 
 
 @pytest.fixture(scope="session")

@@ -153,15 +153,13 @@ def torch_engine(
         path: the file or folder it was exported from, as ``aftexport.load`` reads it.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: load a pickled module, which runs code from the file.
-        threads: of PyTorch in this process; 0 for its own choice.
+        threads: of PyTorch; 0 for its own choice.
         double: run it in float64, the truth; a captured program cannot.
 
     Raises:
         UsageError: where the bundle was exported from another file.
         CheckpointError: where the file cannot be read.
     """
-    import torch
-
     from aftexport.checkpoint import load
     from aftexport.engines.torch import TorchEngine
 
@@ -172,15 +170,13 @@ def torch_engine(
             f"{bundle.path} was exported from another file than {path}.",
             "Give the file it was exported from, or export this one.",
         )
-    if threads:
-        torch.set_num_threads(threads)
     module = checkpoint.module
     if module is None:
         assert checkpoint.program is not None  # a checkpoint holds one of the two
         module = checkpoint.program.module()
     elif double:
         module = module.double()
-    return TorchEngine(module, bundle.manifest.inputs)
+    return TorchEngine(module, bundle.manifest.inputs, threads=threads)
 
 
 def _document(manifest: Manifest, tokens: int) -> Tensors:

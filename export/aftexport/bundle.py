@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 
 from aftexport.domain import DOMAIN
 from aftexport.domain import VERSION as OPERATOR_VERSION
+from aftexport.engines.engine_file import EngineFile
+from aftexport.engines.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError
 from aftexport.files import sha256
 from aftexport.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
@@ -31,6 +33,8 @@ TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.safetensors"
 PARITY = "parity.json"
 PARITY_PAGE = "parity.html"
+ENGINE = ".engine"
+RECORD = ".engine.json"
 MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
 """Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 
@@ -65,6 +69,8 @@ class Bundle:
                 raise BundleError(
                     path, f"{MANIFEST} names {name!r}, which is no file in it", _EXPORT_AGAIN
                 )
+            if name.endswith((ENGINE, RECORD)):
+                continue  # checked when it is loaded: it can be built anew from the rest
             if not file.is_file():
                 raise BundleError(path, f"{name} is missing", _EXPORT_AGAIN)
             size = file.stat().st_size
@@ -175,6 +181,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     }
     content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
     write_json(folder / MANIFEST, content)
+
+
+def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:
+    """Where a bundle keeps the engine it was exported with, and the record of what it is."""
+    target = next(to for to, name in TARGETS.items() if name == runtime)
+    return EngineFile(folder / f"model.{target}{ENGINE}", folder / f"model.{target}{RECORD}")
 
 
 def is_bundle(path: Path) -> bool:

@@ -24,6 +24,7 @@ A model file may be
 Subcommands (aftexport COMMAND --help tells more)
   aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
   aftexport inspect BUNDLE|MODEL      what it holds, and which path each operator takes
+  aftexport build BUNDLE              build its TensorRT engine for this machine
   aftexport bench BUNDLE              time it: by length, by stage, against PyTorch
   aftexport demo                      train a small model, export it, serve it, ask it
 
@@ -34,7 +35,13 @@ Exit status: 0 done; 1 parity outside tolerance; 2 bad input, nothing written.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"verify": _verify, "inspect": _inspect, "bench": _bench, "demo": _demo}
+    commands = {
+        "verify": _verify,
+        "inspect": _inspect,
+        "build": _build,
+        "bench": _bench,
+        "demo": _demo,
+    }
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True)
     try:
@@ -90,6 +97,19 @@ def _add_loading_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("of an engine").add_argument
+    add("--min-length", type=_positive, metavar="N", help="fewest tokens (default: 1)")
+    add("--opt-length", type=_lengths, default=[], metavar="N,...",
+        help="lengths to be fast at, a profile for each (default: 2048 or longest)")  # fmt: skip
+    add("--max-batch", type=_positive, metavar="N", help="most documents at once (default: 8)")
+    add("--workspace", type=_positive, metavar="MIB", help="most scratch memory of a layer")
+    add("--timing-cache", type=Path, metavar="FILE",
+        help="kernel timings, read where it exists and written back; trt only")  # fmt: skip
+    add("--compute-capability", type=_lengths, default=[], metavar="N,...",
+        help="the GPUs, 86 for 8.6; trt-rtx only (default: 80,86,89,120)")  # fmt: skip
+
+
 def _export(words: list[str]) -> int:
     parser = _parser(
         "aftexport",
@@ -98,21 +118,26 @@ def _export(words: list[str]) -> int:
     )
     add = parser.add_argument
     add("model", type=Path, help="the model file or folder")
-    add("--to", required=True, choices=["onnx"], help="what to export to")
+    add("--to", required=True, choices=["onnx", "trt", "trt-rtx"],
+        help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
+        "portable one, built here, GPU or not")  # fmt: skip
     add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
     add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8"],
         help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
-        "kernels; sums stay wide (default: fp32)")  # fmt: skip
+        "kernels, but with an engine bf16 of weights and activations; sums stay wide "
+        "(default: fp32)")  # fmt: skip
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
     add("--force", action="store_true", help="replace a bundle that is there")
     _add_loading_options(parser)
+    _add_engine_options(parser)
     add("--labels", metavar="A,B,...", help="class names, where the file has none")
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
     add("--version", action="version", version=f"aftexport {__version__}")
     options = parser.parse_args(words)
 
+    from aftexport.engines.settings import EngineOptions
     from aftexport.exporter import export
 
     export(
@@ -121,6 +146,14 @@ def _export(words: list[str]) -> int:
         out=options.out,
         precision=options.precision,
         max_length=options.max_length,
+        engine=EngineOptions(
+            min_length=options.min_length,
+            opt_lengths=tuple(options.opt_length),
+            max_batch=options.max_batch,
+            workspace_mib=options.workspace,
+            compute_capabilities=tuple(options.compute_capability),
+        ),
+        timing_cache=options.timing_cache,
         opset=options.opset,
         check_parity=not options.no_verify,
         force=options.force,
@@ -142,6 +175,12 @@ def _verify(words: list[str]) -> int:
     parser.add_argument(
         "--portable", action="store_true", help="use the portable bodies, not the fused kernels"
     )
+    parser.add_argument(
+        "--provider",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="ONNX Runtime's execution provider",
+    )
     options = parser.parse_args(words)
 
     from aftexport.bundle import Bundle
@@ -151,7 +190,7 @@ def _verify(words: list[str]) -> int:
     console = Console()
     bundle = Bundle.open(options.bundle)
     with stage(console, f"Checking {options.bundle}"):
-        results = verify(bundle, fused=not options.portable)
+        results = verify(bundle, fused=not options.portable, provider=options.provider)
     console.print(parity_table(results))
     return 0 if all(r.passed for r in results) else 1
 
@@ -176,6 +215,34 @@ def _inspect(words: list[str]) -> int:
             factory=options.factory,
             allow_pickle=options.allow_pickle,
         )
+    return 0
+
+
+def _build(words: list[str]) -> int:
+    parser = _parser(
+        "aftexport build",
+        "Build a bundle's TensorRT engine for this machine, unless one is there that fits. "
+        "The bundle is left as it is; the engine goes to the cache.",
+        "The cache: AFTEXPORT_CACHE, or else aftexport below XDG_CACHE_HOME or ~/.cache.\n"
+        "Exit status: 0 it is there; 1 parity outside tolerance; 2 it cannot be built here.",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--rebuild", action="store_true", help="build it even so")
+    parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="see aftexport --help")
+    options = parser.parse_args(words)
+
+    from aftexport.build import build
+    from aftexport.bundle import Bundle
+    from aftexport.report import engine_table, stage
+
+    console = Console()
+    with stage(console, f"Checking {options.bundle}"):
+        bundle = Bundle.open(options.bundle)
+    file = build(
+        bundle, rebuild=options.rebuild, timing_cache=options.timing_cache, console=console
+    )
+    console.print(engine_table(file.read_record()))
+    console.print(f"Engine: [bold]{escape(str(file.engine))}[/]", soft_wrap=True)
     return 0
 
 

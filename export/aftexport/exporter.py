@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,22 @@ from aftexport.bundle import (
 from aftexport.cases import model_cases, operator_cases
 from aftexport.checkpoint import Checkpoint, load
 from aftexport.domain import VERSION as OPERATOR_VERSION
+from aftexport.engine_export import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
+from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
+from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import Case, Comparison
-from aftexport.report import operator_table, parity_table, size_table, stage, write_parity_page
+from aftexport.report import (
+    operator_table,
+    parity_table,
+    size_table,
+    stage,
+    write_parity_page,
+)
 from aftexport.tokenization import check_tokenizer
 from aftexport.trace import DEFAULT_OPSET, InputSpec, capture, input_spec, operators_in, to_onnx
 from aftexport.verification import verify, worst
@@ -47,7 +56,9 @@ PRECISIONS = {
     "int8": torch.float32,
 }
 """Precision to the type of weights and activations; bf16 and int8 round inside the products."""
-TARGETS = ("onnx",)
+ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The same for TensorRT, which takes its types from the graph."""
+TARGETS = ("onnx", *ENGINE_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ def export(
     out: str | Path | None = None,
     precision: str = "fp32",
     max_length: int | None = None,
+    engine: EngineOptions | None = None,
+    timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
     check_parity: bool = True,
     force: bool = False,
@@ -80,11 +93,14 @@ def export(
 
     Args:
         path: any of the five kinds that ``aftexport.load`` reads.
-        to: the target; ``onnx``.
+        to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
             inside the kernels of the encoder and, for bf16, AFT-full. Sums are float32 or wider.
+            For an engine bf16 is of weights and activations too, and there is no int8.
         max_length: most tokens of a document.
+        engine: what else an engine is built for.
+        timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
         opset: of the standard operators.
         check_parity: compare with PyTorch and fail outside tolerance.
         force: replace a bundle that stands at ``out``.
@@ -105,6 +121,8 @@ def export(
     out = Path(out)
     _check_choice("--to", to, TARGETS)
     _check_choice("--precision", precision, tuple(PRECISIONS))
+    asked = replace(engine or EngineOptions(), max_length=max_length)
+    check_options(to, asked, precision=precision, timing_cache=timing_cache)
     failed_out = out.with_name(f"{out.name}.failed")
     _check_out(out, path, force)
     _check_out(failed_out, path, force=True)
@@ -113,7 +131,12 @@ def export(
         checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
-        traced = _trace(checkpoint, precision, max_length, opset)
+        traced = _trace(checkpoint, to, precision, max_length, opset)
+    settings = None
+    if to != "onnx":
+        settings = build_settings(
+            to, asked, precision=traced.precision, max_tokens=traced.spec.max_tokens
+        )
     names = _labels(checkpoint, labels, traced)
     if text is not None:
         check_tokenizer(text, traced.spec.vocab_size)
@@ -134,6 +157,15 @@ def export(
                 record = {"checked": True, "cases": [r.to_dict() for r in results]}
         else:
             record = {"checked": False, "cases": []}
+        if settings is not None and all(r.passed for r in results):
+            manifest, compared = build_into(
+                draft, settings, timing_cache=timing_cache, parity=check_parity, console=console
+            )
+            results += compared
+            record["engine"] = {
+                "deferred": manifest.engine.deferred if manifest.engine else (),
+                "cases": [r.to_dict() for r in compared],
+            }
         write_json(folder / PARITY, record)
         write_parity_page(folder / PARITY_PAGE, manifest, results)
         write_manifest(folder, manifest)
@@ -192,7 +224,9 @@ def _tokenizer_text(checkpoint: Checkpoint, given: str | Path | None) -> str | N
         raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
 
 
-def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset: int) -> Traced:
+def _trace(
+    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+) -> Traced:
     module, program = checkpoint.module, checkpoint.program
     if program is not None:
         if precision != "fp32" or max_length is not None:
@@ -202,18 +236,21 @@ def _trace(checkpoint: Checkpoint, precision: str, max_length: int | None, opset
             )
         module = program.module()
         double = False
-        if any(t.dtype == torch.float16 for t in program.state_dict.values()):
-            precision = "fp16"
+        types = {t.dtype for t in program.state_dict.values()}
+        precision = next(
+            (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
+        )
     else:
         assert module is not None
         limit = _max_tokens(module, max_length)
-        program = capture(module, dtype=PRECISIONS[precision], max_tokens=limit)
+        dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
+        program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
     spec = input_spec(program)
-    model = to_onnx(program, opset=opset, precision=precision)
+    model = to_onnx(program, opset=opset, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)
-    dtype = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
-    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, dtype)
+    element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
+    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
     return Traced(model, spec, precision, cases)
 
 
@@ -293,5 +330,7 @@ def _print_summary(
         console.print(parity_table(results))
     else:
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
+    if plan := bundle.manifest.engine:
+        show_engine(plan, bundle.path, console)
     console.print(size_table(bundle.files))
     console.print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)

@@ -73,3 +73,8 @@ def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(content: bytes) -> str:
+    """Hex digest of bytes."""
+    return hashlib.sha256(content).hexdigest()

@@ -7,8 +7,12 @@ from rich.console import Console
 from rich.markup import escape
 
 import aftplugins
+from aftexport.build import find, wanted_here
 from aftexport.bundle import PARITY, Bundle
+from aftexport.engine_export import show_engine
 from aftexport.engines.onnxruntime import operator_paths
+from aftexport.errors import EngineError
+from aftexport.manifest import EnginePlan
 from aftexport.report import operator_table, plain_table, size_table
 
 
@@ -36,6 +40,9 @@ def show_bundle(path: Path, console: Console) -> None:
     console.print(operator_table(manifest.operators, operator_paths(bundle.model_path)))
     if manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
+    if plan := manifest.engine:
+        show_engine(plan, path, console)
+        _show_fit(bundle, plan, console)
     console.print(size_table(bundle.files))
 
 
@@ -80,6 +87,14 @@ def _show(console: Console, rows: dict[str, object]) -> None:
         # A label or a path may look like markup.
         table.add_row(name, escape(str(value)))
     console.print(table)
+
+
+def _show_fit(bundle: Bundle, plan: EnginePlan, console: Console) -> None:
+    try:
+        file = find(bundle, wanted_here(bundle, plan.settings))
+        console.print(f"The engine for this machine: {escape(str(file.engine))}", soft_wrap=True)
+    except EngineError as error:
+        console.print(f"[yellow]No engine for this machine:[/] {escape(error.problem)}")
 
 
 def _parity(bundle: Bundle) -> str:

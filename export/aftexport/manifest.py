@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Len
+from annotated_types import Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from aftexport.engines.settings import BuildSettings, Count
 
 SCHEMA_VERSION = 1
 MAX_TOKENS = 1 << 20
@@ -11,8 +13,6 @@ MAX_TOKENS = 1 << 20
 
 A bound keeps the exporter's shape arithmetic exact.
 """
-
-Count = Annotated[int, Ge(1)]
 
 
 class FileEntry(BaseModel):
@@ -22,6 +22,22 @@ class FileEntry(BaseModel):
 
     bytes: int
     sha256: str
+
+
+class EnginePlan(BaseModel):
+    """The TensorRT engine that a bundle was exported for.
+
+    Attributes:
+        settings: what it is built for.
+        file: the engine, where it was built at export; what it is stands in the file's record.
+        deferred: each thing that waits for the first GPU, and why.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    settings: BuildSettings
+    file: str | None
+    deferred: tuple[str, ...]
 
 
 class Manifest(BaseModel):
@@ -36,12 +52,13 @@ class Manifest(BaseModel):
         max_tokens: most tokens of a document; None for no bound.
         labels: class names in the order of the logits.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside kernels.
+            inside kernels; bf16 of weights and activations where there is an ``engine``.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
         operator_version: of the ``ai.aftexport`` domain.
         hardware: what the model file needs; ``any`` for ONNX.
         versions: of the tools that made the bundle.
+        engine: the TensorRT engine it was exported for; None for ONNX alone.
     """
 
     # From JSON: a tuple is a list there, and nothing else is converted.
@@ -59,6 +76,7 @@ class Manifest(BaseModel):
     operator_version: Count
     hardware: str
     versions: dict[str, str]
+    engine: EnginePlan | None = None
 
     @model_validator(mode="after")
     def _labels_differ(self) -> Self:

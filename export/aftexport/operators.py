@@ -37,12 +37,13 @@ class OnnxOperator:
         op_type: ONNX name, for example ``CausalAftLocal``.
         inputs: names in order; ``lengths`` is int64, every other one floating-point.
         shapes: of each input, axis names separated by spaces.
+        outputs: names in order; all floating-point.
         exponents: the inputs an exponential is taken of: their range is what strains the numerics.
         attributes: in order.
         kernel_attributes: how a kernel computes; no matter to the definition, the body
             and the torch op.
-        reference: the definition in plain PyTorch; in float64 it is the truth
-            every other form is judged by.
+        reference: the definition in plain PyTorch, which returns a tensor, or a tuple where
+            there are several outputs; in float64 it is the truth every other form is judged by.
         body: settings to the portable body, in ONNX textual syntax.
         doc: formula and source.
     """
@@ -52,10 +53,16 @@ class OnnxOperator:
     shapes: tuple[str, ...]
     exponents: tuple[str, ...]
     attributes: tuple[Attribute, ...]
-    reference: Callable[..., Tensor]
+    reference: Callable[..., Tensor | tuple[Tensor, ...]]
     body: Callable[..., str]
     doc: str
+    outputs: tuple[str, ...] = ("output",)
     kernel_attributes: tuple[Attribute, ...] = ()
+
+    def expected(self, *inputs: Tensor, **attributes: object) -> tuple[Tensor, ...]:
+        """What the reference gives, in the order of ``outputs``."""
+        result = self.reference(*inputs, **attributes)
+        return result if isinstance(result, tuple) else (result,)
 
     @property
     def settings(self) -> tuple[Attribute, ...]:
@@ -70,7 +77,8 @@ class OnnxOperator:
         chosen = {a.name: settings[a.name] for a in self.settings}
         text = (
             f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
-            f"{self.op_type} <{attributes}> ({', '.join(self.inputs)}) => (output)\n"
+            f"{self.op_type} <{attributes}> "
+            f"({', '.join(self.inputs)}) => ({', '.join(self.outputs)})\n"
             f"{{{self.body(**chosen)}}}"
         )
         return onnx.parser.parse_function(text)
@@ -96,7 +104,7 @@ class OnnxOperator:
                 parameter(name, "tensor(int64)" if name == "lengths" else "T", f"[{shape}]")
                 for name, shape in zip(self.inputs, self.shapes, strict=True)
             ],
-            outputs=[parameter("output", "T")],
+            outputs=[parameter(name, "T") for name in self.outputs],
             type_constraints=[("T", _TENSOR_TYPES, "Floating-point tensors of one type.")],
             attributes=attributes,
         )

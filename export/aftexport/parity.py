@@ -58,7 +58,7 @@ class Case:
         name: what is special about it.
         subject: ``model``, or the operator it is run through alone.
         inputs: tensors by name.
-        expected: PyTorch's output.
+        expected: PyTorch's output; several of an operator side by side along the last axis.
     """
 
     name: str

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from aftexport.engines.engine_file import EngineRecord
+from aftexport.engines.tensorrt_runtimes import TITLES
 from aftexport.manifest import Manifest
 from aftexport.parity import TOLERANCES, Comparison
 
@@ -51,6 +53,29 @@ def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Ta
     return table
 
 
+WAYS = {"plugin": "plugin", "portable": "portable body"}
+
+
+def engine_table(record: EngineRecord) -> Table:
+    """What a TensorRT engine is."""
+    settings = record.settings
+    capabilities = ", ".join(f"{c // 10}.{c % 10}" for c in settings.compute_capabilities)
+    lengths = ", ".join(map(str, settings.opt_lengths))
+    table = plain_table("", "")
+    rows = {
+        "built by": f"{TITLES[record.runtime]} {record.version}",
+        "for": record.gpu or f"compute capability {capabilities}",
+        "documents": f"{settings.min_length} to {settings.max_length} tokens, best at {lengths}; "
+        f"up to {settings.max_batch} at once",
+        "types": ", ".join(f"{name} {kind}" for name, kind in record.types.items()),
+        "operators": ", ".join(f"{op} by its {WAYS[way]}" for op, way in record.operators.items()),
+        "parity": record.parity,
+    }
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
+
+
 def parity_table(results: Sequence[Comparison]) -> Table:
     """Each case's error beside its bound."""
     table = plain_table("parity with PyTorch", "input", "error", "bound", "")
@@ -80,6 +105,8 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def write_parity_page(path: Path, manifest: Manifest, results: Sequence[Comparison]) -> None:
     """Writes the parity report as one self-contained HTML file."""
+    deferred = manifest.engine.deferred if manifest.engine else ()
+    note = "".join(f"<p>Deferred: {html.escape(line)}</p>\n" for line in deferred)
     tolerance = TOLERANCES[manifest.precision]
     verdict = "within tolerance" if all(r.passed for r in results) else "outside tolerance"
     if not results:
@@ -109,7 +136,7 @@ th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #cc
 <p>The exported model against PyTorch in float64, {html.escape(manifest.precision)}, {versions}.</p>
 <p>Error: max |output &minus; reference| / max(1, max |reference|). Bound {tolerance.bound:.0e}:
 {html.escape(tolerance.reason)}.</p>
-<table>
+{note}<table>
 <thead><tr><th>subject<th>case<th>input<th>error<th>bound<th>label flips<th>verdict</tr></thead>
 <tbody>
 {rows}

@@ -151,7 +151,11 @@ def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
 
 
 def to_onnx(
-    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
+    program: ExportedProgram,
+    *,
+    opset: int = DEFAULT_OPSET,
+    precision: str = "fp32",
+    fuse: bool = True,
 ) -> onnx.ModelProto:
     """Lowers a captured program to ONNX; every custom node has its portable body in the file.
 
@@ -159,6 +163,8 @@ def to_onnx(
         program: see ``capture``.
         opset: of the standard operators.
         precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
+        fuse: make operators of what surrounds the attention. TensorRT fuses that itself,
+            and their bodies would have it multiply in float32.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -189,9 +195,10 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    products = "fp32" if precision == "fp16" else precision
-    fuse_fastformer(exported.model, precision=products)
-    fuse_encoder(exported.model, precision=products)
+    if fuse:
+        products = "fp32" if precision == "fp16" else precision
+        fuse_fastformer(exported.model, precision=products)
+        fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
@@ -254,7 +261,8 @@ def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
-        for_kernel["precision"] = precision
+        # Exponentials span too much for 8 bits.
+        for_kernel["precision"] = "bf16" if precision == "int8" else precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import onnx
 
 from aftexport.bundle import Bundle
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.engines import Engine
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
-from aftexport.parity import Array, Case, Comparison, compare
+from aftexport.parity import Case, Comparison, compare
 
 
 def verify(
@@ -17,6 +18,7 @@ def verify(
     *,
     engine: Engine | None = None,
     fused: bool = True,
+    provider: Provider = "cpu",
     advance: Callable[[], None] = lambda: None,
 ) -> list[Comparison]:
     """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
@@ -25,28 +27,55 @@ def verify(
         bundle: what to check.
         engine: the bundle's model, loaded; None to load it for this alone.
         fused: use the fused kernels where they are built.
+        provider: what runs them.
         advance: called after every case.
 
     Raises:
-        EngineError: where the model cannot be loaded.
+        EngineError: where the model cannot be loaded, or there is no such provider.
     """
     cases = bundle.golden()
-    engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused)
+    engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
     for case in cases:
         if case.subject == "model":
             output = engine.run(case.inputs)["logits"]
         else:
-            output = _run_operator(model, case, fused)
+            single = operator_model(model, case).SerializeToString()
+            alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
+            output = np.concatenate(list(alone.values()), axis=-1)
         results.append(compare(case, output, bundle.manifest.precision))
         advance()
     return results
 
 
-def _run_operator(model: onnx.ModelProto, case: Case, fused: bool) -> Array:
-    single = OnnxRuntimeEngine(operator_model(model, case).SerializeToString(), fused=fused)
-    return single.run(case.inputs)["output"]
+def verify_engine(
+    bundle: Bundle, engine: Engine, *, min_tokens: int, max_tokens: int
+) -> list[Comparison]:
+    """Compares another engine with PyTorch's outputs, on the model's cases.
+
+    Args:
+        bundle: what the engine was built from.
+        engine: one that does not take every length.
+        min_tokens, max_tokens: a case of shorter or longer documents is left out.
+
+    Raises:
+        EngineError: where the engine fails, or takes none of the cases.
+    """
+    results = []
+    for case in bundle.golden():
+        if (
+            case.subject == "model"
+            and min_tokens <= case.inputs["input_ids"].shape[1] <= max_tokens
+        ):
+            logits = engine.run(case.inputs)["logits"]
+            results.append(compare(case, logits, bundle.manifest.precision))
+    if not results:
+        raise EngineError(
+            f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
+            "Export with another --min-length or --max-length.",
+        )
+    return results
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
@@ -65,7 +94,7 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     alone.CopyFrom(node)
     del alone.input[:], alone.output[:]
     alone.input.extend(function.input)
-    alone.output.append("output")
+    alone.output.extend(function.output)
     elements = {
         name: onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
         for name, tensor in case.inputs.items()
@@ -75,10 +104,11 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         for name in function.input
     ]
     floats = elements[function.input[0]]
-    output = onnx.helper.make_tensor_value_info("output", floats, case.expected.shape)
+    shape = (*case.expected.shape[:-1], None)  # the last axis holds all outputs
+    outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
     standard = next(o.version for o in model.opset_import if o.domain == "")
     return onnx.helper.make_model(
-        onnx.helper.make_graph([alone], "operator", inputs, [output]),
+        onnx.helper.make_graph([alone], "operator", inputs, outputs),
         functions=[function],
         opset_imports=[
             onnx.helper.make_opsetid("", standard),

@@ -1,10 +1,16 @@
-"""Finds the fused kernels that were built when the package was installed."""
+"""Finds the fused kernels that were built, when the package was installed or by ``make cuda``."""
 
 import os
 import sys
 from pathlib import Path
 
-RUNTIMES = ("onnxruntime",)
+_REMEDIES = {
+    "onnxruntime": "install a C++ compiler and install aftexport again",
+    "onnxruntime_cuda": "run `make cuda` in aftexport's source folder",
+    "tensorrt": "run `make cuda` in aftexport's source folder",
+}
+RUNTIMES = tuple(_REMEDIES)
+"""ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 
@@ -35,5 +41,5 @@ def missing(runtime: str) -> str | None:
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
-        "install a C++ compiler and install aftexport again."
+        f"{_REMEDIES[runtime]}."
     )

@@ -120,8 +120,8 @@ struct ConvWindow {
     }
   }
 
-  void tile(int64_t, int64_t t, int64_t first, int64_t last, const EntryRing<kVecs>& ring, const float* sums, float*,
-            float* results) const {
+  void tile(int64_t b, int64_t t, int64_t rows, int64_t first, int64_t last, const EntryRing<kVecs>& ring,
+            const float* sums, float*, float* results) const {
     for (int64_t panel = 0; panel < panels; ++panel) {
       const float* weights = table.data() + panel * table_rows * kLanes;
       Vec sum[kRows];
@@ -136,6 +136,7 @@ struct ConvWindow {
       });
       for (int r = 0; r < kRows; ++r) store(results + (panel * kRows + r) * kLanes, sum[r]);
     }
+    finish(b, t, rows, results);
   }
 
   void finish(int64_t b, int64_t t, int64_t rows, const float* results) const {

@@ -51,16 +51,21 @@ struct LocalWindow {
   const T* band_row(int64_t t) const { return band + (p.band_rows == 1 ? 0 : t * band_width); }
 
   void raise(int64_t b, int64_t first, int64_t last, float* reference) const {
-    for (int64_t u = first; u < last; ++u)
-      for (int64_t c = 0; c < channels; c += kLanes)
-        store(reference + c,
-              maximum_of(load(reference + c), load(key + (b * p.tokens + u) * p.channels + c, channels - c)));
+    for (int64_t u = first; u < last; ++u) {
+      const T* row = key + (b * p.tokens + u) * p.channels;
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        prefetch(row + c + kPrefetchRows * p.channels);
+        store(reference + c, maximum_of(load(reference + c), load(row + c, channels - c)));
+      }
+    }
   }
 
   template <class Use>
   AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
     const int64_t row = (b * p.tokens + u) * p.channels;
     for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
+      prefetch(key + row + c + kPrefetchRows * p.channels);
+      prefetch(value + row + c + kPrefetchRows * p.channels);
       const Vec weight = exp(load(key + row + c, channels - c) - load(reference + c));
       use(panel, {weight * load(value + row + c, channels - c), weight});
     }
@@ -75,27 +80,44 @@ struct LocalWindow {
     return max_lanes(m);
   }
 
-  // results = the rows' numerators and denominators: the sums outside all windows plus the product of the
-  // weights with the entries of keys [first, last).
-  void tile(int64_t b, int64_t t, int64_t first, int64_t last, const EntryRing<kVecs>& ring, const float* sums,
-            float* weights, float* results) const {
+  // Writes `rows` rows from t: each the sums outside all windows plus the product of its weights with the entries
+  // of keys [first, last).
+  void tile(int64_t b, int64_t t, int64_t rows, int64_t first, int64_t last, const EntryRing<kVecs>& ring,
+            const float* sums, float* weights, float* results) const {
     const int64_t length = length_of(p, b);
     float highest[kRows], outside[kRows];
     for (int r = 0; r < kRows; ++r) {
       highest[r] = row_maximum(min(t + r, p.tokens - 1), length);
       outside[r] = exp(splat(-highest[r]))[0];
-      for (int64_t i = 0; i < panels * kVecs; ++i)
-        store(results + ((i / kVecs * kRows + r) * kVecs + i % kVecs) * kLanes, load(sums + i * kLanes) * outside[r]);
     }
     for (int64_t begin = first; begin < last; begin += kWeightKeys) {
       const int64_t end = min(begin + kWeightKeys, last);
       for (int r = 0; r < kRows; ++r)
         weigh(min(t + r, p.tokens - 1), begin, end, highest[r], outside[r], weights + r * kWeightPitch);
-      ring.for_each_run(begin, end, [&](int64_t u, int64_t count) {
-        for (int64_t panel = 0; panel < panels; ++panel)
-          multiply_weights(weights + (u - begin), ring.at(panel, u), count, results + panel * kRows * kVecs * kLanes);
-      });
+      for (int64_t panel = 0; panel < panels; ++panel) {
+        float* result = results + panel * kRows * kVecs * kLanes;
+        if (begin == first) start_panel(sums + panel * kVecs * kLanes, outside, result);
+        prefetch_panel(b, t, panel);
+        ring.for_each_run(begin, end, [&](int64_t u, int64_t count) {
+          multiply_weights(weights + (u - begin), ring.at(panel, u), count, result);
+        });
+      }
     }
+    finish(b, t, rows, results);
+  }
+
+  // The query of this tile, and a share of the band of the next.
+  void prefetch_panel(int64_t b, int64_t t, int64_t panel) const {
+    for (int r = 0; r < kRows; ++r) prefetch(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
+    if (p.band_rows == 1) return;
+    const int64_t share = ceil_div(kRows * band_width, panels);
+    const T* from = band_row(t + kRows) + panel * share;
+    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch(from + i);
+  }
+
+  void start_panel(const float* sums, const float* outside, float* result) const {
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v) store(result + (r * kVecs + v) * kLanes, load(sums + v * kLanes) * outside[r]);
   }
 
   // The weights of row t for keys [begin, end).

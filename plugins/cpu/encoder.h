@@ -32,15 +32,21 @@ struct LayerNorm {
   float epsilon;
 };
 
-// output = layer_norm(input) weight + bias
+struct Linear {
+  const PackedWeight* weight;
+  const float* bias;
+  void* output;
+};
+
+// output = layer_norm(input) weight + bias for every one of the linear layers, which agree in their weights' rows
+// and precision.
 struct LayerNormLinear {
   Element element;
   int64_t rows;
   const void* input;
   LayerNorm norm;
-  const PackedWeight* weight;
-  const float* bias;
-  void* output;
+  const Linear* linears;
+  int64_t count;
 };
 
 // output = input + gelu(layer_norm(input) weight_in + bias_in) weight_out + bias_out

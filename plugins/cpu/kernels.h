@@ -1,4 +1,5 @@
-// The fused CPU kernels: one parameter struct and one function per mechanism.
+// The fused CPU kernels: one parameter struct and one function per mechanism. Kernels for another device can take
+// the same structs (plugins/onnxruntime/backend.h), hence a few settings that these do not have.
 //
 // No runtime is involved: tensors are plain pointers, threads come from the caller. The caller has
 // checked shapes and values; the kernels assume them. Sequence tensors are packed [batch, tokens,
@@ -19,15 +20,15 @@ struct Parallel {
   int threads;
 };
 
-enum class Element { kFloat32, kFloat16 };
+enum class Element { kFloat32, kFloat16, kBfloat16 };  // bfloat16 not here
 enum class Gate { kSigmoid, kTanh, kNone };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu };
 
-// How a product is computed: both operands in float32; or rounded to bfloat16; or in 8-bit integers, weights
-// scaled by column and rows of the left operand by row. Sums and everything outside of the product are
-// float32 (integers are summed exactly first).
-enum class Precision { kFloat32, kBfloat16, kInt8 };
+// How a product is computed: both operands in float32; or rounded to float16, which is float32 here; or rounded to
+// bfloat16; or in 8-bit integers, weights scaled by column and rows of the left operand by row. Sums and everything
+// outside of the product are float32 (integers are summed exactly first).
+enum class Precision { kFloat32, kFloat16, kBfloat16, kInt8 };
 
 // What all mechanisms share. Element is the type of every tensor but lengths.
 struct Sequence {

@@ -13,7 +13,7 @@ constexpr float kNoKey = -3.402823466e38f;
 
 // Tokens summed before they join the running sums. Short blocks keep both the rounding error (it grows
 // with the longest chain of additions) and the number of rescalings low; their keys fit in registers.
-constexpr int64_t kSumBlock = 16;
+constexpr int64_t kSumBlock = 8;
 
 // Keys may exceed the maximum that sums are relative to by this much: exp of it, times any sensible
 // value and number of tokens, stays in range.
@@ -76,7 +76,7 @@ struct RunningSums {
     Vec keys[kSumBlock];
     const Vec before = load(maximum + c);
     Vec m = before;
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int64_t t = 0; t < (kWhole ? kSumBlock : rows); ++t) {
       prefetch(key + (t + kPrefetchRows) * stride);
       prefetch(value + (t + kPrefetchRows) * stride);
@@ -85,7 +85,7 @@ struct RunningSums {
       m = maximum_of(m, k);
     }
     Vec n{}, d{};
-#pragma GCC unroll 16
+#pragma GCC unroll 8
     for (int64_t t = 0; t < (kWhole ? kSumBlock : rows); ++t) {
       const Vec weight = exp((kWhole ? keys[t] : load(key + t * stride, count)) - m);
       n += weight * load(value + t * stride, count);

@@ -13,7 +13,7 @@
 //
 // Op supplies: kRows, kVecs (vectors per entry and panel), panels, left and right (keys t - left .. t + right
 // are in the window), raise(b, first, last, reference), for_key(b, u, reference, use(panel, entry)),
-// weights_floats(), tile(...) and finish(...); see AFT-local.
+// weights_floats() and tile(...); see AFT-local.
 #pragma once
 
 #include "math.h"
@@ -222,8 +222,8 @@ class Windowed {
         held = first_key;
         for (int64_t i = 0; i < width_; i += kLanes)
           store(sums + i, load(before.sums + i) + load(outside + tile * width_ + i));
-        op_.tile(b, t, first_key, min(last_key, t + Op::kRows + op_.right), ring, sums, weights, results);
-        op_.finish(b, t, min(Op::kRows, end - t), results);
+        op_.tile(b, t, min(Op::kRows, end - t), first_key, min(last_key, t + Op::kRows + op_.right), ring, sums, weights,
+                 results);
       }
     }
     op_.clear_rows(b, max(length, task * granules_per_task_ * granule_),

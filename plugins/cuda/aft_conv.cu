@@ -89,30 +89,33 @@ struct Params {
   int groups, tiles;  // of channels and of rows
 };
 
-// One panel of the span and the sums of its blocks.
+// What lies outside the span, one panel of the span and the sums of its blocks.
 template <int N>
 struct Shared {
   alignas(16) float products[kPanel][kColumns * N];  // exp(K - m) V
   alignas(16) float product_sums[kPanelBlocks][kColumns * N];
   float weights[kPanel][kColumns];  // exp(K - m)
   float weight_sums[kPanelBlocks][kColumns];
+  RunningSum outside[kColumns * N];
+  float maximum[kColumns * N];  // m, the same for the N channels of a thread
 };
 
 // The block's rows and the thread's channels.
 template <int N>
 struct Tile {
   int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
-  int64_t batch, first, channel, head, length, origin;  // origin: the key of span index 0, perhaps negative
-  int begin, end;                                       // of the span, the part that counts; begin a multiple of kBlock
+  int batch, channel, head;
+  int64_t first, length, origin;  // origin: the key of span index 0, perhaps negative
+  int begin, end;                 // of the span, the part that counts; begin a multiple of kBlock
   bool active;
 
   __device__ __forceinline__ explicit Tile(const Params& p) {
-    channel = static_cast<int64_t>(blockIdx.x % p.groups) * kColumns * N + column * N;
+    channel = (static_cast<int>(blockIdx.x % p.groups) * kColumns + column) * N;
     first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
-    batch = blockIdx.x / p.groups / p.tiles;
+    batch = static_cast<int>(blockIdx.x / p.groups / p.tiles);
     length = length_of(p.call.sequence, batch);
     active = channel < p.call.sequence.channels;
-    head = active ? channel / p.width : 0;
+    head = active ? channel / static_cast<int>(p.width) : 0;
     origin = first - p.table.left;
     const int64_t span = kRows + p.table.taps - 1, last = length - origin;
     begin = origin < 0 ? static_cast<int>(-origin / kBlock * kBlock) : 0;
@@ -140,7 +143,8 @@ struct Panel {
     }
   }
 
-  __device__ __forceinline__ void store_to(Shared<N>& shared, const Tile<N>& tile, int index, float maximum) const {
+  __device__ __forceinline__ void store_to(Shared<N>& shared, const Tile<N>& tile, int index) const {
+    const float maximum = shared.maximum[tile.column * N];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int at = tile.group + i * kApart;
@@ -226,13 +230,25 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile<N>& tile
   return sum.mean();
 }
 
+// One thread a channel.
+template <int N>
+__device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p, const Tile<N>& tile) {
+  const int thread = threadIdx.x;
+  const int channel = tile.channel - tile.column * N + thread;
+  if (thread >= kColumns * N || channel >= p.call.sequence.channels) return;
+  const Outside outside(p.sums, tile.batch, tile.first, channel);
+  shared.outside[thread] = outside.sum;
+  shared.maximum[thread] = outside.maximum;
+}
+
 // Adds what lies outside the span, and gates.
 template <class T, int N>
-__device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, const Sums<N>& sums, float maximum,
-                                       const RunningSum (&outside)[N]) {
+__device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
+                                       const Shared<N>& shared) {
   const AftCudaSequence& s = p.call.sequence;
+  const RunningSum* outside = &shared.outside[tile.column * N];
   const float highest = p.table.highest[tile.head], zero_bias = machine::fast_exp(-highest);
-  const Total total(maximum + highest, outside[0]);  // denominators and maxima are a head's
+  const Total total(shared.maximum[tile.column * N] + highest, outside[0]);  // denominators and maxima are a head's
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
   unsigned lost = 0;  // rows to be summed again
@@ -269,16 +285,8 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
   auto& shared = shared_memory<Shared<N>>();
   const Tile<N> tile(p);
-  float maximum = 0.0f;
-  RunningSum outside[N];
-#pragma unroll
-  for (int c = 0; c < N; ++c) {
-    outside[c] = RunningSum::empty();
-    if (!tile.active) continue;
-    const Outside from(p.sums, tile.batch, tile.first, tile.channel + c);
-    outside[c] = from.sum;
-    maximum = from.maximum;
-  }
+  load_outside(shared, p, tile);
+  __syncthreads();
   const float* table = p.table.weights + tile.head * p.table.pitch;
   const int last_block = p.table.last_block();
   Sums<N> sums;
@@ -286,7 +294,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
   const int begin = tile.length > tile.first ? tile.begin : tile.end;
   if (begin < tile.end) panel.load(p, tile, begin);
   for (int index = begin; index < tile.end; index += kPanel) {
-    panel.store_to(shared, tile, index, maximum);
+    panel.store_to(shared, tile, index);
     __syncthreads();
     if (index + kPanel < tile.end) panel.load(p, tile, index + kPanel);
     sum_blocks(shared, tile);
@@ -304,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
       for (int block = from > last_block ? 0 : last_block + 1 - from; block < blocks; ++block)
         sums.add_outside(shared, tile, block);
   }
-  if (tile.active) finish<T>(p, tile, sums, maximum, outside);
+  if (tile.active) finish<T>(p, tile, sums, shared);
 }
 
 template <class T, int N>

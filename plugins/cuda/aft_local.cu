@@ -187,15 +187,16 @@ struct Shared {
 
 // The block's rows from `first` on and its channels.
 struct Tile {
-  int64_t batch, first, channel, length;
+  int64_t batch, first, channel;
+  int rows;        // that count, none or less where the document ends before
   int begin, end;  // the span, relative to `first`
 
   __device__ __forceinline__ explicit Tile(const Params& p) {
     channel = static_cast<int64_t>(blockIdx.x % p.groups) * kChannels;
     first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
     batch = blockIdx.x / p.groups / p.tiles;
-    length = length_of(p.call.sequence, batch);
-    const int64_t last = length - first, span = kRows + p.sums.right;
+    const int64_t last = length_of(p.call.sequence, batch) - first, span = kRows + p.sums.right;
+    rows = static_cast<int>(last < kRows ? last : kRows);
     begin = -static_cast<int>(first < p.sums.left ? first : p.sums.left);
     end = static_cast<int>(last < span ? last : span);
   }
@@ -246,7 +247,7 @@ struct Step {
   __device__ __forceinline__ bool in_window(const Params& p, const Tile& tile, int i) const {
     const int row = weight_row() + i * kRowsApart, distance = weight_key - row;
     return distance >= -static_cast<int>(p.sums.left) && distance <= static_cast<int>(p.sums.right) &&
-           weight_key < tile.end && tile.first + row < tile.length;
+           weight_key < tile.end && row < tile.rows;
   }
 
   // Weighs what was loaded, and goes on to the next step.
@@ -313,8 +314,8 @@ __device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p,
       shared.maximum[thread] = outside.maximum;
     }
   } else {
-    const int64_t t = tile.first + thread - kChannels;
-    shared.highest[thread - kChannels] = t < tile.length ? p.highest[t] - Product<T>::kLogScale : 0.0f;
+    const int row = thread - kChannels;
+    shared.highest[row] = row < tile.rows ? p.highest[tile.first + row] - Product<T>::kLogScale : 0.0f;
   }
 }
 
@@ -346,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
   load_outside(shared, p, tile);
   __syncthreads();
 
-  if (tile.length > tile.first) {
+  if (tile.rows > 0) {
     Step<T, N> step(p, tile);
     int stage = 1;
     for (int u = tile.begin - step.kKeys; u < tile.end; u += step.kKeys, stage ^= 1) {
@@ -367,7 +368,7 @@ __global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
     const Total total(shared.maximum[c] + shared.highest[r], outside);
     const float numerator = total.of(product.sum(0, cell), outside.numerator);
     const float denominator = total.of(product.sum(1, cell), outside.denominator);
-    const bool counts = tile.first + r < tile.length && tile.channel + c < s.channels;
+    const bool counts = r < tile.rows && tile.channel + c < s.channels;
     if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;
     shared.context[r][c] = counts && denominator > 0.0f ? numerator / denominator : 0.0f;
   }

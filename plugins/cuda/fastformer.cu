@@ -20,7 +20,7 @@ struct PoolShared {
 // What is pooled: the tensor itself, or the product of the running mean of queries and the keys.
 template <class T, bool kProduct>
 __device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& p, const AftCudaTensor& tensor,
-                                            const PoolPlace& place, int64_t channel, ScanShared& shared) {
+                                            const PoolPlace& place, int channel, ScanShared& shared) {
   load_piece<T>(x, p, tensor, place, channel);
   if constexpr (kProduct) {
     PieceOfFloats key;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   Product<kPoolTokens, kGroup> product;
   product.clear();
-  for (int64_t channel = 0; channel < s.channels; channel += kSlab) {
+  for (int channel = 0; channel < s.channels; channel += kSlab) {
     PieceOfFloats x;
     load_pooled<T, kProduct>(x, p, tensor, place, channel + place.column, shared.scan);
 #pragma unroll
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
 
   // The rows again, from the caches.
-  const int64_t begin = static_cast<int64_t>(first_head) * p.width, end = begin + static_cast<int64_t>(heads) * p.width;
-  for (int64_t channel = begin / kPiece * kPiece; channel < end; channel += kSlab) {
+  const int begin = first_head * p.width, end = begin + heads * p.width;
+  for (int channel = begin / kPiece * kPiece; channel < end; channel += kSlab) {
     PieceOfFloats x;
     load_pooled<T, kProduct>(x, p, tensor, place, channel + place.column, shared.scan);
 #pragma unroll
@@ -119,11 +119,12 @@ __global__ void __launch_bounds__(kThreads, 2)
       shared.slab[place.segment][place.column + c] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < kSlab && channel + threadIdx.x >= begin && channel + threadIdx.x < end) {
+    const int mine = channel + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < kSlab && mine >= begin && mine < end) {
       float sum = 0.0f;
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) sum += shared.slab[segment][threadIdx.x];
-      pool.sums[(place.batch * p.chunks + place.chunk) * s.channels + channel + threadIdx.x] = sum;
+      pool.sums[(place.batch * p.chunks + place.chunk) * s.channels + mine] = sum;
     }
     __syncthreads();
   }
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 4) share_kernel(const PoolParams p, 
 }
 
 template <class T>
-__device__ __forceinline__ void write_piece(const PoolParams& p, const PoolPlace& place, int64_t channel,
+__device__ __forceinline__ void write_piece(const PoolParams& p, const PoolPlace& place, int channel,
                                             const PieceOfFloats& y) {
   const AftCudaSequence& s = p.sequence;
 #pragma unroll
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const PoolParams p)
   const AftCudaSequence& s = p.sequence;
   const unsigned slabs = static_cast<unsigned>(ceil_div<int64_t>(s.channels, kSlab));
   const PoolPlace place(p, blockIdx.x / slabs);
-  const int64_t channel = blockIdx.x % slabs * static_cast<int64_t>(kSlab) + place.column;
+  const int channel = static_cast<int>(blockIdx.x % slabs) * kSlab + place.column;
   PieceOfFloats value, pooled;
   load_piece<T>(value, p, s.value, place, channel);
   if constexpr (kCausal) {

@@ -36,7 +36,7 @@ struct HeadParams {
   AftCudaSequence sequence;
   Mechanism mechanism;
   int heads, width;  // channels of a head
-  int64_t chunk;     // tokens
+  int chunk;         // tokens
   int chunks;
   bool vectors;  // every head's row starts at a multiple of 16 bytes
   float* states;
@@ -48,9 +48,9 @@ __host__ __device__ constexpr int64_t state_floats(int64_t width) { return width
 // Which tokens of which head, and which columns of S, the block works on.
 template <int kWidth>
 struct HeadPlace {
-  int64_t batch, begin, end, length;  // tokens of the chunk; keys of the document
-  int head, chunk, first_value;       // the slice's first channel in the head
-  float* state;                       // of the chunk
+  int batch, begin, end, length;  // tokens of the chunk; keys of the document
+  int head, chunk, first_value;   // the slice's first channel in the head
+  float* state;                   // of the chunk
 
   // `chunks` is how many the launch has.
   template <class Mechanism>
@@ -62,39 +62,40 @@ struct HeadPlace {
     batch = rest / p.heads / chunks;
     first_value = slice * HeadSizes<kWidth>::kValues;
     begin = chunk * p.chunk;
-    end = begin + p.chunk < p.sequence.tokens ? begin + p.chunk : p.sequence.tokens;
-    length = length_of(p.sequence, batch);
+    const int tokens = static_cast<int>(p.sequence.tokens);
+    end = begin + p.chunk < tokens ? begin + p.chunk : tokens;
+    length = static_cast<int>(length_of(p.sequence, batch));
     state = p.states + ((batch * p.heads + head) * p.chunks + chunk) * state_floats(kWidth);
   }
 };
 
-__device__ __forceinline__ int at_most(int64_t count, int most) {
-  return count < 0 ? 0 : count < most ? static_cast<int>(count) : most;
-}
+__device__ __forceinline__ int at_most(int count, int most) { return count < 0 ? 0 : count < most ? count : most; }
 
 // A tile of rows of one head on the way from global to shared memory, held by all threads together.
 template <class T, int kRows, int kColumns>
 struct HeadRows {
-  static constexpr int kUnit = kVector<T>, kUnits = kRows * kColumns / kUnit;
-  static constexpr int kMine = ceil_div(kUnits, kHeadThreads);
+  static constexpr int kUnit = kVector<T>, kPerRow = kColumns / kUnit, kRowsApart = kHeadThreads / kPerRow;
+  static constexpr int kMine = ceil_div(kRows, kRowsApart);
   Raw<T, kUnit> raw[kMine];
 
+  static __device__ __forceinline__ int first_row() { return threadIdx.x / kPerRow; }
+  static __device__ __forceinline__ int column() { return threadIdx.x % kPerRow * kUnit; }
+
   // Rows first to first + count of the tensor from `channel` on, 0 beyond them and beyond `columns`.
-  __device__ __forceinline__ void load(const AftCudaTensor& tensor, int64_t batch, int64_t first, int count,
-                                       int64_t channel, int columns, bool vectors) {
+  __device__ __forceinline__ void load(const AftCudaTensor& tensor, int batch, int first, int count, int channel,
+                                       int columns, bool vectors) {
+    const T* mine = row<T>(tensor, batch, first + first_row()) + channel + column();
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const int unit = threadIdx.x + i * kHeadThreads;
-      const int r = unit / (kColumns / kUnit), column = unit % (kColumns / kUnit) * kUnit;
       raw[i].words = {};
-      if (r >= count || column >= columns) continue;
-      const T* from = row<T>(tensor, batch, first + r) + channel + column;
+      if (first_row() + i * kRowsApart >= count || column() >= columns) continue;
+      const T* from = mine + i * kRowsApart * tensor.token_stride;
       if (vectors) {
         raw[i] = Raw<T, kUnit>(from);
       } else {
 #pragma unroll
         for (int k = 0; k < kUnit; ++k)
-          if (column + k < columns) raw[i].elements[k] = from[k];
+          if (column() + k < columns) raw[i].elements[k] = from[k];
       }
     }
   }
@@ -103,9 +104,9 @@ struct HeadRows {
   __device__ __forceinline__ void store_to(float (&tile)[kRows][kStride]) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const int unit = threadIdx.x + i * kHeadThreads;
-      if (kUnits % kHeadThreads != 0 && unit >= kUnits) break;
-      float* to = &tile[unit / (kColumns / kUnit)][unit % (kColumns / kUnit) * kUnit];
+      const int r = first_row() + i * kRowsApart;
+      if (kRows % kRowsApart != 0 && r >= kRows) break;
+      float* to = &tile[r][column()];
 #pragma unroll
       for (int k = 0; k < kUnit; k += 4) {
         const float x[4] = {raw[i][k], raw[i][k + 1], raw[i][k + 2], raw[i][k + 3]};
@@ -118,8 +119,8 @@ struct HeadRows {
 // Writes rows [from, to) of a tile to output rows first + from on, `columns` of them from `channel` on.
 template <class T, int kColumns, int kRows, int kStride>
 __device__ __forceinline__ void write_rows(const AftCudaSequence& s, const float (&tile)[kRows][kStride],
-                                           int64_t batch, int64_t first, int from, int to, int64_t channel,
-                                           int columns, bool vectors) {
+                                           int batch, int first, int from, int to, int channel, int columns,
+                                           bool vectors) {
   constexpr int kUnit = kVector<T>, kPerRow = kColumns / kUnit;
   T* output = static_cast<T*>(s.output) + (batch * s.tokens + first) * s.channels + channel;
   for (int unit = threadIdx.x + from * kPerRow; unit < to * kPerRow; unit += kHeadThreads) {

@@ -43,13 +43,13 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   auto& shared = shared_memory<SumShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, s.causal ? p.chunks - 1 : p.chunks);
-  const int64_t end = place.end < place.length ? place.end : place.length;
-  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int end = place.end < place.length ? place.end : place.length;
+  const int channel = place.head * p.width;
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
 
   HeadRows<T, kTokens, kWidth> keys;
   HeadRows<T, kTokens, kValues> values;
-  const auto load = [&](int64_t t) {
+  const auto load = [&](int t) {
     const int count = at_most(end - t, kTokens);
     keys.load(s.key, place.batch, t, count, channel, p.width, p.vectors);
     values.load(s.value, place.batch, t, count, channel + place.first_value, p.width - place.first_value, p.vectors);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   context.clear();
   float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, sum = 0.0f;
   if constexpr (kAhead<T, kWidth>) load(place.begin);
-  for (int64_t t = place.begin; t < end; t += kTokens) {
+  for (int t = place.begin; t < end; t += kTokens) {
     const int count = at_most(end - t, kTokens) - first_row;  // of this thread's keys
     if constexpr (!kAhead<T, kWidth>) load(t);
     keys.store_to(shared.keys);
@@ -153,12 +153,12 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
   auto& shared = shared_memory<ApplyShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
-  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int channel = place.head * p.width;
   const int depth = round_up(p.width, 8);
   const float *state = place.state - place.chunk * state_floats(kWidth), *key_sums = state + kWidth * kWidth;
 
   HeadRows<T, kQueries, kWidth> queries;
-  const auto load = [&](int64_t t) {
+  const auto load = [&](int t) {
     queries.load(s.query, place.batch, t, at_most(place.end - t, kQueries), channel, p.width, p.vectors);
   };
   if constexpr (kAhead<T, kWidth>) load(place.begin);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
     store(&shared.context[c][column], x);
   }
 
-  for (int64_t t = place.begin; t < place.end; t += kQueries) {
+  for (int t = place.begin; t < place.end; t += kQueries) {
     const int count = at_most(place.end - t, kQueries);
     if constexpr (!kAhead<T, kWidth>) load(t);
     queries.store_to(shared.queries);
@@ -236,13 +236,13 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   auto& shared = shared_memory<CausalShared<kWidth>>();
   const AftCudaSequence& s = p.sequence;
   const HeadPlace<kWidth> place(p, p.chunks);
-  const int64_t channel = static_cast<int64_t>(place.head) * p.width;
+  const int channel = place.head * p.width;
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
   const int depth = round_up(p.width, 8);
 
   HeadRows<T, kTokens, kWidth> queries, keys;
   HeadRows<T, kTokens, kValues> values;
-  const auto load = [&](int64_t t) {
+  const auto load = [&](int t) {
     const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
     queries.load(s.query, place.batch, t, rows, channel, p.width, p.vectors);
     keys.load(s.key, place.batch, t, counted, channel, p.width, p.vectors);
@@ -262,7 +262,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   }
   if (group == 0) shared.key_sums[column] = key_sum;
 
-  for (int64_t t = place.begin; t < place.end; t += kTokens) {
+  for (int t = place.begin; t < place.end; t += kTokens) {
     const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
     if constexpr (!kAhead<T, kWidth>) load(t);
     queries.store_to(shared.queries);
@@ -272,14 +272,12 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
     __syncthreads();
     const Lanes lanes;
     const float query_sum = weigh_queries<kTokens, kWidth>(p, shared.queries, shared.key_sums);
-    float key[kGroupTokens], query[kGroupTokens];
+    float key[kGroupTokens];
 #pragma unroll
     for (int i = 0; i < kGroupTokens; ++i) key[i] = shared.keys[first_row + i][column];
     if constexpr (Mechanism::kSoftmax) {
       if (group == 0) shared.next_key[column] = key[0];
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < kGroupTokens; ++i) query[i] = shared.queries[first_row + i][column];
     }
 
     // Rows first to last of the tile at a time: all of them, or up to a key that far exceeds the maximum.
@@ -302,16 +300,16 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       }
 
       // Weights of the keys, and of each channel their sum up to every row.
-      float sums[kGroupTokens], sum = 0.0f, highest = maximum;
+      const int end = last < counted ? last : counted;
+      float sum = 0.0f, highest = maximum;
 #pragma unroll
       for (int i = 0; i < kGroupTokens; ++i) {
         const int r = first_row + i;
-        const bool counts = r >= first && r < last && r < counted;
+        const bool counts = r >= first && r < end;
         const float weight = counts ? p.mechanism.weigh_key(key[i], maximum) : 0.0f;
         if (counts) highest = fmaxf(highest, key[i]);
         shared.keys[r][column] = weight;
         sum += weight;
-        sums[i] = sum;
       }
       shared.partial[group][column] = sum;
       if constexpr (Mechanism::kSoftmax) {
@@ -329,10 +327,12 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         if constexpr (Mechanism::kSoftmax) highest = fmaxf(highest, shared.highest[g][column]);
       }
       if constexpr (Mechanism::kSoftmax) {
-#pragma unroll
+#pragma unroll 2
         for (int i = 0; i < kGroupTokens; ++i) {
-          const float total = key_sum + (before + sums[i]);
-          shared.queries[first_row + i][column] = total > 0.0f ? query[i] / total : 0.0f;
+          const int r = first_row + i;
+          before += shared.keys[r][column];
+          const float total = key_sum + before;
+          if (r >= first && r < last) shared.queries[r][column] = total > 0.0f ? shared.queries[r][column] / total : 0.0f;
         }
         const float factor = machine::fast_exp(maximum - highest);
         if (group == 0) shared.factor[column] = factor;
@@ -353,7 +353,9 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       scores.clear();
       scores.template add<kExact<T>, kExact<T>>(depth, query_at, [&](int k, int c) { return shared.keys[c][k]; });
       __syncthreads();
-      scores.for_each([&](int r, int c, float& x) { shared.queries[r][c] = c <= r ? x : 0.0f; });
+      scores.for_each([&](int r, int c, float& x) {
+        if (r >= first && r < last) shared.queries[r][c] = c <= r ? x : 0.0f;
+      });
       __syncthreads();
       {
         float row_sum = query_sum;
@@ -363,7 +365,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
           for (int i = lanes.lane; i < kTokens; i += Lanes::kLanes) within += shared.queries[lanes.row][i];
           row_sum += sum_lanes<Lanes::kLanes>(within);
         }
-        const int64_t keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
+        const int keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
       result.template add<kExact<T>, kExact<T>>(kTokens, query_at, value_at);
@@ -375,7 +377,9 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         shared.context[r][c] = x;
       });
       __syncthreads();
-      result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
+      result.for_each([&](int r, int c, float& x) {
+        if (r >= first && r < last) shared.queries[r][c] = x * shared.scale[r];
+      });
       __syncthreads();
       write_rows<T, kValues>(s, shared.queries, place.batch, t, first, last, channel + place.first_value,
                              p.width - place.first_value, p.vectors);
@@ -397,7 +401,7 @@ int enqueue(const AftCudaSequence& s, const Mechanism& mechanism, int64_t heads,
                                      mechanism,
                                      static_cast<int>(heads),
                                      static_cast<int>(width),
-                                     chunk,
+                                     static_cast<int>(chunk),
                                      static_cast<int>(chunks),
                                      width % kVector<T> == 0 && all_aligned<T>(s),
                                      static_cast<float*>(workspace)};

@@ -40,8 +40,8 @@ struct PoolParams {
 
 // The thread's piece of a slab, and the chunk.
 struct PoolPlace {
-  int64_t batch, first;  // token of the chunk
-  int chunk, rows, counted;  // tokens there are, and that count
+  int64_t batch;
+  int chunk, first, rows, counted;  // the chunk's first token, tokens there are, and that count
   int segment = threadIdx.x / (kSlab / kPiece), token = segment * kPieceTokens;
   int column = threadIdx.x % (kSlab / kPiece) * kPiece;
 
@@ -49,10 +49,10 @@ struct PoolPlace {
     const AftCudaSequence& s = p.sequence;
     chunk = static_cast<int>(index % p.chunks);
     batch = index / p.chunks;
-    first = static_cast<int64_t>(chunk) * kPoolTokens;
-    rows = s.tokens - first < kPoolTokens ? static_cast<int>(s.tokens - first) : kPoolTokens;
-    const int64_t valid = length_of(s, batch) - first;
-    counted = valid < 0 ? 0 : valid < rows ? static_cast<int>(valid) : rows;
+    first = chunk * kPoolTokens;
+    const int left = static_cast<int>(s.tokens) - first, valid = static_cast<int>(length_of(s, batch)) - first;
+    rows = left < kPoolTokens ? left : kPoolTokens;
+    counted = valid < 0 ? 0 : valid < rows ? valid : rows;
   }
 };
 
@@ -61,7 +61,7 @@ using PieceOfFloats = float[kPieceTokens][kPiece];
 // The piece at channel `channel`; 0 where tokens do not count or channels end.
 template <class T>
 __device__ __forceinline__ void load_piece(PieceOfFloats& x, const PoolParams& p, const AftCudaTensor& tensor,
-                                           const PoolPlace& place, int64_t channel) {
+                                           const PoolPlace& place, int channel) {
   Raw<T, kPiece> raw[kPieceTokens];
 #pragma unroll
   for (int i = 0; i < kPieceTokens; ++i) {
@@ -83,8 +83,8 @@ __device__ __forceinline__ void load_piece(PieceOfFloats& x, const PoolParams& p
 }
 
 // The head of a channel, or of the last channel beyond it.
-__device__ __forceinline__ int head_of(const PoolParams& p, int64_t channel) {
-  const int head = static_cast<int>(channel) / p.width;
+__device__ __forceinline__ int head_of(const PoolParams& p, int channel) {
+  const int head = channel / p.width;
   return head < p.heads ? head : p.heads - 1;
 }
 
@@ -94,7 +94,7 @@ struct ScanShared {
 
 // x becomes its running means with the pool's shares; all threads of the block together.
 __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p, const Pool& pool,
-                                           const PoolPlace& place, int64_t channel, ScanShared& shared) {
+                                           const PoolPlace& place, int channel, ScanShared& shared) {
   const AftCudaSequence& s = p.sequence;
   PieceOfFloats share;
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ __forceinline__ void scan_means(PieceOfFloats& x, const PoolParams& p
     float mean = 0.0f, kept = 1.0f;
 #pragma unroll
     for (int i = 0; i < kPieceTokens; ++i) {
-      const int64_t t = place.first + place.token + i;
+      const int t = place.first + place.token + i;
       share[i][c] = place.token + i < place.counted ? pool.logits[(place.batch * s.tokens + t) * p.heads + head] : 0.0f;
       mean += share[i][c] * (x[i][c] - mean);
       kept *= 1.0f - share[i][c];
@@ -134,7 +134,8 @@ __device__ __forceinline__ void merge_chunks(const PoolParams& p, const Pool& po
   const AftCudaSequence& s = p.sequence;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index >= s.batch * s.channels) return;
-  const int64_t batch = index / s.channels, channel = index % s.channels;
+  const int64_t batch = index / s.channels;
+  const int channel = static_cast<int>(index % s.channels);
   const int head = head_of(p, channel);
   const bool leads = channel % p.width == 0;  // writes what the head's channels share
   RunningSum total = RunningSum::empty();

@@ -1,9 +1,10 @@
 /* The fused CUDA kernels: for every mechanism a parameter struct, the workspace it needs, and the call.
  *
  * No runtime is involved: plain C, device pointers, memory from the caller. The caller has checked shapes
- * and values; the kernels assume them. float16 and bfloat16 are read and written as such and computed in
- * float32. Key u of document b counts if u < lengths[b], and in causal form only for rows t >= u; what lies
- * in keys and values that do not count is never used. Padded rows get finite numbers.
+ * and values; the kernels assume them, and that tokens and channels are below 2^30. float16 and bfloat16 are
+ * read and written as such and computed in float32. Key u of document b counts if u < lengths[b], and in causal
+ * form only for rows t >= u; what lies in keys and values that do not count is never used. Padded rows get
+ * finite numbers.
  *
  * A call enqueues work on the stream and returns a cudaError_t as an int, 0 for success. It allocates
  * nothing, waits for nothing and reads nothing on the host that lies on the device, so it can be captured in

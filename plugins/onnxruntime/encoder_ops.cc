@@ -1,10 +1,11 @@
 // The operators around the attention in a transformer encoder. A constant weight is packed, and constant float16
 // parameters are converted, when the session is made, any other at every run.
 
-#include "encoder.h"
+#include "cpu/encoder.h"
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #include "ops.h"
@@ -147,29 +148,62 @@ class Norm {
   float epsilon_;
 };
 
-class LayerNormLinear final : public Kernel {
+class LayerNormLinear : public Kernel {
  public:
   LayerNormLinear(const Settings& settings, const Attributes& attributes)
-      : element_(settings.element),
-        norm_(settings, attributes),
-        weight_("weight", 3, settings, attributes),
-        bias_("bias", 4, settings, attributes) {}
+      : LayerNormLinear(settings, attributes, {{"weight", "bias"}}) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));
-    const auto weight = weight_.get(run, x.width);
     const auto norm = norm_.get(run, x.width);
-    const auto bias = bias_.get(run, {weight->columns});
-    void* output = run.output(x.with_width(weight->columns));
+    std::vector<std::shared_ptr<const aft::PackedWeight>> weights;
+    std::vector<Parameter::Floats> biases;
+    std::vector<aft::Linear> linears;
+    for (const Parameters& parameters : parameters_) {
+      weights.push_back(parameters.weight.get(run, x.width));
+      const int64_t columns = weights.back()->columns;
+      biases.push_back(parameters.bias.get(run, {columns}));
+      void* output = run.output(linears.size(), x.with_width(columns));
+      linears.push_back({weights.back().get(), biases.back().data, output});
+    }
     if (x.count > 0)
-      aft::layer_norm_linear({element_, x.count, x.data, norm.norm, weight.get(), bias.data, output}, run.parallel());
+      aft::layer_norm_linear(
+          {element_, x.count, x.data, norm.norm, linears.data(), static_cast<int64_t>(linears.size())},
+          run.parallel());
+  }
+
+ protected:
+  struct Names {
+    const char *weight, *bias;
+  };
+
+  LayerNormLinear(const Settings& settings, const Attributes& attributes, std::initializer_list<Names> linears)
+      : element_(settings.element), norm_(settings, attributes) {
+    size_t index = 3;
+    for (const Names& names : linears) {
+      parameters_.push_back({Weight(names.weight, index, settings, attributes),
+                             Parameter(names.bias, index + 1, settings, attributes)});
+      index += 2;
+    }
   }
 
  private:
+  struct Parameters {
+    Weight weight;
+    Parameter bias;
+  };
+
   aft::Element element_;
   Norm norm_;
-  Weight weight_;
-  Parameter bias_;
+  std::vector<Parameters> parameters_;
+};
+
+class LayerNormQueryKeyValue final : public LayerNormLinear {
+ public:
+  LayerNormQueryKeyValue(const Settings& settings, const Attributes& attributes)
+      : LayerNormLinear(
+            settings, attributes,
+            {{"query_weight", "query_bias"}, {"key_weight", "key_bias"}, {"value_weight", "value_bias"}}) {}
 };
 
 class LayerNormFeedForward final : public Kernel {
@@ -192,7 +226,7 @@ class LayerNormFeedForward final : public Kernel {
     if (weight_out->columns != x.width)
       throw Error("weight_out has " + std::to_string(weight_out->columns) + " columns, expected " +
                   std::to_string(x.width));
-    void* output = run.output(x.shape);
+    void* output = run.output(0, x.shape);
     if (x.count > 0)
       aft::layer_norm_feed_forward({element_, x.count, x.data, norm.norm, weight_in.get(), bias_in.data,
                                     weight_out.get(), bias_out.data, output},
@@ -221,7 +255,7 @@ class LinearResidual final : public Kernel {
     const auto bias = bias_.get(run, {weight->columns});
     const Tensor residual = run.input(3);
     expect_shape("residual", residual, x.with_width(weight->columns));
-    void* output = run.output(residual.shape);
+    void* output = run.output(0, residual.shape);
     if (x.count > 0)
       aft::linear_residual({element_, x.count, x.data, weight.get(), bias.data, residual.data, output},
                            run.parallel());
@@ -268,7 +302,7 @@ class LayerNormFastformer final : public Kernel {
     const auto bias = bias_.get(run, {width});
     const Tensor lengths = run.input(11);
     expect_shape("lengths", lengths, {x.shape[0]});
-    void* output = run.output(x.shape);
+    void* output = run.output(0, x.shape);
     if (x.count > 0)
       aft::layer_norm_fastformer(
           {element_, x.shape[0], x.shape[1], heads_, x.data, norm.norm, query_weight.data, packed_query_weight.get(),
@@ -294,8 +328,9 @@ Kernel* create(const Settings& settings, const Attributes& attributes) {
 
 }  // namespace
 
-const Operator kEncoderOperators[4] = {
+const Operator kEncoderOperators[5] = {
     {"LayerNormLinear", 5, create<LayerNormLinear>, false, -1},
+    {"LayerNormQueryKeyValue", 9, create<LayerNormQueryKeyValue>, false, -1, 3},
     {"LayerNormFeedForward", 7, create<LayerNormFeedForward>, false, 0},
     {"LinearResidual", 4, create<LinearResidual>, false, 3},
     {"LayerNormFastformer", 12, create<LayerNormFastformer>, true, 0},

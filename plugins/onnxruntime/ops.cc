@@ -1,5 +1,7 @@
 #include "ops.h"
 
+#include "backend.h"
+
 namespace ops {
 
 namespace {
@@ -71,15 +73,14 @@ class SequenceKernel : public Kernel {
     params.key = key.data;
     params.value = value.data;
     params.lengths = static_cast<const int64_t*>(lengths.data);
-    params.output = run.output(query.shape);
-    if (params.batch * params.tokens * params.channels > 0) call(params, run.parallel());
+    params.output = run.output(0, query.shape);
+    if (params.batch * params.tokens * params.channels > 0) run_kernel(params, run);
   }
 
  protected:
   virtual Shape key_shape(const Shape& query) const { return query; }
   // Reads the inputs between value and lengths; returns how many.
   virtual size_t take_inputs(const Run&, const Shape& query, Params&) const = 0;
-  virtual void call(const Params&, const aft::Parallel&) const = 0;
 
   Params params_{};
 };
@@ -92,9 +93,6 @@ class AftSimple final : public SequenceKernel<aft::AftSimple> {
 
  private:
   size_t take_inputs(const Run&, const Shape&, aft::AftSimple&) const override { return 0; }
-  void call(const aft::AftSimple& params, const aft::Parallel& parallel) const override {
-    aft::aft_simple(params, parallel);
-  }
 };
 
 class AftFull final : public SequenceKernel<aft::AftFull> {
@@ -113,9 +111,6 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
     params.position_bias = bias.data;
     params.position_bias_width = bias.shape[1];
     return 1;
-  }
-  void call(const aft::AftFull& params, const aft::Parallel& parallel) const override {
-    aft::aft_full(params, parallel);
   }
 };
 
@@ -140,9 +135,6 @@ class AftLocal final : public SequenceKernel<aft::AftLocal> {
     params.window = params.causal ? width : (width + 1) / 2;
     return 1;
   }
-  void call(const aft::AftLocal& params, const aft::Parallel& parallel) const override {
-    aft::aft_local(params, parallel);
-  }
 };
 
 class AftConv final : public SequenceKernel<aft::AftConv> {
@@ -164,9 +156,6 @@ class AftConv final : public SequenceKernel<aft::AftConv> {
     params.taps = filter.shape[1];
     return 1;
   }
-  void call(const aft::AftConv& params, const aft::Parallel& parallel) const override {
-    aft::aft_conv(params, parallel);
-  }
 };
 
 class EfficientAttention final : public SequenceKernel<aft::EfficientAttention> {
@@ -186,9 +175,6 @@ class EfficientAttention final : public SequenceKernel<aft::EfficientAttention> 
     expect_heads_divide(params.heads, query);
     return 0;
   }
-  void call(const aft::EfficientAttention& params, const aft::Parallel& parallel) const override {
-    aft::efficient_attention(params, parallel);
-  }
 };
 
 class LinearAttention final : public SequenceKernel<aft::LinearAttention> {
@@ -205,9 +191,6 @@ class LinearAttention final : public SequenceKernel<aft::LinearAttention> {
   size_t take_inputs(const Run&, const Shape& query, aft::LinearAttention& params) const override {
     expect_heads_divide(params.heads, query);
     return 0;
-  }
-  void call(const aft::LinearAttention& params, const aft::Parallel& parallel) const override {
-    aft::linear_attention(params, parallel);
   }
 };
 
@@ -226,9 +209,6 @@ class Fastformer final : public SequenceKernel<aft::Fastformer> {
     params.alpha_weight = alpha.data;
     params.beta_weight = beta.data;
     return 2;
-  }
-  void call(const aft::Fastformer& params, const aft::Parallel& parallel) const override {
-    aft::fastformer(params, parallel);
   }
 };
 

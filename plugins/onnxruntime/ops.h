@@ -25,12 +25,13 @@ struct Operator {
   size_t inputs;     // lengths, where taken, is the last
   Kernel* (*create)(const Settings&, const ort::Attributes&);
   bool takes_lengths = true;
-  int output_like = 0;  // the input whose shape the output has; -1: none
+  int output_like = 0;  // the input whose shape every output has; -1: none
+  size_t outputs = 1;
 };
 
 aft::Precision read_precision(const ort::Attributes&);
 
 extern const Operator kOperators[7];
-extern const Operator kEncoderOperators[4];  // encoder_ops.cc; no causal form
+extern const Operator kEncoderOperators[5];  // encoder_ops.cc; no causal form
 
 }  // namespace ops

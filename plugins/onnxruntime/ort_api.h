@@ -9,12 +9,14 @@
 
 namespace ort {
 
-constexpr uint32_t kApiVersion = 17;
+constexpr uint32_t kApiVersion = 18;
 
+struct Allocator;
 struct CustomOp;
 struct CustomOpDomain;
 struct KernelContext;
 struct KernelInfo;
+struct MemoryInfo;
 struct SessionOptions;
 struct ShapeInferContext;
 struct Status;
@@ -22,7 +24,7 @@ struct TensorShape;  // OrtTensorTypeAndShapeInfo
 struct Value;
 
 enum class ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
-enum class ElementType : int { kFloat = 1, kInt64 = 7, kFloat16 = 10 };
+enum class ElementType : int { kFloat = 1, kInt64 = 7, kFloat16 = 10, kBfloat16 = 16 };
 enum class Arity : int { kRequired = 0 };
 enum class MemoryType : int { kDefault = 0 };
 
@@ -31,12 +33,14 @@ enum class MemoryType : int { kDefault = 0 };
   X(CreateStatus, 0, Status*, ErrorCode, const char*)                                                   \
   X(GetErrorMessage, 2, const char*, const Status*)                                                     \
   X(CreateCustomOpDomain, 26, Status*, const char*, CustomOpDomain**)                                   \
-  X(CustomOpDomain_Add, 27, Status*, CustomOpDomain*, const CustomOp*)                                                \
+  X(CustomOpDomain_Add, 27, Status*, CustomOpDomain*, const CustomOp*)                                  \
   X(AddCustomOpDomain, 28, Status*, SessionOptions*, CustomOpDomain*)                                   \
   X(GetTensorMutableData, 51, Status*, Value*, void**)                                                  \
   X(GetDimensionsCount, 61, Status*, const TensorShape*, size_t*)                                       \
   X(GetDimensions, 62, Status*, const TensorShape*, int64_t*, size_t)                                   \
   X(GetTensorTypeAndShape, 65, Status*, const Value*, TensorShape**)                                    \
+  X(AllocatorAlloc, 75, Status*, Allocator*, size_t, void**)                                            \
+  X(AllocatorFree, 76, Status*, Allocator*, void*)                                                      \
   X(KernelInfoGetAttribute_float, 85, Status*, const KernelInfo*, const char*, float*)                  \
   X(KernelInfoGetAttribute_int64, 86, Status*, const KernelInfo*, const char*, int64_t*)                \
   X(KernelInfoGetAttribute_string, 87, Status*, const KernelInfo*, const char*, char*, size_t*)         \
@@ -45,14 +49,19 @@ enum class MemoryType : int { kDefault = 0 };
   X(ReleaseStatus, 93, void, Status*)                                                                   \
   X(ReleaseTensorTypeAndShapeInfo, 99, void, TensorShape*)                                              \
   X(ReleaseCustomOpDomain, 101, void, CustomOpDomain*)                                                  \
+  X(ReleaseAllocator, 132, void, Allocator*)                                                            \
+  X(KernelContext_GetGPUComputeStream, 193, Status*, const KernelContext*, void**)                      \
+  X(GetTensorMemoryInfo, 194, Status*, const Value*, const MemoryInfo**)                                \
   X(KernelInfoGetConstantInput_tensor, 249, Status*, const KernelInfo*, size_t, int*, const Value**)    \
+  X(KernelContext_GetAllocator, 253, Status*, const KernelContext*, const MemoryInfo*, Allocator**)     \
   X(ShapeInferContext_GetInputTypeShape, 268, Status*, const ShapeInferContext*, size_t, TensorShape**) \
   X(ShapeInferContext_SetOutputTypeShape, 270, Status*, const ShapeInferContext*, size_t, const TensorShape*) \
-  X(KernelContext_ParallelFor, 274, Status*, const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)
+  X(KernelContext_ParallelFor, 274, Status*, const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*) \
+  X(KernelContext_GetScratchBuffer, 277, Status*, const KernelContext*, const MemoryInfo*, size_t, void**)
 
 // OrtApi: its table, with a typed accessor per entry used.
 struct Api {
-  void (*const table[275])();
+  void (*const table[278])();
 
 #define ORT_ACCESSOR(name, slot, Result, ...)                    \
   template <class... Arguments>                                  \
@@ -68,7 +77,7 @@ struct ApiBase {
   const char* (*GetVersionString)();
 };
 
-// OrtCustomOp as of version 17; the runtime reads no field later than `version` knows.
+// OrtCustomOp as of version 18; the runtime reads no field later than `version` knows.
 struct CustomOp {
   uint32_t version;
   void* (*CreateKernel)(const CustomOp*, const Api*, const KernelInfo*);
@@ -92,6 +101,10 @@ struct CustomOp {
   Status* (*InferOutputShapeFn)(const CustomOp*, ShapeInferContext*);
   int (*GetStartVersion)(const CustomOp*);
   int (*GetEndVersion)(const CustomOp*);
+  size_t (*GetMayInplace)(int** inputs, int** outputs);
+  void (*ReleaseMayInplace)(int* inputs, int* outputs);
+  size_t (*GetAliasMap)(int** inputs, int** outputs);
+  void (*ReleaseAliasMap)(int* inputs, int* outputs);
 };
 
 }  // namespace ort

@@ -1,10 +1,10 @@
-// RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each is registered in float32 and in
-// float16, mechanisms both plain and causal; the runtime picks by name and type.
+// RegisterCustomOps: adds the operators of domain ai.aftexport to a session. Each is registered for every element that
+// the backend has, mechanisms both plain and causal; the runtime picks by name and type.
 
 #include <memory>
 #include <vector>
 
-#include "ops.h"
+#include "backend.h"
 #include "runtime.h"
 
 namespace {
@@ -28,7 +28,11 @@ struct Node {
 };
 
 ort::ElementType tensor_type(const ort::CustomOp* op) {
-  return self(op).settings.element == aft::Element::kFloat16 ? ort::ElementType::kFloat16 : ort::ElementType::kFloat;
+  switch (self(op).settings.element) {
+    case aft::Element::kFloat16: return ort::ElementType::kFloat16;
+    case aft::Element::kBfloat16: return ort::ElementType::kBfloat16;
+    default: return ort::ElementType::kFloat;
+  }
 }
 
 ort::Status* create_kernel(const ort::CustomOp* op, const Api* api, const ort::KernelInfo* info, void** kernel) {
@@ -47,12 +51,15 @@ ort::Status* compute(void* kernel, ort::KernelContext* context) {
   return ort::guarded(api, node.registration->settings.name, [&] { node.kernel->compute(ort::Run(api, context)); });
 }
 
-// The output has the shape of one of the inputs.
+// Every output has the shape of one of the inputs.
 ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const Api& api = *self(op).api;
+  const size_t like = static_cast<size_t>(self(op).op->output_like);
   ort::TensorShape* shape = nullptr;  // stays the context's
-  if (ort::Status* status = api.ShapeInferContext_GetInputTypeShape(context, static_cast<size_t>(self(op).op->output_like), &shape)) return status;
-  return api.ShapeInferContext_SetOutputTypeShape(context, size_t{0}, shape);
+  if (ort::Status* status = api.ShapeInferContext_GetInputTypeShape(context, like, &shape)) return status;
+  for (size_t index = 0; index < self(op).op->outputs; ++index)
+    if (ort::Status* status = api.ShapeInferContext_SetOutputTypeShape(context, index, shape)) return status;
+  return nullptr;
 }
 
 Registration describe(const ops::Operator& op, bool causal, aft::Element element, const Api* api) {
@@ -62,12 +69,12 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
   r.api = api;
   r.version = ort::kApiVersion;
   r.GetName = [](const ort::CustomOp* op) { return self(op).settings.name.c_str(); };
-  r.GetExecutionProviderType = [](const ort::CustomOp*) -> const char* { return nullptr; };  // the CPU's
+  r.GetExecutionProviderType = [](const ort::CustomOp*) { return ops::kBackend.execution_provider; };
   r.GetInputTypeCount = [](const ort::CustomOp* op) { return self(op).op->inputs; };
   r.GetInputType = [](const ort::CustomOp* op, size_t index) {
     return self(op).op->takes_lengths && index + 1 == self(op).op->inputs ? ort::ElementType::kInt64 : tensor_type(op);
   };
-  r.GetOutputTypeCount = [](const ort::CustomOp*) { return size_t{1}; };
+  r.GetOutputTypeCount = [](const ort::CustomOp* op) { return self(op).op->outputs; };
   r.GetOutputType = [](const ort::CustomOp* op, size_t) { return tensor_type(op); };
   r.GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::Arity::kRequired; };
   r.GetOutputCharacteristic = r.GetInputCharacteristic;
@@ -89,10 +96,10 @@ Registration describe(const ops::Operator& op, bool causal, aft::Element element
 // both are made once and never freed.
 ort::CustomOpDomain* make_domain(const Api& api) {
   auto& registrations = *new std::vector<Registration>;
-  for (aft::Element element : {aft::Element::kFloat32, aft::Element::kFloat16}) {
+  for (aft::Element element : ops::kBackend.elements) {
     for (const ops::Operator& op : ops::kOperators)
       for (bool causal : {false, true}) registrations.push_back(describe(op, causal, element, &api));
-    for (const ops::Operator& op : ops::kEncoderOperators)
+    for (const ops::Operator& op : ops::kBackend.operators)
       registrations.push_back(describe(op, false, element, &api));
   }
   ort::CustomOpDomain* domain = nullptr;

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <new>
 #include <thread>
 
 namespace ort {
@@ -75,9 +76,9 @@ Tensor Run::input(size_t index) const {
   return read_tensor(api_, value);
 }
 
-void* Run::output(const Shape& shape) const {
+void* Run::output(size_t index, const Shape& shape) const {
   Value* value = nullptr;
-  check(api_, api_.KernelContext_GetOutput(context_, size_t{0}, shape.data(), shape.size(), &value));
+  check(api_, api_.KernelContext_GetOutput(context_, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
   check(api_, api_.GetTensorMutableData(value, &data));
   return data;
@@ -100,6 +101,37 @@ aft::Parallel Run::parallel() const {
     check(self.api_, self.api_.KernelContext_ParallelFor(self.context_, body, tasks, size_t{0}, context));
   };
   return {run, const_cast<Run*>(this), usable_processors()};
+}
+
+void* Run::stream() const {
+  void* stream = nullptr;
+  check(api_, api_.KernelContext_GetGPUComputeStream(context_, &stream));
+  return stream;
+}
+
+std::shared_ptr<void> Run::workspace(size_t bytes) const {
+  constexpr uintptr_t kAlignment = 256;
+  if (bytes == 0) return nullptr;
+  const Value* input = nullptr;
+  const MemoryInfo* place = nullptr;  // the input's
+  Allocator* owned = nullptr;
+  check(api_, api_.KernelContext_GetInput(context_, size_t{0}, &input));
+  check(api_, api_.GetTensorMemoryInfo(input, &place));
+  check(api_, api_.KernelContext_GetAllocator(context_, place, &owned));
+  const Api& api = api_;
+  const std::shared_ptr<Allocator> allocator(owned, [&api](Allocator* a) { api.ReleaseAllocator(a); });
+
+  // What is allocated for a stream goes to another one only after they were synchronized: sessions run on several
+  // streams at once. Without a stream that call would fail.
+  void* memory = nullptr;
+  const size_t size = bytes + kAlignment - 1;
+  check(api_, stream() ? api_.KernelContext_GetScratchBuffer(context_, place, size, &memory)
+                       : api_.AllocatorAlloc(allocator.get(), size, &memory));
+  if (!memory) throw std::bad_alloc();
+  void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory) + kAlignment - 1) & ~(kAlignment - 1));
+  return {aligned, [&api, allocator, memory](void*) {
+            if (Status* status = api.AllocatorFree(allocator.get(), memory)) api.ReleaseStatus(status);
+          }};
 }
 
 }  // namespace ort

@@ -2,11 +2,12 @@
 // that become an OrtStatus at the border.
 #pragma once
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "cpu/kernels.h"
 #include "ort_api.h"
 
 namespace ort {
@@ -58,14 +59,18 @@ class Attributes {
   const KernelInfo* info_;
 };
 
-// The inputs, the output and the threads of one run of a node.
+// The inputs and the outputs of one run of a node, and the threads or the device it runs on.
 class Run {
  public:
   Run(const Api& api, KernelContext* context) : api_(api), context_(context) {}
 
   Tensor input(size_t index) const;
-  void* output(const Shape& shape) const;
+  void* output(size_t index, const Shape& shape) const;
   aft::Parallel parallel() const;
+  void* stream() const;  // a cudaStream_t; null for the CPU
+  // Memory where input 0 lies, aligned to 256 bytes. It may be given back as soon as its last use is enqueued on the
+  // stream.
+  std::shared_ptr<void> workspace(size_t bytes) const;
 
  private:
   const Api& api_;

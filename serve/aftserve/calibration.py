@@ -95,24 +95,26 @@ class Costs:
         }
 
 
-def calibrate(run: Callable[[int, int], object], max_tokens: int, budget_tokens: int) -> Costs:
+def calibrate(
+    run: Callable[[int, int], object], *, min_tokens: int, max_tokens: int, budget_tokens: int
+) -> Costs:
     """Times runs of growing documents and batches, some seconds in all.
 
     Args:
         run: runs a batch of so many documents of so many tokens.
-        max_tokens: of a document.
+        min_tokens, max_tokens: of a document.
         budget_tokens: of a run, padding included.
     """
-    longest = max(min(max_tokens, budget_tokens), 1)
+    longest = max(min(max_tokens, budget_tokens), min_tokens)
     measurements: list[Measurement] = []
-    for tokens in sorted({min(length, longest) for length in LENGTHS}):
+    for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
         measurements.append(_measure(run, 1, tokens))
         if measurements[-1].seconds > _MOST_SECONDS:
             break
     alone = {m.tokens: m.seconds for m in measurements}
-    for tokens in BATCH_LENGTHS:
+    for tokens in filter(alone.__contains__, BATCH_LENGTHS):
         for documents in BATCHES:
-            expected = documents * alone.get(tokens, math.inf)
+            expected = documents * alone[tokens]
             if documents * tokens > budget_tokens or expected > _SLOW_SECONDS:
                 break
             measurements.append(_measure(run, documents, tokens))

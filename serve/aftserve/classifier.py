@@ -37,6 +37,7 @@ class Classifier:
     Args:
         bundle: a checked bundle.
         engine: its model, loaded.
+        min_tokens: refuse shorter documents.
         max_tokens: refuse longer documents; the bundle's own limit comes first.
         max_characters: refuse longer texts before they are tokenized.
     """
@@ -46,12 +47,14 @@ class Classifier:
         bundle: Bundle,
         engine: Engine,
         *,
+        min_tokens: int = 1,
         max_tokens: int | None = None,
         max_characters: int | None = None,
     ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
         self._tokenizer = bundle.tokenizer()
+        self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.max_characters = max_characters
@@ -103,11 +106,16 @@ class Classifier:
         """Checks the tokens of one document, and returns them as an array.
 
         Raises:
-            InputError: for an empty document, or an id outside the vocabulary.
+            InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
             DocumentTooLongError: for more than ``max_tokens``.
         """
         if len(ids) == 0:
             raise InputError("The document has no tokens.", "Send some text.")
+        if len(ids) < self.min_tokens:
+            raise InputError(
+                f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
+                "Send a longer one; it knows of no padding.",
+            )
         if len(ids) > self.max_tokens:
             raise DocumentTooLongError(
                 f"The document has {len(ids)} tokens, this server takes {self.max_tokens}.",

@@ -9,14 +9,15 @@ from types import FrameType
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 
 from aftexport.bundle import Bundle
-from aftexport.engines.onnxruntime import operator_paths
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
 from aftserve import logs
 from aftserve.app import create_app
 from aftserve.http_protocol import TimedProtocol
-from aftserve.loading import load_trusted_model
+from aftserve.loading import load_model
 from aftserve.service import Service
 from aftserve.settings import Settings
 
@@ -45,9 +46,11 @@ def load(settings: Settings, console: Console) -> Service:
     """Loads a bundle; raises AftexportError where it cannot be served."""
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
-    with stage(console, "Loading, comparing with PyTorch's outputs, calibrating"):
-        model = load_trusted_model(bundle, settings)
-    console.print(operator_table(bundle.manifest.operators, operator_paths(bundle.model_path)))
+    model = load_model(bundle, settings, console)
+    console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
+    if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
+        paths = operator_paths(bundle.model_path)
+        console.print(operator_table(bundle.manifest.operators, paths))
     return Service(bundle, model, settings)
 
 

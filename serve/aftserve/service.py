@@ -17,7 +17,7 @@ from aftserve.batching import Result
 from aftserve.classifier import Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.health import Health
-from aftserve.loading import LoadedModel, load_model
+from aftserve.loading import LoadedModel, load_safe_model
 from aftserve.metrics import Metrics
 from aftserve.parity import Parity
 from aftserve.reference_process import ReferenceProcess
@@ -217,9 +217,7 @@ class Service:
     async def _fall_back(self, reason: str) -> None:
         """Goes on with standard operators alone, if their golden cases are within the bound."""
         async with self.scheduler.engine_free:
-            model = await anyio.to_thread.run_sync(
-                lambda: load_model(self._bundle, self.settings, safe=True)
-            )
+            model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
             if model.breach is not None:
                 self.health.breach = reason
                 return

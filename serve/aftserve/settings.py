@@ -38,6 +38,11 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
+    engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
+        "auto",
+        description="auto: TensorRT where the bundle has an engine and the machine its GPU. An "
+        "engine is a program: serve bundles you trust",
+    )
     threads: PositiveInt | None = Field(
         None, description="threads of the engine; one for each core where it is left out"
     )

@@ -3,6 +3,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 import toy
@@ -36,8 +37,12 @@ def test_a_bundle_has_the_rights_of_any_new_folder(
 HELP = {
     ("--help",): ("--to", "--out", "--precision", "--max-length", "--opset", "--no-verify",
                   "--force", "--model", "--labels", "--tokenizer", "--allow-pickle", "verify",
-                  "inspect", "bench", "demo", "Exit status"),
-    ("verify", "--help"): ("BUNDLE", "--portable", "Exit status"),
+                  "inspect", "build", "bench", "demo", "--min-length", "--opt-length",
+                  "--max-batch", "--workspace", "--timing-cache", "--compute-capability",
+                  "Exit status"),
+    ("build", "--help"): ("BUNDLE", "--rebuild", "--timing-cache", "AFTEXPORT_CACHE",
+                          "Exit status"),
+    ("verify", "--help"): ("BUNDLE", "--portable", "--provider", "Exit status"),
     ("inspect", "--help"): ("BUNDLE|MODEL",),
     ("bench", "--help"): ("BUNDLE", "--lengths", "--engine", "--threads", "--rounds", "--against",
                           "--model", "--factory", "--json", "Exit status"),
@@ -64,8 +69,12 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "unknown precision": (["model.pt", "--to", "onnx", "--precision", "int4"], "int4"),
     "opset a word": (["model.pt", "--to", "onnx", "--opset", "new"], "new"),
     "two models": (["model.pt", "other.pt", "--to", "onnx"], "other.pt"),
+    "a length that is no number": (["model.pt", "--to", "trt", "--opt-length", "1,x"], "x"),
+    "a batch of none": (["model.pt", "--to", "trt", "--max-batch", "0"], "--max-batch"),
+    "build nothing": (["build"], "BUNDLE"),
     "verify nothing": (["verify"], "bundle"),
     "verify two": (["verify", "a", "b"], "b"),
+    "verify a provider unknown": (["verify", "a", "--provider", "rocm"], "rocm"),
     "inspect nothing": (["inspect"], "BUNDLE"),
     "bench nothing": (["bench"], "BUNDLE"),
     "bench no rounds": (["bench", "a", "--rounds", "0"], "--rounds"),
@@ -165,6 +174,17 @@ def test_a_bundle_whose_name_looks_like_markup_is_shown_by_its_name(
         outcome = run_here([command, name], capsys)
         assert outcome.code == 0, outcome.err
         assert name in outcome.out
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="ONNX Runtime has the CUDA execution provider",
+)
+def test_a_provider_that_is_missing_is_refused_with_the_remedy(
+    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["verify", bundle_folder, "--provider", "cuda"], capsys)
+    assert_refused(outcome, "pip install onnxruntime-gpu")
 
 
 def test_inspect_shows_a_bundle_and_changes_nothing(

@@ -12,6 +12,7 @@ from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.nn.config import LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.registry import ALL_OPERATORS
 from aftexport.trace import OPSETS, attach_bodies, capture, input_spec, operators_in, to_onnx
@@ -112,8 +113,28 @@ def test_the_precision_of_products_is_in_the_nodes(precision: str, causal: bool)
         for node in custom(model)
     }
     name = "CausalAftFull" if causal else "AftFull"
-    assert set(given) == {name, "LayerNormLinear", "LayerNormFeedForward", "LinearResidual"}
+    assert set(given) == {name, "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"}
+    of_attention = given.pop(name)["precision"]
+    assert of_attention == (b"bf16" if precision == "int8" else precision.encode())
     assert {attributes["precision"] for attributes in given.values()} == {precision.encode()}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("mechanism", LAYERS)
+def test_a_layer_has_one_norm_and_no_split_before_its_attention(
+    mechanism: str, causal: bool
+) -> None:
+    config = toy.CONFIG | {"mechanism": mechanism, "max_length": 20, "causal": causal}
+    model = to_onnx(capture(DocumentClassifier(ClassifierConfig(**config)), max_tokens=20))
+    expected = {"LayerNormQueryKeyValue": 1}
+    if mechanism == "fastformer":  # whose query and value are one
+        expected = {"LayerNormLinear": 2} if causal else {"LayerNormFastformer": 1}
+    found = operators_in(model)
+    assert {n: c for n, c in found.items() if n.startswith("LayerNorm")} == {
+        "LayerNormFeedForward": 1,
+        **expected,
+    }
+    assert not [n for n in model.graph.node if n.op_type == "Split"]
 
 
 def test_the_commonest_setting_keeps_the_operator(mixed: onnx.ModelProto) -> None:

@@ -8,6 +8,17 @@ from .runner import LIBRARY
 
 INPUTS = {
     "LayerNormLinear": ["x", "norm_weight", "norm_bias", "weight", "bias"],
+    "LayerNormQueryKeyValue": [
+        "x",
+        "norm_weight",
+        "norm_bias",
+        "query_weight",
+        "query_bias",
+        "key_weight",
+        "key_bias",
+        "value_weight",
+        "value_bias",
+    ],
     "LayerNormFeedForward": [
         "x",
         "norm_weight",
@@ -33,22 +44,31 @@ INPUTS = {
         "lengths",
     ],
 }
+OUTPUTS = {"LayerNormQueryKeyValue": ["query", "key", "value"]}  # of the others: output
 SEQUENCES = ("x", "residual", "lengths")
 BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to the largest value
 HALF_BOUND = 1e-3  # the same of float16 tensors: two roundings of the largest value
 
 
 def run(op, inputs, *, constant=True, threads=2, **attributes):
-    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`."""
+    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`.
+
+    Several outputs come side by side along their last axis.
+    """
+    return np.concatenate(outputs(op, inputs, constant, threads, **attributes), axis=-1)
+
+
+def outputs(op, inputs, constant=True, threads=2, **attributes):
     initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
     fed = {name: x for name, x in inputs.items() if name not in initial}
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
-    node = helper.make_node(op, INPUTS[op], ["output"], **plugin, **attributes)
+    results = OUTPUTS.get(op, ["output"])
+    node = helper.make_node(op, INPUTS[op], results, **plugin, **attributes)
     graph = helper.make_graph(
         [node],
         "one_op",
         [declare(name, x) for name, x in fed.items()],
-        [declare("output", inputs["x"])],
+        [declare(name, inputs["x"]) for name in results],
         [numpy_helper.from_array(x, name) for name, x in initial.items()],
     )
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
@@ -60,7 +80,7 @@ def run(op, inputs, *, constant=True, threads=2, **attributes):
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return session.run(None, fed)[0]
+    return session.run(None, fed)
 
 
 def declare(name, like):

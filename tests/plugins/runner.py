@@ -24,50 +24,63 @@ INPUTS = {
 }
 
 
+RANK = {
+    "position_bias": 2,
+    "band": 2,
+    "filter": 2,
+    "alpha_weight": 2,
+    "beta_weight": 2,
+    "lengths": 1,
+}
+
+
 @functools.cache
-def session(op, dtype="float32", threads=2, **attributes):
-    """A session over one node."""
+def session(op, dtype="float32", threads=2, library=LIBRARY, bfloat16=False, **attributes):
+    """A session over one node.
+
+    With `bfloat16` the node's tensors are that, cast from and to `dtype`, as numpy lacks it.
+    """
     element = TensorProto.FLOAT if dtype == "float32" else TensorProto.FLOAT16
     names = INPUTS[op.removeprefix("Causal")]
+    inner = {name: f"{name}_bfloat16" if bfloat16 and name != "lengths" else name for name in names}
     node = helper.make_node(
         op,
-        names,
-        ["output"],
+        list(inner.values()),
+        ["result"],
         domain="ai.aftexport",
         plugin_namespace="",
         plugin_version="1",
         **attributes,
     )
-    rank = {
-        "position_bias": 2,
-        "band": 2,
-        "filter": 2,
-        "alpha_weight": 2,
-        "beta_weight": 2,
-        "lengths": 1,
-    }
+    casts = [
+        helper.make_node("Cast", [name], [to], to=TensorProto.BFLOAT16)
+        for name, to in inner.items()
+        if name != to
+    ]
     inputs = [
         helper.make_tensor_value_info(
-            name, TensorProto.INT64 if name == "lengths" else element, [None] * rank.get(name, 3)
+            name, TensorProto.INT64 if name == "lengths" else element, [None] * RANK.get(name, 3)
         )
         for name in names
     ]
+    back = helper.make_node("Cast", ["result"], ["output"], to=element)
     output = helper.make_tensor_value_info("output", element, [None] * 3)
-    graph = helper.make_graph([node], "one_op", inputs, [output])
+    graph = helper.make_graph([*casts, node, back], "one_op", inputs, [output])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.register_custom_ops_library(str(LIBRARY))
+    options.register_custom_ops_library(str(library))
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 
-def run(op, inputs, threads=2, **attributes):
+def run(op, inputs, threads=2, library=LIBRARY, bfloat16=False, **attributes):
     feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
-    return session(op, str(inputs[0].dtype), threads, **attributes).run(None, feeds)[0]
+    dtype = str(inputs[0].dtype)
+    return session(op, dtype, threads, library, bfloat16, **attributes).run(None, feeds)[0]
 
 
 def random_inputs(

@@ -5,6 +5,7 @@ import pytest
 import aftplugins
 
 LIBRARY = "libaftplugins_onnxruntime"
+REMEDIES = {"onnxruntime": "compiler", "onnxruntime_cuda": "make cuda", "tensorrt": "make cuda"}
 
 
 @pytest.fixture
@@ -19,11 +20,12 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
-def test_without_a_library_the_remedy_is_said(folders: list[Path]) -> None:
-    assert aftplugins.library("onnxruntime") is None
-    reason = aftplugins.missing("onnxruntime")
+@pytest.mark.parametrize("runtime", aftplugins.RUNTIMES)
+def test_without_a_library_the_remedy_is_said(runtime: str, folders: list[Path]) -> None:
+    assert aftplugins.library(runtime) is None
+    reason = aftplugins.missing(runtime)
     assert reason is not None
-    assert "compiler" in reason
+    assert REMEDIES[runtime] in reason
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -32,6 +34,13 @@ def test_a_library_is_found_wherever_the_package_reaches(place: int, folders: li
     built.write_bytes(b"")
     assert aftplugins.library("onnxruntime") == built
     assert aftplugins.missing("onnxruntime") is None
+
+
+def test_a_runtime_is_given_its_own_library(folders: list[Path]) -> None:
+    for runtime in aftplugins.RUNTIMES:
+        (folders[0] / f"libaftplugins_{runtime}.so").write_bytes(b"")
+    found = [aftplugins.library(runtime) for runtime in aftplugins.RUNTIMES]
+    assert len(set(found)) == len(aftplugins.RUNTIMES)
 
 
 def test_a_folder_of_that_name_is_no_library(folders: list[Path]) -> None:
@@ -52,7 +61,7 @@ def test_the_switch_turns_the_library_off_and_says_so(
     assert aftplugins.library("onnxruntime") is not None
 
 
-@pytest.mark.parametrize("runtime", ["", "torch", "../onnxruntime"])
+@pytest.mark.parametrize("runtime", ["", "torch", "cuda", "../onnxruntime"])
 def test_an_unknown_runtime_is_refused(runtime: str) -> None:
     with pytest.raises(ValueError, match="onnxruntime"):
         aftplugins.library(runtime)

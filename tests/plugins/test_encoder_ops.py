@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from .definitions import layer_norm
-from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, run
+from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, outputs, run
 
-OPS = ["LayerNormLinear", "LayerNormFeedForward", "LinearResidual"]
+OPS = ["LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"]
+NORM_OPS = OPS[:-1]
 
 # batch, tokens, width, and the hidden or output width
 SHAPES = [
@@ -39,11 +40,20 @@ def random_inputs(op, batch, tokens, width, other, seed=0):
         inputs |= {"weight_in": normal(width, other) / math.sqrt(width)}
         inputs |= {"weight_out": normal(other, width) / math.sqrt(other)}
         inputs |= {"bias_in": 0.5 * normal(other), "bias_out": 0.5 * normal(width)}
+    elif op == "LayerNormQueryKeyValue":
+        for name, columns in query_key_value(width, other).items():
+            inputs[f"{name}_weight"] = normal(width, columns) / math.sqrt(width)
+            inputs[f"{name}_bias"] = 0.5 * normal(columns)
     else:
         inputs |= {"weight": normal(width, other) / math.sqrt(width), "bias": 0.5 * normal(other)}
     if op == "LinearResidual":
         inputs |= {"residual": normal(batch, tokens, other)}
     return inputs
+
+
+def query_key_value(width, other):
+    """Widths of the outputs, all different as a rule."""
+    return {"query": other, "key": 1 + other // 9, "value": width}
 
 
 def gelu(x):
@@ -57,6 +67,11 @@ def definition(op, inputs, epsilon=1e-5):
     normalized = layer_norm(i["x"], i["norm_weight"], i["norm_bias"], epsilon)
     if op == "LayerNormLinear":
         return normalized @ i["weight"] + i["bias"]
+    if op == "LayerNormQueryKeyValue":
+        parts = ("query", "key", "value")
+        return np.concatenate(
+            [normalized @ i[f"{p}_weight"] + i[f"{p}_bias"] for p in parts], axis=-1
+        )
     hidden = gelu(normalized @ i["weight_in"] + i["bias_in"])
     return i["x"] + hidden @ i["weight_out"] + i["bias_out"]
 
@@ -67,6 +82,19 @@ def definition(op, inputs, epsilon=1e-5):
 def test_equals_its_definition(op, shape, precision):
     inputs = random_inputs(op, *shape)
     assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_query_key_and_value_are_what_each_layer_gives_alone(shape, precision, dtype):
+    inputs = random_inputs("LayerNormQueryKeyValue", *shape)
+    inputs = {name: x.astype(dtype) for name, x in inputs.items()}
+    norm = {name: inputs[name] for name in ("x", "norm_weight", "norm_bias")}
+    results = outputs("LayerNormQueryKeyValue", inputs, precision=precision)
+    for name, result in zip(("query", "key", "value"), results, strict=True):
+        alone = norm | {"weight": inputs[f"{name}_weight"], "bias": inputs[f"{name}_bias"]}
+        np.testing.assert_array_equal(result, run("LayerNormLinear", alone, precision=precision))
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -105,13 +133,13 @@ def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
     np.testing.assert_array_equal(run(op, alone, precision=precision), whole[:, 77:78])
 
 
-@pytest.mark.parametrize("op", ["LayerNormLinear", "LayerNormFeedForward"])
+@pytest.mark.parametrize("op", NORM_OPS)
 def test_epsilon(op):
     inputs = random_inputs(op, 1, 9, 24, 40)
     assert error(run(op, inputs, epsilon=0.5), definition(op, inputs, epsilon=0.5)) <= BOUND["fp32"]
 
 
-@pytest.mark.parametrize("op", ["LayerNormLinear", "LayerNormFeedForward"])
+@pytest.mark.parametrize("op", NORM_OPS)
 def test_a_mean_far_from_zero(op):
     inputs = random_inputs(op, 1, 9, 100, 40)
     inputs["x"] += 1000
@@ -160,6 +188,13 @@ def test_wrong_shapes_are_named(change, message):
     inputs = random_inputs("LinearResidual", 1, 4, 12, 8) | change
     with pytest.raises(Exception, match=message):
         run("LinearResidual", inputs)
+
+
+def test_a_wrong_shape_of_one_of_three_layers_is_named():
+    inputs = random_inputs("LayerNormQueryKeyValue", 1, 4, 12, 8)
+    inputs["key_weight"] = np.zeros((9, 8), np.float32)
+    with pytest.raises(Exception, match="key_weight has 9 rows, expected 12"):
+        run("LayerNormQueryKeyValue", inputs)
 
 
 def test_an_unknown_precision_is_refused():

@@ -9,56 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from . import definitions
+from .checks import OPS, attributes_of, check
 from .runner import random_inputs, run
 
-DEFINITION = {
-    "AftFull": definitions.aft_full,
-    "AftLocal": definitions.aft_local,
-    "AftSimple": definitions.aft_simple,
-    "AftConv": definitions.aft_conv,
-    "EfficientAttention": definitions.efficient_attention,
-    "Fastformer": definitions.fastformer,
-    "NormalizedLinearAttention": definitions.linear_attention,
-}
-OPS = [prefix + name for name in DEFINITION for prefix in ("", "Causal")]
 GATED = [op for op in OPS if "Aft" in op]
-WITH_HEADS = [
-    op
-    for op in OPS
-    if op.removeprefix("Causal")
-    in ("AftConv", "EfficientAttention", "Fastformer", "NormalizedLinearAttention")
-]
 AFT_FULL = ["AftFull", "CausalAftFull"]
 WINDOWED = [op for op in OPS if op.endswith(("AftLocal", "AftConv"))]
-
-# Largest error relative to the largest value of the definition and of the input `value`.
-BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
 BFLOAT16_BOUND = 1e-2
-
-
-def check(op, inputs, bound=None, precision=None, **attributes):
-    """Finite everywhere, and equal to the definition on the rows that count."""
-    chosen = {"precision": precision} if precision else {}
-    actual = run(op, inputs, **chosen, **attributes)
-    assert np.isfinite(actual).all()
-    expected = DEFINITION[op.removeprefix("Causal")](
-        inputs, causal=op.startswith("Causal"), **attributes
-    )
-    scale = max(
-        np.abs(expected).max(initial=0), np.abs(inputs[2].astype(np.float64)).max(initial=0), 1e-30
-    )
-    for b, length in enumerate(inputs[-1]):
-        rows = slice(0, max(0, int(length)))
-        error = np.abs(actual[b, rows] - expected[b, rows]).max(initial=0) / scale
-        assert error <= (bound or BOUND[inputs[0].dtype]), (
-            f"document {b} of length {length}: error {error:.1e}"
-        )
-    return actual
-
-
-def attributes_of(op, heads=1):
-    return {"num_heads": heads} if op in WITH_HEADS else {}
 
 
 @pytest.mark.parametrize("op", OPS)

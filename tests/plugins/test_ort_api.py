@@ -54,6 +54,7 @@ static_assert(int(ort::ErrorCode::kInvalidArgument) == ORT_INVALID_ARGUMENT);
 static_assert(int(ort::ElementType::kFloat) == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
 static_assert(int(ort::ElementType::kInt64) == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
 static_assert(int(ort::ElementType::kFloat16) == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
+static_assert(int(ort::ElementType::kBfloat16) == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16);
 static_assert(int(ort::Arity::kRequired) == INPUT_OUTPUT_REQUIRED);
 static_assert(int(ort::MemoryType::kDefault) == OrtMemTypeDefault);
 static_assert(offsetof(ort::ApiBase, GetApi) == offsetof(OrtApiBase, GetApi));
@@ -63,7 +64,7 @@ static_assert(offsetof(ort::CustomOp, version) == offsetof(OrtCustomOp, version)
 
 
 def test_declaration_equals_the_header(tmp_path):
-    assert len(FIELDS) == 21
+    assert len(FIELDS) == 25
     fields = "\n".join(
         f'static_assert(offsetof(ort::CustomOp, {f}) == offsetof(OrtCustomOp, {f}), "{f}");'
         for f in FIELDS

@@ -2,6 +2,7 @@ import json
 import shutil
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,9 @@ from commands import assert_refused, run_python, without
 from servers import serving
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
+
+from aftexport.engines.cuda import device
+from aftexport.errors import EngineError
 
 
 def test_a_signal_to_stop_ends_it_with_status_zero(bundle_folder: Path, tmp_path: Path) -> None:
@@ -41,6 +45,26 @@ def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path:
     )  # fmt: skip
     assert blocked.code == 0, blocked.err
     assert blocked.out.strip() in ("invoice", "contract", "letter")
+
+
+def test_without_a_gpu_a_bundle_with_an_engine_is_served_by_onnxruntime_and_it_says_why(
+    rtx_bundle: Path, tmp_path: Path
+) -> None:
+    with serving(rtx_bundle, tmp_path / "log", "--max-tokens", "400") as (address, _):
+        answer = httpx.post(f"{address}/infer", json={"text": "a"}, timeout=30)
+        assert answer.json()["label"] in ("invoice", "contract", "letter")
+    log = (tmp_path / "log").read_text("utf-8")
+    with suppress(EngineError):
+        pytest.skip(f"a GPU is here: {device()}")
+    assert "Engine: ONNX Runtime" in log
+    assert "No GPU was found here" in log
+
+
+def test_an_engine_that_cannot_be_had_is_refused_where_it_was_asked_for(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    outcome = run_python("-m", "aftserve", bundle_folder, "--engine", "tensorrt", cwd=tmp_path)
+    assert_refused(outcome, "--to trt")
 
 
 def test_a_missing_server_package_is_said_plainly(bundle_folder: Path, tmp_path: Path) -> None:
@@ -87,11 +111,10 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
     kind: str, bundle_copy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    import uvicorn
-
     from aftserve.cli import main
+    from aftserve.server import Server
 
-    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)
+    monkeypatch.setattr(Server, "run", lambda _: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])
     assert code == 2

@@ -58,12 +58,17 @@ def test_every_prediction_is_a_time(tokens: int, documents: int) -> None:
     assert costs.together(documents, tokens) > 0
 
 
-@pytest.mark.parametrize(("max_tokens", "budget"), [(1, 16_384), (300, 16_384), (1 << 20, 100)])
-def test_calibration_keeps_to_the_limits(max_tokens: int, budget: int) -> None:
+@pytest.mark.parametrize(
+    ("least", "most", "budget"),
+    [(1, 1, 16_384), (1, 300, 16_384), (20, 300, 16_384), (1, 1 << 20, 100)],
+)
+def test_calibration_keeps_to_the_limits(least: int, most: int, budget: int) -> None:
     runs: list[tuple[int, int]] = []
-    costs = calibrate(lambda *shape: runs.append(shape), max_tokens, budget)
-    assert all(tokens <= max_tokens for _, tokens in runs)
+    costs = calibrate(
+        lambda *shape: runs.append(shape), min_tokens=least, max_tokens=most, budget_tokens=budget
+    )
+    assert all(least <= tokens <= most for _, tokens in runs)
     assert all(documents * tokens <= budget for documents, tokens in runs)
     alone = {m.tokens for m in costs.measurements if m.documents == 1}
-    longest = min(max_tokens, budget)
-    assert alone == {min(length, longest) for length in LENGTHS}
+    longest = min(most, budget)
+    assert alone == {min(max(length, least), longest) for length in LENGTHS}

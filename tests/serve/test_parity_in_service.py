@@ -71,8 +71,8 @@ def test_any_document_can_be_compared_with_pytorch(
     for output in check["outputs"]:
         assert output["difference"] == abs(output["served"] - output["reference"])
         # PyTorch's, in float64, and not a copy of the engine's.
-        assert output["served"] == np.float32(output["served"])
-        assert output["reference"] != np.float32(output["reference"])
+        assert output["served"] == float(np.float32(output["served"]))
+        assert output["reference"] != float(np.float32(output["reference"]))
 
 
 @pytest.mark.parametrize(

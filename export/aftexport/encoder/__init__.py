@@ -7,6 +7,7 @@ No PyTorch model calls them; ``aftexport.fuse`` finds them in exported graphs.
 from aftexport.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER
 from aftexport.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
 from aftexport.encoder.layer_norm_linear import LAYER_NORM_LINEAR
+from aftexport.encoder.layer_norm_query_key_value import LAYER_NORM_QUERY_KEY_VALUE
 from aftexport.encoder.linear_residual import LINEAR_RESIDUAL
 from aftexport.operators import OnnxOperator
 
@@ -14,6 +15,7 @@ OPERATORS: dict[str, OnnxOperator] = {
     operator.op_type: operator
     for operator in (
         LAYER_NORM_LINEAR,
+        LAYER_NORM_QUERY_KEY_VALUE,
         LAYER_NORM_FEED_FORWARD,
         LINEAR_RESIDUAL,
         LAYER_NORM_FASTFORMER,

@@ -1,9 +1,8 @@
-"""A norm and the linear layers that read it, as one product.
+"""A norm and a linear layer that reads it.
 
     Y = LayerNorm(X) W + b
 
-Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4. The weights of several
-layers stand side by side in W, as query, key and value do.
+Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4.
 """
 
 import onnx

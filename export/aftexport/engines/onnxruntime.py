@@ -4,16 +4,19 @@ import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
 from aftexport.domain import DOMAIN
 from aftexport.engines import Stop, Tensors
+from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError
 
 # The Linux wheel reports usage; a tool that handles people's documents must not.
@@ -24,27 +27,47 @@ _ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.Inva
            native.NotImplemented, native.RuntimeException, native.NoSuchFile,
            ValueError)  # fmt: skip
 
+Provider = Literal["cpu", "cuda"]
+"""An execution provider, which runs what it can; the rest of a model runs on the CPU."""
+_CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+_PROVIDERS = {
+    "cpu": [_CPU],
+    # In TF32, its own choice, products in float32 would be further off than fp32 may be.
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), _CPU],
+}
+_KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
+_WHERE_CUDA_FAILS = "See that the NVIDIA driver, CUDA and cuDNN are what onnxruntime-gpu asks for."
+
 
 class OnnxRuntimeEngine:
-    """A model in ONNX Runtime on the CPU.
+    """A model in ONNX Runtime.
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
         threads: of one operator; 0 for as many as there are cores.
         arena: keep the memory of one run for the next, up to what the longest document
             took; off, it goes back to the system after every run.
-        fused: register the kernel library where it is built.
+        fused: register the provider's kernel library where it is built.
+        provider: the execution provider.
 
     Raises:
-        EngineError: where the runtime refuses the model or the kernel library.
+        EngineError: where the runtime lacks the provider, or refuses the model or the
+            kernel library.
     """
 
     name = "onnxruntime"
 
     def __init__(
-        self, model: Path | bytes, *, threads: int = 0, arena: bool = False, fused: bool = True
+        self,
+        model: Path | bytes,
+        *,
+        threads: int = 0,
+        arena: bool = False,
+        fused: bool = True,
+        provider: Provider = "cpu",
     ) -> None:
-        self._session = session(model, session_options(threads=threads, arena=arena, fused=fused))
+        options = session_options(threads=threads, arena=arena, fused=fused, provider=provider)
+        self._session = session(model, options, provider)
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
@@ -64,7 +87,9 @@ class OnnxRuntimeEngine:
         return dict(zip(names, outputs, strict=True))
 
 
-def session_options(*, threads: int, arena: bool, fused: bool) -> onnxruntime.SessionOptions:
+def session_options(
+    *, threads: int, arena: bool, fused: bool, provider: Provider = "cpu"
+) -> onnxruntime.SessionOptions:
     """The options of every session here; see ``OnnxRuntimeEngine``.
 
     Raises:
@@ -76,7 +101,7 @@ def session_options(*, threads: int, arena: bool, fused: bool) -> onnxruntime.Se
     # Its threads would spin for 45 ms after each run, on cores that others need.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.enable_cpu_mem_arena = arena
-    if fused and (library := aftplugins.library("onnxruntime")) is not None:
+    if fused and (library := aftplugins.library(_KERNELS[provider])) is not None:
         try:
             options.register_custom_ops_library(str(library))
         except _ERRORS as error:
@@ -88,17 +113,46 @@ def session_options(*, threads: int, arena: bool, fused: bool) -> onnxruntime.Se
 
 
 def session(
-    model: Path | bytes, options: onnxruntime.SessionOptions
+    model: Path | bytes, options: onnxruntime.SessionOptions, provider: Provider = "cpu"
 ) -> onnxruntime.InferenceSession:
-    """Loads a model; raises EngineError where the runtime refuses it."""
+    """Loads a model; raises EngineError where the runtime lacks the provider or refuses it.
+
+    It has no bfloat16 products on the CPU, so such a graph runs in float32.
+    """
+    providers = _PROVIDERS[provider]
+    name = providers[0][0]
+    if name not in onnxruntime.get_available_providers():
+        raise EngineError(
+            f"ONNX Runtime {VERSION} has no {name}.",
+            "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
+        )
     try:
-        source = model if isinstance(model, bytes) else str(model)
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        source = str(model) if isinstance(model, Path) else model
+        if isinstance(model, Path) and _is_bfloat16(model):
+            wide = onnx.load(model)
+            widen(wide)
+            source = wide.SerializeToString()
+        # A provider that cannot start would be replaced by the CPU.
+        loaded = onnxruntime.InferenceSession(
+            source, options, providers=providers, enable_fallback=0
+        )
     except _ERRORS as error:
         raise EngineError(
             f"ONNX Runtime {VERSION} cannot load the model: {_reason(error)}.",
-            "Export it again, with a lower --opset if the message names one.",
+            "Export it again, with a lower --opset if the message names one."
+            if provider == "cpu"
+            else _WHERE_CUDA_FAILS,
         ) from error
+    if name not in loaded.get_providers():
+        raise EngineError(f"{name} of ONNX Runtime {VERSION} cannot start.", _WHERE_CUDA_FAILS)
+    return loaded
+
+
+def _is_bfloat16(model: Path) -> bool:
+    try:
+        return has_bfloat16(onnx.load(model, load_external_data=False))
+    except (OSError, DecodeError):
+        return False  # the runtime says better what is wrong with the file
 
 
 def operator_paths(model: Path) -> dict[str, str]:

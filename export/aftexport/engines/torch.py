@@ -1,6 +1,7 @@
 """PyTorch: the reference every other engine is compared with."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -17,15 +18,19 @@ class TorchEngine:
     Args:
         module: in the precision it is to be run in; put in evaluation mode.
         input_names: the arguments of its forward, in order.
+        threads: of one operator; 0 for PyTorch's own choice.
     """
 
     name = "torch"
 
-    def __init__(self, module: nn.Module, input_names: tuple[str, ...]) -> None:
+    def __init__(
+        self, module: nn.Module, input_names: tuple[str, ...], *, threads: int = 0
+    ) -> None:
         # A captured program refuses: it was captured in the mode it is in.
         with suppress(NotImplementedError):
             module.eval()
         self._module = module
+        self._threads = threads
         self.input_names = input_names
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
@@ -34,7 +39,7 @@ class TorchEngine:
             raise RunStoppedError
         arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _threads(self._threads):
                 logits = self._module(*arguments)
         except (RuntimeError, ValueError, IndexError) as error:
             raise EngineError(
@@ -46,3 +51,14 @@ class TorchEngine:
                 "Wrap it in a module that returns the logits [batch, classes] alone.",
             )
         return {"logits": logits.numpy()}
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    # They are the whole process's, and results depend on them in the last digit.
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

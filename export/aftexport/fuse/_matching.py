@@ -37,22 +37,29 @@ def replace(
 ) -> None:
     """Puts one node where the last of ``nodes`` is, and removes them all."""
     last = nodes[-1]
-    old = last.outputs[0]
     fused = custom_node(op_type, inputs, attributes)
-    new = fused.outputs[0]
-    new.type, new.shape = old.type, old.shape
     last.graph.insert_after(last, fused)  # type: ignore[union-attr]
-    name = old.name
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    new.name = name
+    take_place(last.outputs[0], fused.outputs[0])
     remove(nodes)
 
 
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Has everything read ``new``, under the name, type and shape of ``old``."""
+    new.type, new.shape = old.type, old.shape
+    name = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name = name
+
+
 def custom_node(
-    op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, float | str]
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, float | str],
+    num_outputs: int = 1,
 ) -> ir.Node:
     """A node of our domain."""
-    return ir.node(op_type, inputs, {**attributes, **PLUGIN_ATTRIBUTES}, domain=DOMAIN)
+    given = {**attributes, **PLUGIN_ATTRIBUTES}
+    return ir.node(op_type, inputs, given, domain=DOMAIN, num_outputs=num_outputs)
 
 
 def remove(nodes: list[ir.Node]) -> None:
@@ -148,14 +155,6 @@ def constant(value: ir.Value) -> NDArray[np.generic]:
     """The numbers of an initializer."""
     assert value.const_value is not None
     return value.const_value.numpy()
-
-
-def side_by_side(model: ir.Model, values: list[ir.Value]) -> ir.Value:
-    """Initializers as one, joined along their last axis."""
-    if len(values) == 1:
-        return values[0]
-    name = "_".join(str(value.name) for value in values)
-    return add_constant(model, name, np.concatenate([constant(v) for v in values], axis=-1))
 
 
 def add_constant(model: ir.Model, name: str, array: NDArray[np.generic]) -> ir.Value:

@@ -2,13 +2,14 @@
 
     Add(X, Add(MatMul(Gelu(Add(MatMul(LayerNorm(X), W_in), b_in)), W_out), b_out))
                                           -> LayerNormFeedForward
-    Add(MatMul(LayerNorm(X), W_i), b_i)   -> LayerNormLinear, for all i at once, and a Split
+    Add(MatMul(LayerNorm(X), W), b)       -> LayerNormLinear
+      for three W and b, as attention has -> LayerNormQueryKeyValue
+      for any other number of them        -> LayerNormLinear each: a norm costs less than a Split
     Add(R, Add(MatMul(X, W), b))          -> LinearResidual
 
 Matched by structure, axes and constants; a value that anything else reads stays.
 """
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -62,35 +63,17 @@ def _fuse_norm_linear(model: ir.Model, norm: ir.Node, precision: str) -> None:
     found = [linear for linear in linears if linear is not None and linear.x is norm.outputs[0]]
     if not found or len(found) != len(users):
         return
-    weight = match.side_by_side(model, [linear.weight for linear in found])
-    bias = match.side_by_side(model, [linear.bias for linear in found])
-    fused = match.custom_node(
-        "LayerNormLinear",
-        [*norm.inputs, weight, bias],
-        {"epsilon": match.epsilon(norm), "precision": precision},
-    )
-    fused.outputs[0].name = f"{norm.outputs[0].name}_linear"
-    norm.graph.insert_after(norm, fused)  # type: ignore[union-attr]
-    outputs = [linear.output for linear in found]
-    if len(found) == 1:
-        results = list(fused.outputs)
-    else:
-        widths = np.array([match.constant(linear.bias).size for linear in found], np.int64)
-        sizes = match.add_constant(model, f"{fused.outputs[0].name}_widths", widths)
-        split = ir.node(
-            "Split",
-            [fused.outputs[0], sizes],
-            {"axis": -1},
-            num_outputs=len(found),
-            name=f"node_{fused.outputs[0].name}_split",
-        )
-        norm.graph.insert_after(fused, split)  # type: ignore[union-attr]
-        results = list(split.outputs)
-    for old, new in zip(outputs, results, strict=True):
-        name = old.name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        new.type, new.shape = old.type, old.shape
-        new.name = name
+    attributes: dict[str, float | str] = {"epsilon": match.epsilon(norm), "precision": precision}
+    op_type, groups = "LayerNormLinear", [[linear] for linear in found]
+    if len(found) == 3:
+        op_type, groups = "LayerNormQueryKeyValue", [found]
+    for group in groups:
+        parameters = [value for linear in group for value in (linear.weight, linear.bias)]
+        inputs = [*norm.inputs, *parameters]
+        fused = match.custom_node(op_type, inputs, attributes, num_outputs=len(group))
+        norm.graph.insert_after(norm, fused)  # type: ignore[union-attr]
+        for linear, output in zip(group, fused.outputs, strict=True):
+            match.take_place(linear.output, output)
     match.remove([norm] + [n for linear in found for n in (linear.product, linear.addition)])
 
 

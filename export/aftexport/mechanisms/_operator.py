@@ -36,6 +36,7 @@ class Operator(OnnxOperator):
     """
 
     stem: str
+    reference: Callable[..., Tensor]
     compute: Callable[..., Tensor]
     torch_op: torch._ops.OpOverload
 

@@ -3,17 +3,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
 import aftplugins
 from aftexport.engines import Engine, RunStoppedError, Stop
-from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
 
+HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+NEEDS_CUDA = pytest.mark.skipif(not HAS_CUDA, reason="ONNX Runtime has no CUDA execution provider")
 WAY = "portable" if aftplugins.library("onnxruntime") is None else "fused"
 
 
@@ -26,11 +29,17 @@ def inputs(*ids: list[int]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("form", ["path", "bytes"])
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("provider", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def test_the_logits_are_pytorchs(
-    form: str, fused: bool, bundle_folder: Path, classifier: DocumentClassifier
+    provider: Provider,
+    form: str,
+    fused: bool,
+    bundle_folder: Path,
+    classifier: DocumentClassifier,
 ) -> None:
     path = bundle_folder / "model.onnx"
-    engine = OnnxRuntimeEngine(path if form == "path" else path.read_bytes(), fused=fused)
+    model = path if form == "path" else path.read_bytes()
+    engine = OnnxRuntimeEngine(model, fused=fused, provider=provider)
     given = inputs([5, 6, 7], [9] * 40, [299])
     logits = engine.run(given)["logits"]
     with torch.inference_mode():
@@ -54,6 +63,12 @@ def test_every_operator_tells_which_way_it_runs(
     assert set(paths.values()) <= {"portable", "fused"}
     monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
     assert operator_paths(bundle_folder / "model.onnx") == dict.fromkeys(paths, "portable")
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="ONNX Runtime has the CUDA execution provider")
+def test_a_missing_provider_is_named_with_the_package_that_has_it(bundle_folder: Path) -> None:
+    with pytest.raises(EngineError, match=r"no CUDAExecutionProvider.*onnxruntime-gpu"):
+        OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The encoder's rewrites: what they find, what they leave alone, and that nothing changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -37,19 +37,20 @@ class Block(nn.Module):
 
 
 class Projections(nn.Module):
-    """Three linear layers behind one norm, and an output projection with a residual."""
+    """Linear layers behind one norm, and an output projection with a residual."""
 
-    def __init__(self, change: str = "") -> None:
+    def __init__(self, change: str = "", widths: Sequence[int] = (DIM, 4, DIM)) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(DIM)
-        self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in (DIM, 4, DIM))
+        self.layers = nn.ModuleList(nn.Linear(DIM, width) for width in widths)
         self.output = nn.Linear(DIM, DIM)
         self.change = change
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = self.norm(x)
-        query, key, value = (layer(normed) for layer in self.layers)
-        mixed = query * key.mean(2, keepdim=True) + value
+        mixed, *others = (layer(normed) for layer in self.layers)
+        for index, other in enumerate(others):
+            mixed = mixed * other.mean(2, keepdim=True) if index % 2 == 0 else mixed + other
         residual = x[:, :1] if self.change == "residual is broadcast" else x
         result = residual + self.output(mixed)
         return result + normed if self.change == "norm is read again" else result
@@ -97,7 +98,7 @@ def assert_unchanged(module: nn.Module, model: onnx.ModelProto) -> None:
     ("build", "expected"),
     [
         (Block, {"LayerNormFeedForward": 1}),
-        (Projections, {"LayerNormLinear": 1, "LinearResidual": 1}),
+        (Projections, {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}),
     ],
 )
 def test_what_surrounds_the_attention_becomes_one_operator_each(
@@ -117,7 +118,8 @@ def test_what_surrounds_the_attention_becomes_one_operator_each(
         (Block("tanh gelu"), "LayerNormFeedForward"),
         (Block("residual after the norm"), "LayerNormFeedForward"),
         (Block("hidden is read again"), "LayerNormFeedForward"),
-        (Projections("norm is read again"), "LayerNormLinear"),
+        (Projections("norm is read again"), "LayerNormQueryKeyValue"),
+        (Projections("norm is read again", [DIM, 4]), "LayerNormLinear"),
         (Projections("residual is broadcast"), "LinearResidual"),
     ],
     ids=lambda value: getattr(value, "change", ""),
@@ -129,7 +131,31 @@ def test_a_look_alike_is_left_as_it_is(module: nn.Module, absent: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_that_stand_side_by_side_leave_no_copies_behind() -> None:
-    model = fused(exported(Projections()))
+@pytest.mark.parametrize("widths", [[DIM], [DIM, 4], [DIM, 4, DIM, 7]], ids=len)
+def test_linear_layers_that_are_not_three_become_one_operator_each(widths: list[int]) -> None:
+    module = Projections(widths=widths)
+    model = fused(exported(module))
+    assert counts(model) == {"LayerNormLinear": len(widths), "LinearResidual": 1}
+    assert_unchanged(module, model)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("widths", [[DIM, DIM, DIM], [DIM, 4, DIM]], ids=str)
+def test_query_key_and_value_of_any_width_are_outputs_of_their_own(widths: list[int]) -> None:
+    module = Projections(widths=widths)
+    model = fused(exported(module))
+    assert counts(model)["LayerNormQueryKeyValue"] == 1
+    assert not [n for n in model.graph.node if n.op_type in ("Split", "Concat", "Slice")]
+    node = next(n for n in model.graph.node if n.op_type == "LayerNormQueryKeyValue")
+    shapes = {i.name: list(i.dims) for i in model.graph.initializer}
+    assert [shapes[name] for name in node.input[3::2]] == [[DIM, width] for width in widths]
+    assert [shapes[name] for name in node.input[4::2]] == [[width] for width in widths]
+    assert_unchanged(module, model)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("widths", [[DIM, 4], [DIM, 4, DIM]], ids=len)
+def test_fused_linear_layers_leave_nothing_unread_behind(widths: list[int]) -> None:
+    model = fused(exported(Projections(widths=widths)))
     read = {name for node in model.graph.node for name in node.input}
     assert {i.name for i in model.graph.initializer} <= read

@@ -13,6 +13,7 @@ KERNELS = REPOSITORY / "plugins" / "cuda"
 STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 
+SANITIZER = os.environ.get("AFT_SANITIZE", "")
 # Under ThreadSanitizer, which looks for missing barriers, fewer cases tell as much.
 EVERY = {"thread": "12"}
 

@@ -3,7 +3,6 @@
 AFT_SANITIZE=thread or address,undefined builds and runs them under that sanitizer.
 """
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from . import emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
 
-SANITIZER = os.environ.get("AFT_SANITIZE", "")
-
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    return emulated.build(SANITIZER)
+    return emulated.build(emulated.SANITIZER)
 
 
 def test_the_emulator_does_what_the_instructions_do(programs):
@@ -28,7 +25,7 @@ def test_the_emulator_does_what_the_instructions_do(programs):
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
 def test_kernel_computes_its_definition(programs, stem):
-    done = emulated.run(programs / f"{stem}_test", emulated.EVERY.get(SANITIZER, "1"))
+    done = emulated.run(programs / f"{stem}_test", emulated.EVERY.get(emulated.SANITIZER, "1"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cases, 0 failures" in done.stdout
 

@@ -26,10 +26,10 @@ SHARED = {"80": 164, "86": 100, "89": 100, "90": 228, "100": 228, "120": 100}
 """Shared memory of a multiprocessor in KiB, of which each block takes one more than it uses."""
 
 REPORT = re.compile(
-    r"Compiling entry function '(?P<name>\S+)' for 'sm_(?P<architecture>\d+)a?'.*?"
-    r"(?P<spilled>\d+) bytes spill stores.*?"
-    r"Used (?P<registers>\d+) registers(?:.*?(?P<shared>\d+) bytes smem)?(?=[^\n]*\n)",
-    re.DOTALL,
+    r"Compiling entry function '(?P<name>\S+)' for 'sm_(?P<architecture>\d+)a?'\n"
+    r".*\n"
+    r".* (?P<spilled>\d+) bytes spill stores.*\n"
+    r".*Used (?P<registers>\d+) registers(?:.* (?P<shared>\d+) bytes smem)?"
 )
 BOUNDS = re.compile(r"__launch_bounds__\((\w+), (\d+)\)\s*(\w+)\(")
 

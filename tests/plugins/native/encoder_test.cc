@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "encoder.h"
 #include "support.h"
@@ -16,15 +18,17 @@ struct Shape {
   int64_t rows, width, other;
 };
 
-using Call = std::function<void(void* output, const aft::Parallel&)>;
+using Outputs = std::vector<std::vector<char>>;
+using Call = std::function<void(Outputs& outputs, const aft::Parallel&)>;
 
-void check(const std::string& what, int64_t outputs, aft::Element element, const Call& call) {
-  std::vector<char> results[2];
+// `sizes` are the values in each output.
+void check(const std::string& what, const std::vector<int64_t>& sizes, aft::Element element, const Call& call) {
+  Outputs results[2];
   for (int threads : {1, 3}) {
-    std::vector<char> output = encode(Numbers(outputs, NAN), element);
-    call(output.data(), {run_on_threads, &threads, 3});
-    expect(finite(output, element), what + " is not finite");
-    results[threads == 1] = output;
+    Outputs& outputs = results[threads == 1];
+    for (int64_t size : sizes) outputs.push_back(encode(Numbers(size, NAN), element));
+    call(outputs, {run_on_threads, &threads, 3});
+    for (const std::vector<char>& output : outputs) expect(finite(output, element), what + " is not finite");
   }
   expect(results[0] == results[1], what + " depends on the number of threads");
 }
@@ -41,17 +45,34 @@ void check_all(const Shape& s, aft::Precision precision, float scale, aft::Eleme
   const auto weight_in = aft::pack_weight(numbers(s.width * s.other, scale, 7).data(), s.width, s.other, precision);
   const auto weight_out = aft::pack_weight(numbers(s.width * s.other, scale, 8).data(), s.other, s.width, precision);
 
-  check("layer_norm_linear" + what, s.rows * s.other, element, [&](void* output, const aft::Parallel& parallel) {
-    aft::layer_norm_linear({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), output}, parallel);
-  });
-  check("layer_norm_feed_forward" + what, s.rows * s.width, element, [&](void* output, const aft::Parallel& parallel) {
-    aft::layer_norm_feed_forward({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(), weight_out.get(),
-                                  bias_out.data(), output},
-                                 parallel);
-  });
-  check("linear_residual" + what, s.rows * s.other, element, [&](void* output, const aft::Parallel& parallel) {
+  // One, and three of different widths, as query, key and value may be.
+  const int64_t columns[] = {s.other, s.width, 1 + s.other / 9};
+  std::unique_ptr<const aft::PackedWeight> weights[3];
+  Numbers biases[3];
+  for (int i = 0; i < 3; ++i) {
+    weights[i] = aft::pack_weight(numbers(s.width * columns[i], scale, 9 + i).data(), s.width, columns[i], precision);
+    biases[i] = numbers(columns[i], 1, 12 + i);
+  }
+  for (int64_t count : {1, 3}) {
+    std::vector<int64_t> sizes;
+    for (int64_t i = 0; i < count; ++i) sizes.push_back(s.rows * columns[i]);
+    check("layer_norm_linear, " + std::to_string(count) + what, sizes, element,
+          [&](Outputs& outputs, const aft::Parallel& parallel) {
+            std::vector<aft::Linear> linears;
+            for (size_t i = 0; i < outputs.size(); ++i)
+              linears.push_back({weights[i].get(), biases[i].data(), outputs[i].data()});
+            aft::layer_norm_linear({element, s.rows, x.data(), norm, linears.data(), count}, parallel);
+          });
+  }
+  check("layer_norm_feed_forward" + what, {s.rows * s.width}, element,
+        [&](Outputs& outputs, const aft::Parallel& parallel) {
+          aft::layer_norm_feed_forward({element, s.rows, x.data(), norm, weight_in.get(), bias_in.data(),
+                                        weight_out.get(), bias_out.data(), outputs[0].data()},
+                                       parallel);
+        });
+  check("linear_residual" + what, {s.rows * s.other}, element, [&](Outputs& outputs, const aft::Parallel& parallel) {
     aft::linear_residual(
-        {element, s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), output}, parallel);
+        {element, s.rows, x.data(), weight_in.get(), bias_in.data(), residual.data(), outputs[0].data()}, parallel);
   });
 }
 
@@ -74,12 +95,12 @@ void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft
   const auto weight = aft::pack_weight(matrix(11).data(), s.width, s.width, precision);
   std::vector<int64_t> lengths(s.batch, s.tokens);
   lengths.back() = s.batch > 1 ? 0 : s.tokens - 1;
-  check(what, s.batch * s.tokens * s.width, element, [&](void* output, const aft::Parallel& parallel) {
+  check(what, {s.batch * s.tokens * s.width}, element, [&](Outputs& outputs, const aft::Parallel& parallel) {
     aft::layer_norm_fastformer({element, s.batch, s.tokens, s.heads, x.data(),
                                 {norm_weight.data(), norm_bias.data(), 1e-5f},
                                 query_weight.data(), packed_query.get(), query_bias.data(), key_weight.data(),
                                 key_bias.data(), alpha.data(), beta.data(), weight.get(), bias.data(),
-                                lengths.data(), output},
+                                lengths.data(), outputs[0].data()},
                                parallel);
   });
 }

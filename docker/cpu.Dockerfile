@@ -1,0 +1,34 @@
+# aftserve on ONNX Runtime with the fused kernels. From the repository's root:
+#   docker build -f docker/cpu.Dockerfile -t aftserve .
+#   docker run --read-only --tmpfs /tmp -v $PWD/model.bundle:/bundle:ro -p 8080:8080 aftserve
+ARG BASE=debian:trixie-slim
+
+FROM ${BASE} AS builder
+RUN apt-get update && apt-get install -y --no-install-recommends g++ python3-pip python3-venv
+WORKDIR /source
+# Apart from the sources, so that a change of those does not install all of it again.
+COPY docker/requirements.txt docker/
+# Without pip in it: nothing is to be installed later.
+RUN python3 -m venv --without-pip /opt/aftserve \
+    && pip --python /opt/aftserve install --no-cache-dir --require-hashes --no-deps -r docker/requirements.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY export export
+COPY plugins plugins
+COPY serve serve
+# A wheel without the kernels would be made where they cannot be compiled.
+RUN pip --python /opt/aftserve install --no-cache-dir --no-deps . \
+    && /opt/aftserve/bin/python -c 'import aftplugins; assert aftplugins.library("onnxruntime"), "no kernels"' \
+    && find /opt/aftserve -type d -name tests -prune -exec rm -r {} +
+
+FROM ${BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists /var/cache/apt /var/log/apt /var/log/dpkg.log /usr/share/doc \
+    && useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin aftserve
+COPY --from=builder /opt/aftserve /opt/aftserve
+ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
+CMD ["/bundle"]

@@ -1,0 +1,45 @@
+# aftserve on TensorRT with the plugins, and on ONNX Runtime where a bundle has no engine.
+# From the repository's root:
+#   docker build -f docker/gpu.Dockerfile -t aftserve-gpu .
+#   docker run --gpus all --read-only --tmpfs /tmp -v aftserve-engines:/cache \
+#     -v $PWD/model.bundle:/bundle:ro -p 8080:8080 aftserve-gpu
+# The engine is built when it starts for the first time, and kept in the volume.
+ARG BASE=nvcr.io/nvidia/tensorrt:25.09-py3
+
+FROM ${BASE} AS builder
+ARG AFT_CUDA_ARCH="80;86;89;90;100;120"
+RUN apt-get update && apt-get install -y --no-install-recommends python3-pip python3-venv
+WORKDIR /source
+COPY constraints.txt .
+COPY docker/requirements.txt docker/requirements-gpu.txt docker/
+# The base image's own Python packages hold TensorRT.
+RUN python3 -m venv --without-pip --system-site-packages /opt/aftserve \
+    && pip --python /opt/aftserve install --no-cache-dir --require-hashes --no-deps --ignore-installed \
+       -r docker/requirements.txt -r docker/requirements-gpu.txt \
+    && /opt/aftserve/bin/python -c 'import tensorrt' \
+    && python3 -m venv /opt/tools && /opt/tools/bin/pip install --no-cache-dir --constraint constraints.txt cmake ninja
+COPY pyproject.toml README.md LICENSE ./
+COPY export export
+COPY plugins plugins
+COPY serve serve
+RUN pip --python /opt/aftserve install --no-cache-dir --no-deps .
+RUN export PATH=/opt/tools/bin:/usr/local/cuda/bin:$PATH \
+    && cmake -S plugins/cuda -B build -G Ninja -DAFT_CUDA_ARCH="$AFT_CUDA_ARCH" \
+    && cmake --build build \
+    && cmake --install build --prefix "$(/opt/aftserve/bin/python -c 'import aftplugins; print(aftplugins.__path__[0])')" \
+    && /opt/aftserve/bin/python -c 'import aftplugins; assert aftplugins.library("tensorrt"), "no plugins"'
+
+FROM ${BASE}
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin aftserve \
+    && install -d -o aftserve /cache
+COPY --from=builder /opt/aftserve /opt/aftserve
+ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1 AFTEXPORT_CACHE=/cache
+USER 10001
+VOLUME /cache
+EXPOSE 8080
+# Building an engine takes minutes.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=900s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+# The base image's own prints a banner.
+ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
+CMD ["/bundle"]

@@ -1,0 +1,38 @@
+"""The images install what the package declares, at the versions that are tested."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def pinned(path: Path) -> dict[str, str]:
+    lines = re.findall(r"^([\w.-]+)==([\w.]+)", path.read_text("utf-8"), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in lines}
+
+
+def test_everything_that_is_declared_is_pinned_with_its_digests() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = project["dependencies"] + project["optional-dependencies"]["serve"]
+    found = pinned(REPOSITORY / "docker" / "requirements.txt")
+    for requirement in map(Requirement, declared):
+        assert requirement.specifier.contains(found[canonicalize_name(requirement.name)])
+    for name in ("requirements.txt", "requirements-gpu.txt"):
+        text = (REPOSITORY / "docker" / name).read_text("utf-8")
+        blocks = re.split(r"^(?=[\w-]+==)", text, flags=re.MULTILINE)[1:]
+        assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_versions_are_those_that_are_tested() -> None:
+    tested = pinned(REPOSITORY / "constraints.txt")
+    for name in ("requirements.txt", "requirements-gpu.txt"):
+        found = pinned(REPOSITORY / "docker" / name)
+        assert found
+        assert {n: v for n, v in found.items() if n in tested} == {
+            n: tested[n] for n in found if n in tested
+        }
+        assert not {"torch", "onnxscript", "pip", "setuptools"} & found.keys()

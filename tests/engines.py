@@ -1,0 +1,31 @@
+"""Bundles with TensorRT engines, and places to build them in."""
+
+from pathlib import Path
+
+import onnx
+import torch
+import toy
+
+from aftexport.engines.engine_file import EngineRecord, Wanted
+from aftexport.engines.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt_builder import Built
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.trace import capture, to_onnx
+
+SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
+WANTED = Wanted("1.7", None, SETTINGS, "fp16", "model", None)
+TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def graph(folder: Path, precision: str = "fp16", **config: object) -> Path:
+    """The toy classifier, or one of another mechanism, as it is exported for an engine."""
+    torch.manual_seed(0)
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
+    program = capture(model, dtype=TYPES[precision], max_tokens=model.max_length)
+    path = folder / "model.onnx"
+    onnx.save(to_onnx(program, precision=precision, fuse=False), path)
+    return path
+
+
+def record(engine: bytes = b"engine", wanted: Wanted = WANTED) -> EngineRecord:
+    return EngineRecord.of(Built(engine, {"logits": "float16"}, {"AftSimple": "portable"}), wanted)

@@ -1,0 +1,89 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import engines
+import pytest
+from engines import WANTED
+
+from aftexport.engines.cuda import Device
+from aftexport.engines.engine_file import EngineFile, Wanted
+from aftexport.engines.settings import EngineOptions, build_settings
+from aftexport.errors import EngineError
+
+A10 = Device("NVIDIA A10", 86)
+TRT = replace(
+    WANTED,
+    device=A10,
+    settings=build_settings("trt", EngineOptions(), precision="fp16", max_tokens=300),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> EngineFile:
+    return EngineFile(tmp_path / "engine", tmp_path / "record")
+
+
+@pytest.mark.parametrize("wanted", [WANTED, TRT])
+def test_what_was_written_is_read_where_it_fits(file: EngineFile, wanted: Wanted) -> None:
+    record = engines.record(wanted=wanted)
+    file.write(b"engine", record)
+    assert file.read(wanted) == (b"engine", record)
+
+
+OTHERS = {
+    "another version": (WANTED, {"version": "1.8"}, "by TensorRT-RTX 1.7, here is 1.8"),
+    "another model": (WANTED, {"model": "other"}, "another model.onnx"),
+    "another precision": (WANTED, {"precision": "bf16"}, "other settings"),
+    "other settings": (
+        WANTED,
+        {"settings": WANTED.settings.model_copy(update={"max_batch": 9})},
+        "other settings",
+    ),
+    "another runtime": (WANTED, {"settings": TRT.settings}, "for TensorRT-RTX, not TensorRT"),
+    "plugins": (WANTED, {"plugins": "digest"}, "other plugins"),
+    "a GPU outside its list": (
+        WANTED,
+        {"device": Device("NVIDIA H100", 90)},
+        "80, 86, 89, 120, here is NVIDIA H100, compute capability 9.0",
+    ),
+    "another GPU": (
+        TRT,
+        {"device": Device("NVIDIA A40", 86)},
+        "on NVIDIA A10, compute capability 8.6, here is NVIDIA A40",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_an_engine_is_never_used_where_it_does_not_belong(kind: str, file: EngineFile) -> None:
+    built_for, change, reason = OTHERS[kind]
+    file.write(b"engine", engines.record(wanted=built_for))
+    with pytest.raises(EngineError, match=reason) as caught:
+        file.read(replace(built_for, **change))
+    assert "--rebuild" in caught.value.remedy
+
+
+def test_a_portable_engine_runs_on_the_gpus_of_its_list(file: EngineFile) -> None:
+    file.write(b"engine", engines.record())
+    assert file.read(replace(WANTED, device=A10))[0] == b"engine"
+
+
+DAMAGES: dict[str, tuple[Callable[[EngineFile], object], str]] = {
+    "a bit": (lambda file: file.engine.write_bytes(b"engjne"), "changed or damaged"),
+    "the end missing": (lambda file: file.engine.write_bytes(b"eng"), "changed or damaged"),
+    "the engine missing": (lambda file: file.engine.unlink(), "No such file"),
+    "the record missing": (lambda file: file.record.unlink(), "No such file"),
+    "the record empty": (lambda file: file.record.write_text(""), "no record"),
+    "the record of other fields": (lambda file: file.record.write_text("{}"), "no record"),
+    "the record binary": (lambda file: file.record.write_bytes(b"\xff"), "no record"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_engine_is_refused_with_the_reason(kind: str, file: EngineFile) -> None:
+    damage, reason = DAMAGES[kind]
+    file.write(b"engine", engines.record())
+    damage(file)
+    with pytest.raises(EngineError, match=reason):
+        file.read(WANTED)

@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftexport.engines.settings import (
+    RTX_CAPABILITIES,
+    BuildSettings,
+    EngineOptions,
+    build_settings,
+)
+from aftexport.engines.tensorrt_runtimes import load
+from aftexport.errors import UsageError
+
+LENGTHS = st.none() | st.integers(1, 20_000)
+
+
+@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from(["trt", "trt-rtx"]))
+def test_settings_are_a_profile_or_are_refused(
+    shortest: int | None, best: int | None, longest: int | None, limit: int | None, to: str
+) -> None:
+    options = EngineOptions(shortest, (best,) if best else (), longest)
+    try:
+        settings = build_settings(to, options, precision="fp16", max_tokens=limit)
+    except UsageError:
+        assert [shortest, best, longest, limit] != [None] * 4
+        return
+    assert 1 <= settings.min_length <= settings.opt_lengths[0] <= settings.max_length
+    assert settings.min_length == (shortest or 1)
+    assert settings.max_length == (longest or limit or settings.max_length)
+    # What the manifest stores is what is read from it.
+    assert BuildSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_the_gpus_are_those_of_the_wheel() -> None:
+    known = load("tensorrt_rtx").module.ComputeCapability.__members__
+    assert {f"SM{c}" for c in RTX_CAPABILITIES} == {n for n in known if n.startswith("SM")}
+
+
+@pytest.mark.parametrize(
+    ("to", "precision", "capabilities", "alternative"),
+    [
+        ("trt-rtx", "fp32", (75,), "--precision fp16"),
+        ("trt-rtx", "bf16", (86, 75), "leave 75 out"),
+        ("trt-rtx", "fp16", (90,), "--to trt"),
+        ("trt-rtx", "fp16", (86, 100), "--to trt"),
+        ("trt-rtx", "int8", (), "fp16"),
+        ("trt", "int8", (), "fp16"),
+        ("trt", "fp16", (86,), "--to trt-rtx"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_the_alternative(
+    to: str, precision: str, capabilities: tuple[int, ...], alternative: str
+) -> None:
+    options = EngineOptions(compute_capabilities=capabilities)
+    with pytest.raises(UsageError, match=alternative):
+        build_settings(to, options, precision=precision, max_tokens=None)

@@ -1,0 +1,159 @@
+"""The builder that TensorRT and TensorRT-RTX share; the latter builds without a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import engines
+import onnx
+import pytest
+
+from aftexport.engines.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt_builder import Built, build, network_types
+from aftexport.engines.tensorrt_runtimes import LOGIT_TYPES, TensorRt, load
+from aftexport.errors import EngineError, UsageError
+
+
+@pytest.fixture(scope="module")
+def rtx() -> TensorRt:
+    return load("tensorrt_rtx")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return engines.graph(tmp_path_factory.mktemp("model"))
+
+
+def built(rtx: TensorRt, model: Path, precision: str, **options: object) -> Built:
+    asked = EngineOptions(**options)  # type: ignore[arg-type]
+    settings = build_settings("trt-rtx", asked, precision=precision, max_tokens=300)
+    return build(rtx, model, settings, precision=precision)
+
+
+@pytest.mark.parametrize("precision", LOGIT_TYPES)
+def test_an_engine_has_the_types_of_the_graph(
+    precision: str, rtx: TensorRt, tmp_path: Path
+) -> None:
+    engine = built(rtx, engines.graph(tmp_path, precision), precision)
+    assert engine.types == {
+        "input_ids": "int64", "lengths": "int64", "logits": LOGIT_TYPES[precision]
+    }  # fmt: skip
+    assert engine.operators == {"AftSimple": "portable"}
+    assert len(engine.engine) > 10_000
+
+
+def test_other_types_than_were_asked_for_are_refused(rtx: TensorRt, model: Path) -> None:
+    with pytest.raises(EngineError, match="logits float16; bf16 asks for bfloat16"):
+        built(rtx, model, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "works"),
+    [("aft_simple", True), ("aft_conv", True), ("efficient_attention", False)],
+)
+def test_capability_75_takes_bodies_without_float32_products(
+    mechanism: str, works: bool, rtx: TensorRt, tmp_path: Path
+) -> None:
+    model = engines.graph(tmp_path, mechanism=mechanism)
+    if works:
+        assert built(rtx, model, "fp16", compute_capabilities=(75, 86)).engine
+    else:
+        with pytest.raises(UsageError, match="EfficientAttention multiplies in float32"):
+            built(rtx, model, "fp16", compute_capabilities=(75, 86))
+
+
+def test_several_lengths_to_be_fast_at_and_a_workspace_are_taken(
+    rtx: TensorRt, model: Path
+) -> None:
+    options = {"opt_lengths": (10, 200), "max_batch": 2, "workspace_mib": 64}
+    assert built(rtx, model, "fp16", **options).engine
+
+
+def unknown_operator(model: onnx.ModelProto) -> None:
+    model.graph.node[0].op_type = "Telepathy"
+
+
+def missing_body(model: onnx.ModelProto) -> None:
+    del model.functions[:]
+
+
+def wrong_type(model: onnx.ModelProto) -> None:
+    weight = next(t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16)
+    wide = onnx.numpy_helper.to_array(weight).astype("float32")
+    weight.CopyFrom(onnx.numpy_helper.from_array(wide, weight.name))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(unknown_operator, "Telepathy"), (missing_body, "AftSimple"), (wrong_type, "type")],
+)
+def test_a_graph_the_parser_or_the_builder_refuses_is_an_error_with_the_reason(
+    damage: Callable[[onnx.ModelProto], None],
+    said: str,
+    rtx: TensorRt,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    graph = onnx.load(model)
+    damage(graph)
+    onnx.save(graph, tmp_path / "model.onnx")
+    with pytest.raises(EngineError, match=said):
+        built(rtx, tmp_path / "model.onnx", "fp16")
+
+
+def test_a_file_that_is_no_model_is_an_error(rtx: TensorRt, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    with pytest.raises(EngineError, match=r"cannot parse model\.onnx"):
+        built(rtx, tmp_path / "model.onnx", "fp16")
+
+
+def test_progress_is_told_and_can_end_the_build(rtx: TensorRt, model: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    options = {"precision": "fp16"}
+    build(rtx, model, engines.SETTINGS, **options, progress=lambda *step: seen.append(step))  # type: ignore[arg-type]
+    assert len({phase for phase, _, _ in seen}) > 1
+    assert all(0 <= done <= total for _, done, total in seen)
+
+    def stop(phase: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(rtx, model, engines.SETTINGS, precision="fp16", progress=stop)
+
+
+@pytest.mark.filterwarnings("ignore:Use Deprecated")  # this builder times nothing
+def test_timings_are_kept_and_another_file_is_not_overwritten(
+    rtx: TensorRt, model: Path, tmp_path: Path
+) -> None:
+    timings = tmp_path / "timings"
+    build(rtx, model, engines.SETTINGS, precision="fp16", timing_cache=timings)
+    assert timings.stat().st_size > 0
+    timings.write_bytes(b"something else")
+    with pytest.raises(EngineError, match="--timing-cache"):
+        build(rtx, model, engines.SETTINGS, precision="fp16", timing_cache=timings)
+    assert timings.read_bytes() == b"something else"
+
+
+def test_a_library_that_is_no_plugin_library_is_refused(
+    rtx: TensorRt, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "libaftplugins_tensorrt.so").write_bytes(b"no library")
+    with pytest.raises(EngineError, match="plugins"):
+        build(
+            rtx,
+            model,
+            engines.SETTINGS,
+            precision="fp16",
+            plugins=tmp_path / "libaftplugins_tensorrt.so",
+        )
+
+
+def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
+    network = rtx.module.Builder(rtx.logger).create_network(0)
+    network.add_input("ids", rtx.module.DataType.INT64, (-1, 3))
+    assert network_types(network) == {"ids": "int64"}
+
+
+def test_a_runtime_that_is_not_installed_names_the_command() -> None:
+    with pytest.raises(EngineError) as caught:
+        load("tensorrt")
+    assert "pip install 'aftexport[trt]'" in caught.value.remedy

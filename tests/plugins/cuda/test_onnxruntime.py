@@ -1,0 +1,144 @@
+"""The operators of the CUDA execution provider in ONNX Runtime, on an emulated GPU.
+
+Their library is built as it is for CUDA, but over the emulated kernels and for the provider of
+the CPU, whose memory the emulated GPU shares.
+"""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import torch
+import toy
+
+import aftplugins
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.parity import TOLERANCES
+from aftexport.trace import capture, to_onnx
+
+from ..checks import OPS, attributes_of, check
+from ..runner import random_inputs, run
+from . import emulated
+
+pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
+
+ELEMENTS = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return emulated.build() / "libaftplugins_onnxruntime_emulated.so"
+
+
+def check_on_device(library, op, inputs, element, **attributes):
+    rounded = [x.astype(ELEMENTS[element]) if x.dtype == np.float32 else x for x in inputs]
+    if element == "bf16":  # as float32, which is cast inside
+        rounded = [x.astype(np.float32) if x.dtype == ELEMENTS["bf16"] else x for x in rounded]
+    given = attributes | {"library": library, "bfloat16": element == "bf16"}
+    return check(op, rounded, bound=TOLERANCES[element].bound, **given)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("batch", "tokens", "dim", "heads", "window"),
+    [(1, 1, 1, 1, 1), (2, 33, 24, 2, 5), (1, 131, 20, 5, 40)],
+)
+def test_an_operator_equals_its_definition(library, op, element, batch, tokens, dim, heads, window):
+    inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
+    check_on_device(library, op, inputs, element, **attributes_of(op, heads))
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("op", OPS)
+def test_lengths_and_extreme_keys(library, op, element):
+    inputs = random_inputs(op, 4, 70, 16, heads=2, window=8, scale=100.0, lengths=[0, 1, 33, 70])
+    check_on_device(library, op, inputs, element, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("gate", ["tanh", "none"])
+@pytest.mark.parametrize("op", [op for op in OPS if "Aft" in op])
+def test_gates(library, op, gate):
+    inputs = random_inputs(op, 1, 33, 20, heads=2, window=4)
+    check_on_device(library, op, inputs, "fp32", gate=gate, **attributes_of(op, 2))
+
+
+@pytest.mark.parametrize("op", ["EfficientAttention", "CausalEfficientAttention"])
+def test_efficient_attention_by_scaling(library, op):
+    inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
+    chosen = {"num_heads": 2, "normalization": "scaling", "scale": 0.5}
+    check_on_device(library, op, inputs, "fp32", **chosen)
+
+
+@pytest.mark.parametrize("op", ["NormalizedLinearAttention", "CausalNormalizedLinearAttention"])
+def test_linear_attention_settings(library, op):
+    inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
+    chosen = {"num_heads": 2, "feature_map": "relu", "eps": 0.5}
+    check_on_device(library, op, inputs, "fp32", **chosen)
+
+
+def test_one_row_of_band_serves_every_token(library):
+    inputs = random_inputs("AftLocal", 2, 40, 16, window=9)
+    inputs[3] = inputs[3][:1]
+    check_on_device(library, "AftLocal", inputs, "fp32")
+
+
+def test_a_session_runs_shapes_that_shrink_and_grow(library):
+    """The workspace is the run's own."""
+    for tokens in (300, 1, 7, 600):
+        for op in ("AftSimple", "CausalNormalizedLinearAttention"):
+            inputs = random_inputs(op, 2, tokens, 16, heads=2)
+            check_on_device(library, op, inputs, "fp32", **attributes_of(op, 2))
+
+
+def test_no_tokens(library):
+    assert run("AftSimple", random_inputs("AftSimple", 1, 0, 8), library=library).shape == (1, 0, 8)
+
+
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_every_precision_of_the_exponentials_is_taken_for_every_element(
+    library, op, precision, element
+):
+    inputs = random_inputs(op, 1, 100, 16)
+    check_on_device(library, op, inputs, element, precision=precision)
+
+
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
+def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
+    inputs = [
+        x.astype(np.float16) if x.dtype == np.float32 else x for x in random_inputs(op, 1, 100, 16)
+    ]
+    outputs = {p: run(op, inputs, library=library, precision=p) for p in ("fp32", "bf16")}
+    assert (outputs["fp32"] != outputs["bf16"]).any()
+
+
+def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
+    library, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
+    path = tmp_path / "model.onnx"
+    onnx.save(to_onnx(capture(toy.classifier())), path)
+    assert operator_paths(path) == {
+        "AftSimple": "fused",
+        "LayerNormFeedForward": "portable",
+        "LayerNormQueryKeyValue": "portable",
+        "LinearResidual": "portable",
+    }
+    ids, lengths = np.arange(80).reshape(2, 40), np.array([40, 13])
+    with torch.inference_mode():
+        expected = toy.classifier().double()(torch.from_numpy(ids), torch.from_numpy(lengths))
+    logits = OnnxRuntimeEngine(path).run({"input_ids": ids, "lengths": lengths})["logits"]
+    bound = TOLERANCES["fp32"].bound * max(1.0, expected.abs().max().item())
+    np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=bound)
+
+
+def test_errors_name_operator_shapes_and_reason(library):
+    inputs = random_inputs("AftFull", 1, 10, 4)
+    inputs[3] = inputs[3][:6, :6]
+    message = r"AftFull: query has shape \[1, 10, 4\], longer than position_bias \[6, 6\] allows"
+    with pytest.raises(Exception, match=message):
+        run("AftFull", inputs, library=library)

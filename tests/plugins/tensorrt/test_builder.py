@@ -1,0 +1,138 @@
+"""The builder of TensorRT-RTX, which needs no GPU, on models with our operators."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from aftexport.mechanisms import MECHANISMS, OPERATORS
+
+from . import models
+from .models import CHANNELS
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed"
+)
+
+SCRIPT = Path(__file__).with_name("build_engine.py")
+SEQUENCE = ["batch", "tokens", CHANNELS]
+
+
+def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any]:
+    """What the builder made of a model, see build_engine.py; the process must come to its end."""
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, path, *plugins], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_an_exported_model_builds_with_plugins_and_without(mechanism, library, tmp_path):
+    model = models.exported(mechanism)
+    nodes = {n.name: n.op_type for n in model.graph.node if n.op_type in OPERATORS}
+    assert Counter(OPERATORS[op_type].stem for op_type in nodes.values()) == {mechanism: 2}
+
+    fused, portable = build(model, tmp_path, library), build(model, tmp_path)
+    for result in (fused, portable):
+        assert result["errors"] == []
+        assert result["engine"]
+        assert result["inputs"] == {"input_ids": ["INT64", [-1, -1]], "lengths": ["INT64", [-1]]}
+        assert result["outputs"] == {"logits": ["FLOAT", [-1, 3]]}
+    assert sorted(fused["plugins"]) == sorted(nodes)
+    assert portable["plugins"] == []
+
+
+@pytest.mark.parametrize("element", ["FLOAT", "FLOAT16", "BFLOAT16"])
+def test_every_operator_builds_in_every_type(element, library, tmp_path):
+    model = models.one_of_each(*OPERATORS, element=TensorProto.DataType.Value(element))
+    result = build(model, tmp_path, library)
+    assert result["errors"] == []
+    assert sorted(result["plugins"]) == sorted(OPERATORS)
+    names = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "BFLOAT16": "BF16"}
+    outputs = {f"{op_type}_output": [names[element], [-1, -1, CHANNELS]] for op_type in OPERATORS}
+    assert result["outputs"] == outputs
+    assert result["engine"]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "changes", "message"),
+    [
+        ("AftFull", {"gate": "relu"}, 'gate is "relu", expected one of sigmoid tanh none'),
+        ("CausalAftFull", {"precision": "fp8"}, 'precision is "fp8", expected one of fp32 fp16'),
+        ("AftConv", {"num_heads": "2"}, "num_heads has a wrong type, expected a 32-bit integer"),
+        ("AftConv", {"num_heads": [1, 2]}, "num_heads has 2 values, expected one"),
+        ("NormalizedLinearAttention", {"eps": 0.0}, "eps is 0, expected more than 0"),
+        ("AftSimple", {"without_last": True}, "has 3 inputs, expected 4"),
+        (
+            "AftSimple",
+            {"elements": {"key": TensorProto.FLOAT16}},
+            "key is float16, expected float32",
+        ),
+        (
+            "CausalFastformer",
+            {"element": TensorProto.INT8},
+            "query is int8, expected float32, float16 or bfloat16",
+        ),
+        (
+            "AftLocal",
+            {"elements": {"lengths": TensorProto.INT32}},
+            "lengths is int32, expected int64",
+        ),
+        (
+            "AftSimple",
+            {"shapes": {"value": ["batch", CHANNELS]}},
+            "value is [-1, -1], expected 3 dimensions",
+        ),
+    ],
+)
+def test_a_node_the_parser_refuses_is_explained(op_type, changes, message, library, tmp_path):
+    result = build(models.one_of_each(op_type, **changes), tmp_path, library)
+    assert not result["parsed"]
+    assert result["errors"][0].startswith(f"{op_type}: {message}")
+    assert any(f"Node name: {op_type}" in error for error in result["errors"])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "changes", "message"),
+    [
+        (
+            "AftSimple",
+            {"shapes": {"key": ["batch", "tokens", 17]}},
+            "key is [-1, -1, 17], expected [-1, -1, 16]",
+        ),
+        (
+            "EfficientAttention",
+            {"num_heads": 3},
+            "query has 16 channels, which num_heads 3 does not divide",
+        ),
+        (
+            "AftFull",
+            {"shapes": {"position_bias": [32, 33]}},
+            "position_bias is [32, 33], expected [32, 32]",
+        ),
+        ("AftLocal", {"shapes": {"band": [1, 4]}}, "band has 4 columns, expected an odd number"),
+        ("AftConv", {"shapes": {"filter": [2, 0]}}, "filter has no taps"),
+        (
+            "CausalFastformer",
+            {"shapes": {"beta_weight": [CHANNELS, 3]}},
+            "beta_weight is [16, 3], expected [16, 2]",
+        ),
+    ],
+)
+def test_a_node_the_builder_refuses_is_explained(op_type, changes, message, library, tmp_path):
+    result = build(models.one_of_each(op_type, **changes), tmp_path, library)
+    assert result["parsed"]
+    assert not result["engine"]
+    assert result["errors"][0].startswith(f"{op_type}: {message}")
+    assert any(f"Plugin node {op_type}" in error for error in result["errors"])

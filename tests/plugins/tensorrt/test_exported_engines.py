@@ -1,0 +1,65 @@
+"""``aftexport --to trt-rtx`` where the plugins are built: every operator runs by its plugin."""
+
+from pathlib import Path
+
+import engines
+import pytest
+import torch
+import toy
+
+import aftexport
+import aftplugins
+from aftexport.bundle import engine_file
+from aftexport.engines.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt_builder import build
+from aftexport.engines.tensorrt_runtimes import load
+from aftexport.exporter import export
+from aftexport.files import sha256
+from aftexport.mechanisms import OPERATORS
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+
+
+@pytest.fixture
+def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library as ``aftplugins`` finds it."""
+    monkeypatch.setattr(aftplugins, "__path__", [str(library.parent), *aftplugins.__path__])
+    monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
+    return library
+
+
+@pytest.mark.parametrize("mechanism", sorted({o.stem for o in OPERATORS.values()}))
+def test_every_mechanism_has_an_engine_with_its_plugin(
+    mechanism: str, installed: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = ClassifierConfig(**toy.CONFIG | {"mechanism": mechanism, "max_length": 100})
+    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    bundle = export(tmp_path / "model.pt", to="trt-rtx", precision="fp16", check_parity=False)
+    record = engine_file(bundle.path, "tensorrt_rtx").read_record()
+    assert record.operators == dict.fromkeys(bundle.manifest.operators, "plugin")
+    assert record.plugins == sha256(installed)
+    # The library is inside.
+    assert bundle.files["model.trt-rtx.engine"] > installed.stat().st_size
+
+
+def test_a_build_without_the_plugins_after_one_with_them_has_none(
+    installed: Path, tmp_path: Path
+) -> None:
+    model, runtime = engines.graph(tmp_path), load("tensorrt_rtx")
+    ways = [
+        build(runtime, model, engines.SETTINGS, precision="fp16", plugins=plugins).operators
+        for plugins in (installed, None)
+    ]
+    assert ways == [{"AftSimple": "plugin"}, {"AftSimple": "portable"}]
+
+
+def test_the_plugins_are_left_out_for_gpus_they_have_no_kernels_for(
+    installed: Path, tmp_path: Path
+) -> None:
+    from aftexport.build import plugin_library
+
+    old = EngineOptions(compute_capabilities=(75, 86))
+    for options, library in ((EngineOptions(), installed), (old, None)):
+        settings = build_settings("trt-rtx", options, precision="fp16", max_tokens=100)
+        found = plugin_library(settings)
+        assert (found is None) == (library is None)

@@ -1,0 +1,28 @@
+"""What the plugin library asks of a machine, and what it shows to a runtime that loads it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils")
+
+SYSTEM = {"libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread", "librt"}
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_two_functions_are_visible(each_library):
+    symbols = output_of("nm", "--dynamic", "--defined-only", each_library).splitlines()
+    assert sorted(line.split()[-1] for line in symbols) == ["getCreators", "setLoggerFinder"]
+
+
+def test_neither_tensorrt_nor_cuda_is_needed_to_load_it(each_library):
+    entries = output_of("readelf", "--dynamic", each_library)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", entries))
+    assert "libc" in needed
+    assert {name for name in needed if not name.startswith("ld-linux")} <= SYSTEM

@@ -1,0 +1,72 @@
+"""The TensorRT plugins in the hands of a C++ host that plays TensorRT, over the emulated kernels.
+
+The host loads them itself, or through the plugin registry of a real TensorRT. AFT_SANITIZE as in
+test_cuda_kernels.
+"""
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..cuda import emulated
+
+STEMS = [
+    "aft_conv",
+    "aft_full",
+    "aft_local",
+    "aft_simple",
+    "efficient_attention",
+    "fastformer",
+    "linear_attention",
+]
+RUNTIMES = {
+    "tensorrt-dispatch-cu13-libs": ("tensorrt_dispatch_libs", "libnvinfer_dispatch.so.11"),
+    "tensorrt-rtx": ("tensorrt_rtx_libs", "libtensorrt_rtx.so.1"),
+}
+"""By the wheel that has a plugin registry: its package, and the library in it."""
+
+
+def library_of(wheel: str) -> Path:
+    """The library of a wheel that has a plugin registry."""
+    package, name = RUNTIMES[wheel]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{wheel} is not installed")
+    if emulated.SANITIZER:
+        pytest.skip(f"{wheel} is not built with the sanitizer")
+    return Path(spec.submodule_search_locations[0]) / name
+
+
+def run(program: Path, library: Path, *options: str, wheel: str | None = None) -> str:
+    """Runs a test program on a plugin library, which must succeed."""
+    environment = os.environ | {"AFT_TENSORRT_LIBRARY": str(library)}
+    if wheel is not None:
+        environment["AFT_TENSORRT_RUNTIME"] = str(library_of(wheel))
+    done = subprocess.run(
+        [program, *options], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("wheel", [None, *RUNTIMES])
+def test_every_method_of_every_plugin(programs, each_library, wheel):
+    output = run(programs / "plugin_test", each_library, wheel=wheel)
+    assert "14 operators, 0 failures" in output
+    if wheel == "tensorrt-rtx":
+        assert "with its logger" in output
+
+
+def test_precision_says_how_exponentials_are_multiplied(programs, library):
+    assert "0 failures" in run(programs / "precision_test", library)
+
+
+@pytest.mark.parametrize(("wheel", "every"), [(None, 4), ("tensorrt-dispatch-cu13-libs", 8)])
+@pytest.mark.parametrize("stem", STEMS)
+def test_kernel_computes_its_definition_through_the_plugin(programs, library, stem, wheel, every):
+    cases = emulated.EVERY.get(emulated.SANITIZER, str(every))
+    output = run(programs / f"{stem}_through_plugin", library, *emulated.BOUNDS, cases, wheel=wheel)
+    assert "cases, 0 failures" in output
