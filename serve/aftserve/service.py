@@ -38,7 +38,9 @@ from aftserve.watchdog import watched_loop
 logger = logging.getLogger(__name__)
 
 _TOKENIZER_THREADS = 2
-"""One for a long text, one for the short ones that come meanwhile."""
+"""One for a long text, one for the shorter ones that come meanwhile."""
+_SHORT_CHARACTERS = 512
+"""A text up to this is tokenized sooner than a thread is woken."""
 
 
 class Service:
@@ -186,9 +188,12 @@ class Service:
             text = request.text if request.text is not None else (request.texts or [])[index]
             classifier.check_text(text)
             start = time.perf_counter()
-            ids = await anyio.to_thread.run_sync(
-                classifier.tokenize, text, abandon_on_cancel=True, limiter=self._tokenizers
-            )
+            if len(text) <= _SHORT_CHARACTERS:
+                ids = classifier.tokenize(text)
+            else:
+                ids = await anyio.to_thread.run_sync(
+                    classifier.tokenize, text, abandon_on_cancel=True, limiter=self._tokenizers
+                )
             return classifier.check(ids), time.perf_counter() - start
         except InputError as error:
             raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
