@@ -1,79 +1,100 @@
-"""The one thread that runs the engine, and how the event loop waits for it."""
+"""The one thread that runs the engine, and how the event loop hears of it."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
-T = TypeVar("T")
+from aftexport.engines import Stop
+from aftserve.batching import Job
+from aftserve.classifier import Answer, Classifier
 
 
 class EngineThreadError(Exception):
     """The thread that runs the engine has ended."""
 
 
+@dataclass(eq=False)
+class Run:
+    """One run of the engine.
+
+    Attributes:
+        batch: whose documents it answers.
+        classifier: that runs them.
+        predicted: seconds it takes.
+        ended: its answers, or the error that came instead; of the event loop.
+        stop: ends it early.
+        started: when it began, by ``time.monotonic``.
+        seconds: that it took; known once it has ended.
+    """
+
+    batch: Sequence[Job]
+    classifier: Classifier
+    predicted: float
+    ended: "asyncio.Future[list[Answer]]"
+    stop: Stop = field(default_factory=Stop)
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+
 class EngineThread:
-    """Runs calls in a thread of its own, one after the other.
+    """Runs what it is given, one after the other, and tells the event loop.
 
     One, because the engine uses every core for a run. A daemon, because a run that hangs
     must not keep the process alive.
+
+    Args:
+        next_run: called on the thread; waits for a run, None to end.
+        begun: called on the event loop for every run, in time to see how it goes on.
+        ended: called on the event loop once there are no more.
     """
 
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
-        self._calls = SimpleQueue()
+    def __init__(
+        self,
+        next_run: Callable[[], Run | None],
+        begun: Callable[[Run], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._next_run = next_run
+        self._begun = begun
+        self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._pending: set[asyncio.Future[Any]] = set()
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
-        """A future of what ``call`` returns or raises; EngineThreadError if the thread ends."""
-        future: asyncio.Future[T] = self._loop.create_future()
-        if not self._thread.is_alive():
-            future.set_exception(EngineThreadError("The engine's thread has ended."))
-            return future
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-        self._calls.put((call, future))
-        return future
-
-    def close(self) -> None:
-        """Lets the thread end after the call that is running."""
-        self._calls.put(None)
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
 
     def _work(self) -> None:
         try:
-            while (item := self._calls.get()) is not None:
-                self._run(*item)
-                del item  # nothing of a call is kept until the next one comes
+            while (run := self._next_run()) is not None:
+                self._tell(self._begun, run)
+                self._answer(run)
+                del run  # nothing of it is kept until the next one comes
         finally:
-            self._tell(self._fail_pending)
+            self._tell(self._ended)
 
-    def _run(self, call: Callable[[], Any], future: "asyncio.Future[Any]") -> None:
+    def _answer(self, run: Run) -> None:
+        answers: list[Answer] = []
+        failure: BaseException | None = EngineThreadError("The engine's thread has ended.")
         try:
-            result = call()
+            answers = run.classifier.classify([job.ids for job in run.batch], run.stop)
+            failure = None
         except Exception as error:
-            self._tell(_fail, future, error)
-        else:
-            self._tell(_succeed, future, result)
+            failure = error
+        finally:
+            run.seconds = time.monotonic() - run.started
+            self._tell(_settle, run.ended, answers, failure)
 
-    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _fail_pending(self) -> None:
-        for future in tuple(self._pending):
-            _fail(future, EngineThreadError("The engine's thread has ended."))
 
-
-def _succeed(future: "asyncio.Future[T]", result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+def _settle(
+    ended: "asyncio.Future[list[Answer]]", answers: list[Answer], failure: BaseException | None
+) -> None:
+    if ended.done():
+        return
+    if failure is None:
+        ended.set_result(answers)
+    else:
+        ended.set_exception(failure)

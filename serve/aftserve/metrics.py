@@ -111,12 +111,12 @@ class Metrics:
         )
         self.ready = Gauge("aftserve_ready", "1 while requests are wanted.", registry=registry)
 
-    def observe_run(self, tokens: Sequence[int], width: int, seconds: float) -> None:
-        """Counts a run of documents of so many ``tokens``, padded to ``width``."""
+    def observe_run(self, tokens: Sequence[int], seconds: float) -> None:
+        """Counts a run of documents of so many ``tokens``, padded to the longest."""
         self.run_documents.observe(len(tokens))
         self.run_seconds.observe(seconds)
         self.run_tokens.labels("document").inc(sum(tokens))
-        self.run_tokens.labels("padding").inc(len(tokens) * width - sum(tokens))
+        self.run_tokens.labels("padding").inc(len(tokens) * max(tokens) - sum(tokens))
 
     def observe_prediction(self, predicted: float, actual: float) -> None:
         """Counts an answered request."""

@@ -1,20 +1,21 @@
-"""Who is next at the engine: one queue, one loop that waits for events, one engine thread."""
+"""Who is next at the engine, and what becomes of every run."""
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from aftexport.engines import RunStoppedError, Stop
+from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
 from aftserve.batching import Job, Result, next_batch
 from aftserve.calibration import Costs
-from aftserve.classifier import Answer, Classifier, Tokens
-from aftserve.engine_thread import EngineThread, EngineThreadError
+from aftserve.classifier import Classifier, Tokens
+from aftserve.engine_thread import EngineThread, EngineThreadError, Run
 from aftserve.errors import UnavailableError
 from aftserve.metrics import Metrics
 from aftserve.pace import Pace
+from aftserve.waiting import Waiting
 from aftserve.watchdog import PARTS
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,6 @@ class Scheduler:
         budget_tokens: most tokens of a batch, padding included.
         stall_seconds: a run may be late by this and ten times its prediction.
         metrics: what it counts.
-
-    Attributes:
-        engine_free: held during a run; whoever holds it has the engine to itself.
     """
 
     def __init__(
@@ -59,13 +57,8 @@ class Scheduler:
         self._metrics = metrics
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
-        self._waiting: deque[Job] = deque()
-        self._waiting_seconds = 0.0
-        self._running: Sequence[Job] = ()
-        self._running_until = 0.0
-        self._stop = Stop()
-        self._arrival = asyncio.Event()
-        self.engine_free = asyncio.Lock()
+        self._waiting = Waiting()
+        self._running: Run | None = None
         self._closed: Exception | None = None
 
     @property
@@ -76,17 +69,28 @@ class Scheduler:
     @property
     def running_documents(self) -> int:
         """Documents of the run that the engine is at."""
-        return len(self._running)
+        run = self._running
+        return len(run.batch) if run else 0
 
     @property
     def backlog_seconds(self) -> float:
         """Until everything accepted so far is answered, as predicted."""
+        run = self._running
         # A run that is late by some time may well take as long again.
-        running = abs(self._running_until - time.monotonic()) if self._running else 0.0
-        return running + self._waiting_seconds * self.pace.value
+        running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
+        return running + self._waiting.seconds * self.pace.value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block runs, no run begins; one that has begun goes on."""
+        self._waiting.pause(True)
+        try:
+            yield
+        finally:
+            self._waiting.pause(False)
 
     def use(self, classifier: Classifier, costs: Costs) -> None:
-        """Runs another model from now on; for whoever holds ``engine_free``."""
+        """Runs another model from now on."""
         self._classifier, self.costs, self.pace = classifier, costs, Pace()
 
     def submit(
@@ -105,12 +109,12 @@ class Scheduler:
             UnavailableError where the scheduler ends.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
         if self._closed is not None:
             future.set_exception(self._closed)
             return future
+        job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
         future.add_done_callback(lambda _: self._settled(job))
-        self._enqueue(job)
+        self._waiting.put(job)
         return future
 
     async def serve(self) -> None:
@@ -120,69 +124,57 @@ class Scheduler:
             StalledError: where a run neither ends nor can be stopped.
             EngineThreadError: where the engine's thread has ended.
         """
-        thread = EngineThread()
+        loop = asyncio.get_running_loop()
+        runs: asyncio.Queue[Run | None] = asyncio.Queue()
+        EngineThread(lambda: self._next_run(loop), runs.put_nowait, lambda: runs.put_nowait(None))
+        run: Run | None = None
         try:
-            while True:
-                await self._arrival.wait()
-                async with self.engine_free:
-                    if batch := self._take():
-                        await self._run(batch, thread)
+            while (run := await runs.get()) is not None:
+                await self._end_of(run)
+                self._answer(run)
+            raise EngineThreadError("The engine's thread has ended.")
         finally:
-            thread.close()
-            self._close()
+            self._close(run)
 
-    def _enqueue(self, job: Job, *, first: bool = False) -> None:
-        (self._waiting.appendleft if first else self._waiting.append)(job)
-        self._waiting_seconds += job.seconds
-        self._arrival.set()
+    def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
+        """Waits for documents, and begins a run of them; on the engine's thread."""
 
-    def _remove(self, job: Job) -> None:
-        self._waiting.remove(job)
-        # Rounding must not add up over the life of the process.
-        self._waiting_seconds = self._waiting_seconds - job.seconds if self._waiting else 0.0
+        def choose(jobs: Iterable[Job]) -> Sequence[Job]:
+            pads, budget, now = self._classifier.pads, self._budget_tokens, time.monotonic()
+            batch = next_batch(jobs, self.costs, budget_tokens=budget, pads=pads, now=now)
+            longest = max(job.tokens for job in batch)
+            predicted = self.costs.together(len(batch), longest) * self.pace.value
+            # Before they leave the queue: whoever gives one up finds it here or there.
+            self._running = Run(batch, self._classifier, predicted, loop.create_future())
+            return batch
+
+        self._running = None
+        return self._running if self._waiting.take(choose) else None
 
     def _settled(self, job: Job) -> None:
         """Drops a job that was cancelled, or stops its run if nobody else waits for it."""
         if not job.future.cancelled():
             job.future.exception()  # a request that failed by another document asks for none
             return
-        if job in self._running:
-            if all(other.future.done() for other in self._running):
-                self._stop.request()
-        elif job in self._waiting:
-            self._remove(job)
+        run = self._running
+        if (
+            not self._waiting.remove(job)
+            and run is not None
+            and job in run.batch
+            and all(other.future.done() for other in run.batch)
+        ):
+            run.stop.request()
 
-    def _take(self) -> list[Job]:
-        if not self._waiting:
-            self._arrival.clear()
-            return []
-        batch = next_batch(
-            self._waiting,
-            self.costs,
-            budget_tokens=self._budget_tokens,
-            pads=self._classifier.pads,
-            now=time.monotonic(),
-        )
-        for job in batch:
-            self._remove(job)
-        return batch
-
-    async def _run(self, batch: Sequence[Job], thread: EngineThread) -> None:
-        longest = max(job.tokens for job in batch)
-        predicted = self.costs.together(len(batch), longest) * self.pace.value
-        started = time.monotonic()
-        self._running, self._stop, self._running_until = batch, Stop(), started + predicted
-        documents, stop = [job.ids for job in batch], self._stop
-        run = thread.submit(lambda: self._classifier.classify(documents, stop))
-        await self._end_of(run, predicted)
-        seconds = time.monotonic() - started
-        match run.exception():
+    def _answer(self, run: Run) -> None:
+        batch = run.batch
+        match run.ended.exception():
             case None:
-                self.pace.observe(sum(job.seconds for job in batch), seconds)
-                self._metrics.observe_run([job.tokens for job in batch], longest, seconds)
-                for job, answer in zip(batch, run.result(), strict=True):
+                self.pace.observe(sum(job.seconds for job in batch), run.seconds)
+                self._metrics.observe_run([job.tokens for job in batch], run.seconds)
+                for job, answer in zip(batch, run.ended.result(), strict=True):
                     if not job.future.done():
-                        job.future.set_result(Result(answer, started, seconds, len(batch)))
+                        result = Result(answer, run.started, run.seconds, len(batch))
+                        job.future.set_result(result)
             case EngineThreadError() as error:
                 raise error
             case RunStoppedError():
@@ -192,17 +184,15 @@ class Scheduler:
                 self._metrics.failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._repeat_or_fail(batch, error)
-        # Not before: what is running when an error gets out of here is failed by _close.
-        self._running = ()
 
-    async def _end_of(self, run: "asyncio.Future[list[Answer]]", predicted: float) -> None:
+    async def _end_of(self, run: Run) -> None:
         """Waits for a run, and stops one that makes no progress."""
-        await _wait(run, self._stall_seconds + _STALL_FACTOR * predicted)
-        if not run.done():
-            logger.error("a run predicted to take %.3f s does not end; stopping it", predicted)
-            self._stop.request()
+        await _wait(run, self._stall_seconds + _STALL_FACTOR * run.predicted)
+        if not run.ended.done():
+            logger.error("a run predicted to take %.3f s does not end", run.predicted)
+            run.stop.request()
             await _wait(run, _STOP_SHARE * self._stall_seconds)
-        if not run.done():
+        if not run.ended.done():
             raise StalledError("A run of the engine does not end and cannot be stopped.")
 
     def _repeat_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
@@ -213,25 +203,24 @@ class Scheduler:
             reason = EngineError(f"The engine failed: {error}", "Send another document.")
             self._fail(batch, reason)
             return
-        for job in reversed(batch):
-            if not job.future.done():
-                job.alone = True
-                self._enqueue(job, first=True)
+        wanted = [job for job in batch if not job.future.done()]
+        for job in wanted:
+            job.alone = True
+        self._waiting.put_back(wanted)
 
-    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
         for job in jobs:
             if not job.future.done():
                 job.future.set_exception(error)
 
-    def _close(self) -> None:
+    def _close(self, run: Run | None) -> None:
         self._closed = UnavailableError("The server has stopped working.", "Ask another one.")
-        jobs = [*self._running, *self._waiting]
-        self._waiting.clear()
-        self._waiting_seconds = 0.0
-        self._fail(jobs, self._closed)
+        self._fail(self._waiting.close(), self._closed)
+        for begun in (run, self._running):
+            self._fail(begun.batch if begun else (), self._closed)
 
 
-async def _wait(run: "asyncio.Future[list[Answer]]", seconds: float) -> None:
+async def _wait(run: Run, seconds: float) -> None:
     for _ in range(PARTS):
-        if not run.done():
-            await asyncio.wait({run}, timeout=seconds / PARTS)
+        if not run.ended.done():
+            await asyncio.wait({run.ended}, timeout=seconds / PARTS)

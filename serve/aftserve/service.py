@@ -221,7 +221,7 @@ class Service:
 
     async def _fall_back(self, reason: str) -> None:
         """Goes on with standard operators alone, if their golden cases are within the bound."""
-        async with self.scheduler.engine_free:
+        with self.scheduler.paused():
             model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
             if model.breach is not None:
                 self.health.breach = reason
