@@ -2,28 +2,24 @@
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from servers import COMMAND, serving
 
 from aftexport.report import stage
-from load import memory, speed
-from load.documents import Document, bare_engine, export_model, make_documents, mixed_up
+from load.documents import bare_engine, export_model, make_documents, mixed_up
+from load.parts import LOAD, PARTS, SOAK, Setting
 from load.report import Report
-from load.stopping import stop_under_load
-from load.traffic import make_requests, send
 
-_SHORT_TOKENS = 64
-_STOPS = 3
+_SHORTEST = 64
 
 
 def main() -> int:
     """Measures, writes the numbers as JSON, prints them; 1 where one is outside its bound."""
     parser = argparse.ArgumentParser(prog="python -m load", description=__doc__)
     add = parser.add_argument
-    add("--soak", action="store_true", help="memory from round to round, and stops under load")
+    add("--soak", action="store_true", help=f"{', '.join(SOAK)} in place of {', '.join(LOAD)}")
+    add("--parts", nargs="+", choices=list(PARTS), help="only these")
     add("--requests", type=int, default=10_000, help="of the mixed traffic")
     add("--connections", type=int, default=50, help="at a time")
     add("--documents", type=int, default=200, help="different ones")
@@ -41,116 +37,22 @@ def main() -> int:
         options.folder, mechanism=options.mechanism, dim=options.dim, depth=options.depth
     )
     with stage(console, "Running every document alone"):
-        documents = make_documents(
-            bare_engine(bundle, options.threads),
-            options.documents,
-            shortest=_SHORT_TOKENS,
-            longest=options.longest,
-        )
-    report = Report({k: v for k, v in vars(options).items() if not isinstance(v, Path | None)})
+        engine = bare_engine(bundle, options.threads)
+        longest, count = options.longest, options.documents
+        documents = make_documents(engine, count, shortest=_SHORTEST, longest=longest)
+    names = [name for name, value in vars(options).items() if isinstance(value, int | str)]
+    report = Report({name: getattr(options, name) for name in names})
     report.at_most("documents that could be taken for another", mixed_up(documents), 0, "pairs")
-    measure = soak if options.soak else load
-    measure(report, console, options, checkpoint, bundle, documents)
+    setting = Setting(
+        checkpoint, bundle, documents, options.requests, options.connections, options.rounds,
+        options.threads, options.folder,
+    )  # fmt: skip
+    for name in options.parts or (SOAK if options.soak else LOAD):
+        with stage(console, (PARTS[name].__doc__ or name).rstrip(".")):
+            PARTS[name](setting, report)
     report.write(options.out or Path("build") / ("soak.json" if options.soak else "load.json"))
     report.show(console)
     return 0 if report.passed else 1
-
-
-def load(
-    report: Report,
-    console: Console,
-    options: argparse.Namespace,
-    checkpoint: Path,
-    bundle: Path,
-    documents: list[Document],
-) -> None:
-    """Right answers, promised times, and speed."""
-    words = ("--threads", str(options.threads))
-    with ExitStack() as stack:
-        enter, folder = stack.enter_context, options.folder
-        address, _ = enter(serving(bundle, folder / "aftserve.log", *words))
-        with stage(console, f"{options.requests} requests, {options.connections} at a time"):
-            requests = make_requests(documents, options.requests, leaving=0.2, hurried=0.1)
-            results = send(address, requests, connections=options.connections)
-        for state, count in results.states.most_common():
-            report.shown(f"requests: {state}", count, "")
-        report.at_most("answers of another document", results.states["wrong"], 0, "")
-        report.at_most("ended against the contract", len(results.undefined), 0, "")
-        report.at_most("ended a second past the deadline", len(results.late), 0, "")
-        report.shown("p99 of an answer", results.seconds(0.99), "s")
-        report.at_most("p99 of actual over predicted time", results.ratio(0.99), 2, "")
-
-        engine = bare_engine(bundle, options.threads)
-        short = min(documents, key=lambda document: len(document.ids))
-        with stage(console, "One short request after the other"):
-            served, bare = speed.overhead_seconds(address, engine, short, blocks=20)
-        report.shown("one short document, bare engine", bare * 1000, "ms")
-        report.at_most("one short document, over it", (served - bare) * 1000, 2, "ms")
-
-        ways = {"engine": speed.in_a_loop(engine)}
-        ways["aftserve"] = speed.over_http(address, options.connections)
-        for name in speed.CONTENDERS:
-            other = enter(
-                speed.contender(name, checkpoint, options.threads, folder / f"{name}.log")
-            )
-            ways[name] = speed.over_http(other, options.connections)
-        with stage(console, f"{', '.join(ways)}, in turn"):
-            speeds = speed.compare(ways, documents, options.rounds)
-    ours = speeds["aftserve"]
-    for name, one in speeds.items():
-        report.at_most(f"{name}: wrong or no answers", one.wrong, 0, "")
-        report.shown(f"{name}: throughput", one.documents_per_second, "documents/s")
-        report.shown(f"{name}: p99", one.p99_seconds, "s")
-    rate = ours.documents_per_second
-    bare_rate = speeds["engine"].documents_per_second
-    report.at_least("throughput over the bare engine's", rate / bare_rate, 0.9, "")
-    for name in speed.CONTENDERS:
-        other_rate = speeds[name].documents_per_second
-        report.at_least(f"throughput over {name}'s", rate / other_rate, 1.5, "")
-        report.at_most(f"p99 over {name}'s", ours.p99_seconds / speeds[name].p99_seconds, 1, "")
-
-
-def soak(
-    report: Report,
-    console: Console,
-    options: argparse.Namespace,
-    checkpoint: Path,
-    bundle: Path,
-    documents: list[Document],
-) -> None:
-    """Memory that comes back, and stops that lose nothing."""
-    words = ("--threads", str(options.threads))
-    most = f"{memory.MOST_MIB:g}"
-    for name, program in {"memory": COMMAND, "memory, with a leak": memory.leaking(2048)}.items():
-        with stage(console, f"{name}: twice {options.rounds} rounds of 1000 requests"):
-            grown, resident = memory.growth(
-                bundle,
-                documents,
-                options.folder / "soak.log",
-                rounds=options.rounds,
-                requests=1000,
-                connections=options.connections,
-                options=words,
-                program=program,
-            )
-        report.shown(f"{name}: resident at the end", resident[-1], "MiB")
-        if program is COMMAND:
-            report.at_most(f"{name}: growth", grown, memory.MOST_MIB, "MiB per 1000 requests")
-        else:
-            report.at_least(f"{name}: found over {most}", grown, memory.MOST_MIB, "MiB per 1000")
-    for number in range(_STOPS):
-        with stage(console, "SIGTERM under load"):
-            stopped = stop_under_load(
-                bundle,
-                documents,
-                options.folder / "stopped.log",
-                seconds=2 + number,
-                connections=options.connections,
-                options=words,
-            )
-        report.shown("SIGTERM: answered after it", stopped.answered_after, "requests")
-        report.at_most("SIGTERM: accepted and lost", len(stopped.lost), 0, "requests")
-        report.at_most("SIGTERM: exit status", stopped.exit_status, 0, "")
 
 
 if __name__ == "__main__":

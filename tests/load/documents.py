@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import toy
+from rich.console import Console
 
 import aftexport
 from aftexport.bundle import Bundle
@@ -55,20 +56,15 @@ class Document:
 
 
 def export_model(folder: Path, *, mechanism: str, dim: int, depth: int) -> tuple[Path, Path]:
-    """Exports a model of random weights; returns its checkpoint and its bundle.
-
-    What was exported before is taken again.
-    """
-    stem = folder / f"{mechanism}-{dim}-{depth}"
-    checkpoint, bundle = stem.with_suffix(".pt"), stem.with_suffix(".bundle")
-    if not (checkpoint.exists() and bundle.exists()):
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(0)
-        sizes = {"mechanism": mechanism, "dim": dim, "depth": depth, "ffn_dim": 4 * dim}
-        model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | sizes | {"num_heads": 4}))
-        tokenizer = toy.byte_tokenizer().to_str()
-        aftexport.save(checkpoint, model=model, labels=toy.LABELS, tokenizer=tokenizer)
-        export(checkpoint, to="onnx", out=bundle)
+    """Exports a model of random weights; returns its checkpoint and its bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, bundle = folder / "model.pt", folder / "model.bundle"
+    torch.manual_seed(0)
+    sizes = {"mechanism": mechanism, "dim": dim, "depth": depth, "ffn_dim": 4 * dim}
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | sizes | {"num_heads": 4}))
+    tokenizer = toy.byte_tokenizer().to_str()
+    aftexport.save(checkpoint, model=model, labels=toy.LABELS, tokenizer=tokenizer)
+    export(checkpoint, to="onnx", out=bundle, force=True, console=Console(quiet=True))
     return checkpoint, bundle
 
 
