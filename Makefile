@@ -10,7 +10,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native test-cuda cuda bench bench-model bench-quick lint format clean
+.PHONY: demo test test-native test-cuda cuda bench bench-model bench-quick load soak lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -54,6 +54,19 @@ bench-model: $(VENV)/installed
 
 bench-quick: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick
+
+# Answers, times and speed under load, against LitServe and plain FastAPI; some minutes. `make soak`: memory from
+# round to round, a leak that must be found, stops under load.
+load: $(VENV)/installed build/contenders/installed
+	PYTHONPATH=tests $(BIN)/python -m load
+
+soak: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m load --soak
+
+# Apart from .venv: LitServe brings another event loop, which would be used there.
+build/contenders/installed: constraints.txt
+	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt litserve==0.2.19
+	touch $@
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -16,6 +16,7 @@ from aftexport.parity import Case, Comparison, compare
 def verify(
     bundle: Bundle,
     *,
+    engine: Engine | None = None,
     fused: bool = True,
     provider: Provider = "cpu",
     advance: Callable[[], None] = lambda: None,
@@ -24,6 +25,7 @@ def verify(
 
     Args:
         bundle: what to check.
+        engine: the bundle's model, loaded; None to load it for this alone.
         fused: use the fused kernels where they are built.
         provider: what runs them.
         advance: called after every case.
@@ -32,7 +34,7 @@ def verify(
         EngineError: where the model cannot be loaded, or there is no such provider.
     """
     cases = bundle.golden()
-    engine = OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
+    engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
     for case in cases:
