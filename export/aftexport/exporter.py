@@ -38,6 +38,7 @@ from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import Case, Comparison
+from aftexport.position_bias import position_biases
 from aftexport.report import (
     operator_table,
     parity_table,
@@ -308,6 +309,7 @@ def _manifest(
             "precision": traced.precision,
             "opset": opset,
             "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,
             "hardware": "any",
             "versions": {

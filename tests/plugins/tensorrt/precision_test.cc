@@ -17,8 +17,7 @@ struct Choice {
 const Choice kChoices[] = {{nullptr, {kFloat32, kFloat32, kFloat32}},
                            {"fp32", {kFloat32, kFloat32, kFloat32}},
                            {"fp16", {kFloat32, kFloat16, kBFloat16}},
-                           {"bf16", {kFloat32, kBFloat16, kBFloat16}},
-                           {"int8", {kFloat32, kFloat32, kFloat32}}};
+                           {"bf16", {kFloat32, kBFloat16, kBFloat16}}};
 
 std::string bits_of(Buffer& buffer) { return {reinterpret_cast<const char*>(buffer.data()), buffer.bytes}; }
 
