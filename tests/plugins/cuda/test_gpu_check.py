@@ -145,7 +145,9 @@ def test_the_outcome_of_a_program_is_its_last_line(kernels, stem):
 @pytest.mark.parametrize("mechanism", ["aft_full", "fastformer"])
 def test_a_model_is_exported_and_verified_by_its_kernel(mechanism, monkeypatch):
     monkeypatch.setattr(models, "TOKENS", 128)
-    monkeypatch.setattr(models, "CONFIG", models.CONFIG | {"dim": 16, "depth": 1, "max_length": 128})
+    monkeypatch.setattr(
+        models, "CONFIG", models.CONFIG | {"dim": 16, "depth": 1, "max_length": 128}
+    )
     way = partial(models.in_onnxruntime, mechanism, precision="fp16", provider="cpu")
     right = models.outcome(mechanism, way)
     assert right.passed, right
