@@ -97,8 +97,9 @@ def export(
         to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside the kernels of the encoder and, for bf16, AFT-full. Sums are float32 or wider.
-            For an engine bf16 is of weights and activations too, and there is no int8.
+            inside the kernels of the encoder. Sums are float32 or wider. For an engine bf16 is
+            of weights and activations too, and there is no int8. AFT-full's exponentials are
+            in 16 bits where ``position_bias.safe_precision`` allows it.
         max_length: most tokens of a document.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
-from benchmarks.gpu.timing import Seconds, measure
+from benchmarks.gpu.timing import measure
 from benchmarks.gpu.workloads import Workload
 
 
@@ -48,7 +48,6 @@ def _time(options: argparse.Namespace, kernels: Kernels, record: report.Record) 
             record.left_out.append(f"{workload}: {why}")
             continue
         print(f"timing {workload}", flush=True)
-        seconds: Seconds
         try:
             seconds, absent = measure(workload, kernels, options.rounds)
         except (ArithmeticError, RuntimeError) as error:
