@@ -15,7 +15,7 @@ from aftexport.errors import InputError
 from aftserve.admission import Admission
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
-from aftserve.errors import DocumentTooLongError, UnavailableError
+from aftserve.errors import UnavailableError
 from aftserve.health import Health
 from aftserve.loading import LoadedModel, load_safe_model
 from aftserve.metrics import Metrics
@@ -121,12 +121,6 @@ class Service:
             RefusedError: where it cannot be in time.
             EngineError: where the engine fails on one.
         """
-        if request.count > self.settings.max_documents:
-            raise DocumentTooLongError(
-                f"The request has {request.count} documents, this server takes "
-                f"{self.settings.max_documents}.",
-                "Send them in several requests.",
-            )
         documents = [await self._tokens(index, request) for index in range(request.count)]
         admitted = time.monotonic()
         tokens = [ids for ids, _ in documents]
