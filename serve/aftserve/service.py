@@ -70,6 +70,7 @@ class Service:
             ReferenceProcess(bundle.path, settings) if settings.reference else None,
             share=settings.shadow,
             alone=self._alone,
+            seconds=settings.deadline_seconds,
             on_breach=self._breached,
             metrics=self.metrics,
         )
@@ -216,8 +217,12 @@ class Service:
     async def _fall_back(self, reason: str) -> None:
         """Goes on with standard operators alone, if their golden cases are within the bound."""
         with self.scheduler.paused():
-            model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
-            if model.breach is not None:
+            model = None
+            try:
+                model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
+            except Exception:
+                logger.exception("there is nothing to fall back to")
+            if model is None or model.breach is not None:
                 self.health.breach = reason
                 return
             self.model = model
