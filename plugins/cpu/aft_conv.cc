@@ -103,7 +103,7 @@ struct ConvWindow {
   }
 
   AFT_INLINE Vec head_keys(int64_t b, int64_t u, int64_t head_panel) const {
-    return load(key + (b * p.tokens + u) * p.heads + head_panel * kLanes, p.heads - head_panel * kLanes);
+    return load_few(key + (b * p.tokens + u) * p.heads + head_panel * kLanes, p.heads - head_panel * kLanes);
   }
 
   template <class Use>

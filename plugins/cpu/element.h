@@ -49,26 +49,26 @@ AFT_INLINE void store(Half* p, Vec v) {
 }
 AFT_INLINE void stream(Half* p, Vec v) { store(p, v); }
 
-#if defined(__AVX512F__)
-AFT_INLINE __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>((1u << (count > 0 ? count : 0)) - 1); }
-#endif
 // The first `count` lanes only, the others 0; count >= kLanes means all.
 template <class T>
 AFT_INLINE Vec load(const T* p, int64_t count) {
   if (__builtin_expect(count >= kLanes, 1)) return load(p);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == sizeof(float)) return (Vec)_mm512_maskz_loadu_ps(first_lanes(count), p);
-#endif
   T lanes[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
   return load(lanes);
 }
+// The same for rows that seldom fill a vector: the lanes are not gathered one by one.
+AFT_INLINE Vec load_few(const float* p, int64_t count) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << min(count, kLanes)) - 1), p);
+#else
+  return load(p, count);
+#endif
+}
+AFT_INLINE Vec load_few(const Half* p, int64_t count) { return load(p, count); }
 template <class T>
 AFT_INLINE void store(T* p, Vec v, int64_t count) {
   if (__builtin_expect(count >= kLanes, 1)) return store(p, v);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == sizeof(float)) return _mm512_mask_storeu_ps(p, first_lanes(count), (__m512)v);
-#endif
   T lanes[kLanes];
   store(lanes, v);
   for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
