@@ -4,19 +4,38 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from commands import environment
 
+COMMAND = ("-m", "aftserve")
+
+# SIGUSR1 ends the engine's thread, as a fault in native code might.
+MORTAL = (
+    "-c",
+    """
+import ctypes, signal, sys, threading
+from aftserve.cli import main
+
+def kill(*_):
+    engine = next(t for t in threading.enumerate() if t.name == "engine")
+    fatal = ctypes.py_object(SystemExit)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(engine.ident), fatal)
+
+signal.signal(signal.SIGUSR1, kill)
+sys.exit(main())
+""",
+)
+
 
 @contextmanager
 def serving(
-    bundle: Path, log: Path, *options: str
+    bundle: Path, log: Path, *options: str, program: Sequence[str] = COMMAND
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Yields the address and the process once it answers; ends it if the block does not."""
-    words = [sys.executable, "-m", "aftserve", str(bundle), "--port", "0", *options]
+    words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
         process = subprocess.Popen(
             words, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
@@ -30,7 +49,7 @@ def serving(
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
         if found := re.search(r"running on (http://\S+)", log.read_text("utf-8")):
             return found[1]

@@ -144,6 +144,7 @@ def torch_engine(
     factory: str | None = None,
     allow_pickle: bool = False,
     threads: int = 0,
+    double: bool = False,
 ) -> Engine:
     """The PyTorch module the bundle was exported from, in the precision it is stored in.
 
@@ -153,6 +154,7 @@ def torch_engine(
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: load a pickled module, which runs code from the file.
         threads: of PyTorch; 0 for its own choice.
+        double: run it in float64, the truth; a captured program cannot.
 
     Raises:
         UsageError: where the bundle was exported from another file.
@@ -172,6 +174,8 @@ def torch_engine(
     if module is None:
         assert checkpoint.program is not None  # a checkpoint holds one of the two
         module = checkpoint.program.module()
+    elif double:
+        module = module.double()
     return TorchEngine(module, bundle.manifest.inputs, threads=threads)
 
 

@@ -22,12 +22,14 @@ class Choice:
     Attributes:
         engine: what was chosen.
         reason: what it is and why, as a sentence for people.
-        max_tokens: most tokens of a document that it takes; None for no bound of its own.
+        min_tokens: fewest tokens of a document that it takes.
+        max_tokens: most of them; None for no bound of its own.
     """
 
     engine: Engine
     reason: str
-    max_tokens: int | None
+    min_tokens: int = 1
+    max_tokens: int | None = None
 
 
 def choose(
@@ -66,7 +68,7 @@ def choose(
     note = ""
     if bundle.manifest.engine is not None and bundle.manifest.precision == "bf16":
         note = " It runs the bfloat16 graph in float32."
-    return Choice(engine, f"ONNX Runtime {VERSION} on the CPU: {reason}.{note}", None)
+    return Choice(engine, f"ONNX Runtime {VERSION} on the CPU: {reason}.{note}")
 
 
 def _tensorrt(bundle: Bundle, console: Console) -> Choice:
@@ -79,4 +81,5 @@ def _tensorrt(bundle: Bundle, console: Console) -> Choice:
     file = build(bundle, console=console)
     content, record = file.read(wanted_here(bundle, plan.settings))
     engine = TensorrtEngine(content, record.runtime)
-    return Choice(engine, f"{engine.title} on {gpu}, engine {file.engine}.", engine.max_tokens)
+    reason = f"{engine.title} on {gpu}, engine {file.engine}."
+    return Choice(engine, reason, engine.min_tokens, engine.max_tokens)

@@ -16,6 +16,7 @@ from torch import nn
 
 from aftexport import __version__
 from aftexport.bundle import (
+    CHUNKED,
     PARITY,
     PARITY_PAGE,
     TOKENIZER,
@@ -28,6 +29,8 @@ from aftexport.bundle import (
 )
 from aftexport.cases import model_cases, operator_cases
 from aftexport.checkpoint import Checkpoint, load
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.summary import WholeOnlyError
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.engine_export import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
@@ -38,6 +41,7 @@ from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import Case, Comparison
+from aftexport.position_bias import position_biases
 from aftexport.report import (
     operator_table,
     parity_table,
@@ -46,7 +50,15 @@ from aftexport.report import (
     write_parity_page,
 )
 from aftexport.tokenization import check_tokenizer
-from aftexport.trace import DEFAULT_OPSET, InputSpec, capture, input_spec, operators_in, to_onnx
+from aftexport.trace import (
+    DEFAULT_OPSET,
+    InputSpec,
+    capture,
+    finish,
+    input_spec,
+    lower,
+    operators_in,
+)
 from aftexport.verification import verify, worst
 
 PRECISIONS = {
@@ -63,8 +75,9 @@ TARGETS = ("onnx", *ENGINE_TARGETS)
 
 @dataclass(frozen=True)
 class Traced:
-    """A model in ONNX, and what is needed to judge it."""
+    """A model in ONNX, before and after fusing, and what is needed to judge it."""
 
+    lowered: onnx.ModelProto
     model: onnx.ModelProto
     spec: InputSpec
     precision: str
@@ -96,8 +109,9 @@ def export(
         to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside the kernels of the encoder and, for bf16, AFT-full. Sums are float32 or wider.
-            For an engine bf16 is of weights and activations too, and there is no int8.
+            inside the kernels of the encoder. Sums are float32 or wider. For an engine bf16 is
+            of weights and activations too, and there is no int8. AFT-full's exponentials are
+            in 16 bits where ``position_bias.safe_precision`` allows it.
         max_length: most tokens of a document.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
@@ -144,6 +158,8 @@ def export(
     with aside_folder(out) as folder:
         with stage(console, "Writing the bundle"):
             manifest = _manifest(checkpoint, traced, names, opset)
+            if to == "onnx":
+                manifest = _in_chunks(folder, traced, manifest)
             write_model(folder, traced.model)
             write_golden(folder, list(traced.cases))
             if text is not None:
@@ -247,11 +263,12 @@ def _trace(
         program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
     spec = input_spec(program)
-    model = to_onnx(program, opset=opset, precision=precision, fuse=to == "onnx")
+    lowered = lower(program, opset=opset, precision=precision)
+    model = finish(lowered, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
-    return Traced(model, spec, precision, cases)
+    return Traced(lowered, model, spec, precision, cases)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
@@ -308,6 +325,7 @@ def _manifest(
             "precision": traced.precision,
             "opset": opset,
             "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,
             "hardware": "any",
             "versions": {
@@ -320,6 +338,16 @@ def _manifest(
             },
         }
     )
+
+
+def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
+    """Writes the graphs for documents longer than memory, where the model has them."""
+    try:
+        plan = write_chunked(folder / CHUNKED, traced.lowered, precision=traced.precision)
+    except WholeOnlyError as reason:
+        (folder / CHUNKED).unlink(missing_ok=True)
+        return manifest.model_copy(update={"whole_only": str(reason)})
+    return manifest.model_copy(update={"chunked": plan})
 
 
 def _print_summary(

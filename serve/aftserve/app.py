@@ -1,116 +1,146 @@
 """The HTTP interface."""
 
-import logging
-import time
-from typing import Any
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, TypeVar
 
-import anyio
-import anyio.to_thread
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from aftexport import __version__
-from aftexport.errors import EngineError, InputError
-from aftserve.classifier import Classifier, DocumentTooLongError
+from aftserve.errors import ClientGoneError, RefusedError
+from aftserve.presence import while_wanted
+from aftserve.problems import RESPONSES, handle_problems
+from aftserve.receiving import ReceivingLimits
+from aftserve.request_log import RequestLog, note
 from aftserve.schemas import (
     DocumentResult,
     InferRequest,
     InferResponse,
-    Problem,
+    Info,
+    ParityCheck,
+    ParityReport,
+    ParityRequest,
     Status,
-    Timings,
 )
+from aftserve.service import Service
 
-logger = logging.getLogger("aftserve")
+Model = TypeVar("Model", bound=BaseModel)
+
+DeadlineSeconds = Annotated[
+    float | None,
+    Header(
+        alias="Deadline-Seconds",
+        gt=0,
+        allow_inf_nan=False,
+        description="Most seconds until the answer; the server's limit comes first.",
+    ),
+]
 
 
-def create_app(classifier: Classifier) -> FastAPI:
-    """Builds the application around a loaded classifier."""
+class NotJsonError(RefusedError):
+    """A body says that it is something else."""
+
+    status = 415
+
+
+def create_app(service: Service) -> FastAPI:
+    """Builds the application around a service; its lifespan runs the scheduler."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
     app = FastAPI(
         title="aftserve",
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
+        lifespan=lifespan,
     )
-    # The engine uses every core for one document; a second at once would slow both.
-    engine_turn = anyio.CapacityLimiter(1)
-
-    async def tokenize(request: InferRequest) -> list[tuple[list[int], float]]:
-        if request.input_ids is not None:
-            return [(ids, 0.0) for ids in request.input_ids]
-        texts = [request.text] if request.text is not None else request.texts or []
-        tokenized = []
-        for text in texts:
-            start = time.perf_counter()
-            ids = await anyio.to_thread.run_sync(classifier.tokenize, text)
-            tokenized.append((ids, time.perf_counter() - start))
-        return tokenized
-
-    async def answer(ids: list[int], tokenize_seconds: float) -> DocumentResult:
-        queued = time.perf_counter()
-        async with engine_turn:
-            queue_seconds = time.perf_counter() - queued
-            result = await anyio.to_thread.run_sync(classifier.classify, ids)
-        return DocumentResult(
-            label=result.label,
-            scores=result.scores,
-            tokens_total=len(ids),
-            tokens_used=result.tokens,
-            truncated=result.tokens < len(ids),
-            timings=Timings(
-                tokenize_seconds=tokenize_seconds,
-                queue_seconds=queue_seconds,
-                inference_seconds=result.inference_seconds,
-            ),
-        )
-
-    @app.post(
-        "/infer",
-        responses={413: {"model": Problem}, 422: {"model": Problem}, 500: {"model": Problem}},
+    settings = service.settings
+    app.add_middleware(
+        ReceivingLimits,
+        max_bytes=settings.max_body_bytes,
+        max_buffered_bytes=settings.max_buffered_bytes,
+        seconds=settings.receive_seconds,
     )
-    async def infer(request: InferRequest) -> DocumentResult | InferResponse:
+    app.add_middleware(RequestLog, responses=service.metrics.responses)
+    handle_problems(app)
+
+    def deadline_of(request: Request, seconds: float | None) -> float:
+        started: float = request.state.started
+        return started + min(seconds or math.inf, settings.deadline_seconds)
+
+    @app.post("/infer", responses=RESPONSES, openapi_extra=_takes(InferRequest))
+    async def infer(
+        request: Request, deadline_seconds: DeadlineSeconds = None
+    ) -> DocumentResult | InferResponse:
         """Classifies one document (`text`) or several (`texts`, `input_ids`)."""
-        documents = await tokenize(request)
-        # All are checked before the first is run: a request is answered whole or not at all.
-        for index, (ids, _) in enumerate(documents):
-            try:
-                classifier.check(ids)
-            except InputError as error:
-                problem = f"document {index}: {error.problem}"
-                raise type(error)(problem, error.remedy) from error
-        results = [await answer(ids, seconds) for ids, seconds in documents]
-        return results[0] if request.text is not None else InferResponse(results=results)
+        service.check_open()
+        documents = await _received(request, InferRequest)
+        deadline = deadline_of(request, deadline_seconds)
+        results = await while_wanted(
+            service.classify(documents, deadline), request.receive, deadline
+        )
+        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        return results[0] if documents.text is not None else InferResponse(results=results)
+
+    @app.get("/parity")
+    async def parity() -> ParityReport:
+        """The bundle's own cases with PyTorch's outputs, as run when the server started."""
+        return service.parity.report()
+
+    @app.post("/parity", responses=RESPONSES, openapi_extra=_takes(ParityRequest))
+    async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
+        """Classifies a document, and compares every output with PyTorch's."""
+        service.check_open()
+        document = await _received(request, ParityRequest)
+        deadline = deadline_of(request, deadline_seconds)
+        return await while_wanted(service.compare(document, deadline), request.receive, deadline)
 
     @app.get("/healthz")
     async def healthz() -> Status:
         """The process is alive."""
         return Status(status="alive")
 
-    @app.get("/readyz")
-    async def readyz() -> Status:
-        """The model is loaded and answers."""
-        return Status(status="ready")
+    @app.get("/readyz", responses={503: {"model": Status}})
+    async def readyz(response: Response) -> Status:
+        """Requests are wanted: the model answers, and the server is not about to stop."""
+        response.status_code = 200 if service.health.ready else 503
+        return Status(status=service.health.status)
 
-    @app.exception_handler(InputError)
-    async def input_error(request: Request, error: InputError) -> JSONResponse:
-        status = 413 if isinstance(error, DocumentTooLongError) else 422
-        return JSONResponse({"detail": str(error)}, status)
+    @app.get("/info")
+    async def info() -> Info:
+        """The model, the limits, and what a document costs on this machine."""
+        return service.info()
 
-    @app.exception_handler(EngineError)
-    async def engine_error(request: Request, error: EngineError) -> JSONResponse:
-        logger.error("%s", error)
-        return JSONResponse({"detail": str(error)}, 500)
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"detail": "; ".join(map(_describe, error.errors()[:5]))}, 422)
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Everything counted, in the text format of Prometheus."""
+        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
     return app
 
 
-def _describe(error: dict[str, Any]) -> str:
-    if error["type"] == "json_invalid":
-        return f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}"
-    place = ".".join(str(part) for part in error["loc"] if part != "body")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+def _takes(model: type[BaseModel]) -> dict[str, Any]:
+    """How the interface describes a body that is read only once it is wanted."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _received(request: Request, model: type[Model]) -> Model:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJsonError(
+            "The body's content type is not application/json.", "Send JSON, and say so."
+        )
+    try:
+        return model.model_validate_json(await request.body())
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False)) from error

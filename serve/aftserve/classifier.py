@@ -1,19 +1,19 @@
-"""Documents in, labels out: the tokenizer and the engine of a bundle."""
+"""Documents in, labels out: the tokenizer, the checks and the scores of a bundle."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aftexport.bundle import Bundle
-from aftexport.engines import Engine
-from aftexport.errors import InputError
+from aftexport.engines import Engine, Stop
+from aftexport.errors import EngineError, InputError
 from aftexport.manifest import MAX_TOKENS
+from aftserve.errors import DocumentTooLongError
 
-
-class DocumentTooLongError(InputError):
-    """A document has more tokens than this server takes. It is refused, never cut."""
+Tokens = NDArray[np.int64]
+"""Token ids of one document, ``[T]``."""
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,23 @@ class Answer:
     Attributes:
         label: the class with the largest score.
         scores: probability of every class, by label.
-        tokens: the document's tokens, all of which were used.
-        inference_seconds: in the engine.
+        logits: ``[C]``, in float64.
     """
 
     label: str
     scores: dict[str, float]
-    tokens: int
-    inference_seconds: float
+    logits: NDArray[np.float64]
 
 
 class Classifier:
-    """Tokenizes and classifies, one document at a time.
-
-    Documents are never padded to one another's length: on a CPU batching long
-    documents gains nothing, and padding costs as much as the text would.
+    """Tokenizes, checks and classifies documents.
 
     Args:
         bundle: a checked bundle.
         engine: its model, loaded.
+        min_tokens: refuse shorter documents.
         max_tokens: refuse longer documents; the bundle's own limit comes first.
+        max_characters: refuse longer texts before they are tokenized.
     """
 
     def __init__(
@@ -50,72 +47,112 @@ class Classifier:
         bundle: Bundle,
         engine: Engine,
         *,
+        min_tokens: int = 1,
         max_tokens: int | None = None,
+        max_characters: int | None = None,
     ) -> None:
         self.manifest = bundle.manifest
+        self.engine = engine
         self._tokenizer = bundle.tokenizer()
-        self._engine = engine
+        self.min_tokens = min_tokens
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
+        self.max_characters = max_characters
 
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text.
+    @property
+    def pads(self) -> bool:
+        """Whether documents of several lengths can share a run: the model masks padding."""
+        return "lengths" in self.manifest.inputs
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it takes texts."""
+        return self._tokenizer is not None
+
+    def check_text(self, text: str) -> None:
+        """Checks a text before it is tokenized.
 
         Raises:
             InputError: where the bundle has no tokenizer.
+            DocumentTooLongError: for more than ``max_characters``.
         """
         if self._tokenizer is None:
             raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
+        if self.max_characters is not None and len(text) > self.max_characters:
+            raise DocumentTooLongError(
+                f"The text has {len(text)} characters, this server takes {self.max_characters}.",
+                "Send a shorter one; it is never truncated silently.",
+            )
+
+    def tokenize(self, text: str) -> Tokens:
+        """Token ids of a text; other threads run meanwhile.
+
+        Raises:
+            InputError: where the tokenizer cannot encode it.
+        """
+        assert self._tokenizer is not None  # check_text sees to it
         try:
-            ids: list[int] = self._tokenizer.encode(text).ids
+            # Of a batch, because only that lets go of the interpreter's lock; fast, because
+            # it keeps no offsets.
+            encoded = self._tokenizer.encode_batch_fast([text])[0]
         except Exception as error:  # the library raises bare Exception and TypeError
             raise InputError(
                 "The tokenizer cannot encode the text.",
                 "Send Unicode text without lone surrogates, in words the model knows.",
             ) from error
-        return ids
+        return np.array(encoded.ids, dtype=np.int64)
 
-    def check(self, ids: Sequence[int]) -> None:
-        """Checks the tokens of one document.
+    def check(self, ids: Sequence[int] | Tokens) -> Tokens:
+        """Checks the tokens of one document, and returns them as an array.
 
         Raises:
-            InputError: for an empty document, or an id outside the vocabulary.
+            InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
             DocumentTooLongError: for more than ``max_tokens``.
         """
-        if not ids:
+        if len(ids) == 0:
             raise InputError("The document has no tokens.", "Send some text.")
+        if len(ids) < self.min_tokens:
+            raise InputError(
+                f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
+                "Send a longer one; it knows of no padding.",
+            )
         if len(ids) > self.max_tokens:
             raise DocumentTooLongError(
                 f"The document has {len(ids)} tokens, this server takes {self.max_tokens}.",
                 "Send a shorter one; it is never truncated silently.",
             )
         vocabulary = self.manifest.vocab_size
-        if min(ids) < 0 or max(ids) >= vocabulary:
-            bad = next(i for i in ids if not 0 <= i < vocabulary)
+        if isinstance(ids, np.ndarray):
+            low, high = int(ids.min()), int(ids.max())
+        else:  # an id of a request may be too large for an array
+            low, high = min(ids), max(ids)
+        bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
+        if bad is not None:
             raise InputError(
                 f"Token id {bad} is outside the vocabulary.", f"Ids go from 0 to {vocabulary - 1}."
             )
+        return np.asarray(ids, dtype=np.int64)
 
-    def classify(self, ids: Sequence[int]) -> Answer:
-        """Classifies one checked document.
+    def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
+        """Classifies checked documents in one run, padded to the longest.
 
         Raises:
-            EngineError: where the engine fails.
+            RunStoppedError: where ``stop`` ended the run.
+            EngineError: where the engine fails, or answers no numbers.
         """
-        inputs = {
-            "input_ids": np.array([ids], dtype=np.int64),
-            "lengths": np.array([len(ids)], dtype=np.int64),
-        }
-        start = time.perf_counter()
-        outputs = self._engine.run({name: inputs[name] for name in self.manifest.inputs})
-        seconds = time.perf_counter() - start
-        logits = outputs["logits"][0].astype(np.float64)
+        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+        padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
+        for row, ids in zip(padded, documents, strict=True):
+            row[: len(ids)] = ids
+        inputs = {"input_ids": padded, "lengths": lengths}
+        outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
+        logits = outputs["logits"].astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise EngineError("The model's answer is not a number.", "Send another document.")
+        return [self._answer(row) for row in logits]
+
+    def _answer(self, logits: NDArray[np.float64]) -> Answer:
         weights = np.exp(logits - logits.max())
-        scores = weights / weights.sum()
+        scores = (weights / weights.sum()).tolist()
         labels = self.manifest.labels
-        return Answer(
-            labels[int(scores.argmax())],
-            dict(zip(labels, scores.tolist(), strict=True)),
-            len(ids),
-            seconds,
-        )
+        return Answer(labels[int(logits.argmax())], dict(zip(labels, scores, strict=True)), logits)

@@ -1,6 +1,6 @@
 """What goes over the wire."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
@@ -25,13 +25,21 @@ class InferRequest(BaseModel):
             raise ValueError("give exactly one of text, texts and input_ids")
         return self
 
+    @property
+    def count(self) -> int:
+        """Number of documents."""
+        return 1 if self.text is not None else len(self.texts or self.input_ids or [])
+
 
 class Timings(BaseModel):
     """Where the time went, in seconds."""
 
     tokenize_seconds: float
     queue_seconds: float = Field(description="Waiting for documents that came before.")
-    inference_seconds: float
+    inference_seconds: float = Field(description="Of the run, alone or with others.")
+    predicted_seconds: float = Field(
+        description="Of queue and inference of the whole request, when it was accepted."
+    )
 
 
 class DocumentResult(BaseModel):
@@ -61,3 +69,111 @@ class Status(BaseModel):
     """Liveness or readiness."""
 
     status: str
+
+
+class Limits(BaseModel):
+    """What a request may have at most."""
+
+    max_tokens: int = Field(description="Of one document.")
+    max_characters: int = Field(description="Of one text.")
+    max_documents: int
+    max_body_bytes: int
+    max_queue_seconds: float = Field(description="Predicted work before it; more is refused.")
+    deadline_seconds: float = Field(description="From its first line to the answer.")
+    budget_tokens: int = Field(description="Of one run of several documents, with padding.")
+
+
+class GoldenCase(BaseModel):
+    """One of the bundle's own cases, with PyTorch's outputs, run on this machine."""
+
+    case: str
+    subject: str = Field(description="model, or an operator alone.")
+    shape: list[int]
+    error: float | Literal["inf"] = Field(
+        description="max |output - reference| / max(1, max |reference|)"
+    )
+    bound: float
+    label_flips: int
+    passed: bool
+
+
+class ParityReport(BaseModel):
+    """How the served engine compares with PyTorch's stored outputs."""
+
+    golden: list[GoldenCase]
+    within: bool
+    reference: bool = Field(description="Whether POST /parity can ask PyTorch itself.")
+    shadow: float = Field(description="Share of live documents that are checked in passing.")
+
+
+class ParityRequest(BaseModel):
+    """A document to compare: exactly one of the two forms."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = None
+    input_ids: TokenIds | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give exactly one of text and input_ids")
+        return self
+
+    def as_infer(self) -> InferRequest:
+        """The request for the document's answer alone."""
+        ids = [self.input_ids] if self.input_ids is not None else None
+        return InferRequest(text=self.text, texts=None, input_ids=ids)
+
+
+class OutputParity(BaseModel):
+    """One logit."""
+
+    label: str
+    served: float
+    reference: float
+    difference: float
+
+
+class ParityCheck(BaseModel):
+    """The served engine against PyTorch, on one document."""
+
+    tokens: int
+    outputs: list[OutputParity]
+    error: float = Field(description="max |output - reference| / max(1, max |reference|)")
+    bound: float
+    within: bool
+    label_flips: int
+
+
+class MeasuredRun(BaseModel):
+    """A run timed at start."""
+
+    documents: int
+    tokens: int = Field(description="Of each document.")
+    seconds: float
+    pays: bool = Field(description="Clearly less than the documents one by one.")
+
+
+class Calibration(BaseModel):
+    """What documents cost on this machine."""
+
+    measurements: list[MeasuredRun]
+    batch_up_to_tokens: int = Field(description="Documents longer than this run alone.")
+    batch_up_to_documents: int
+    pace: float = Field(description="Time of the last runs, over what was calibrated.")
+
+
+class Info(BaseModel):
+    """The server, its model and its limits."""
+
+    version: str
+    engine: str
+    safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
+    labels: list[str]
+    vocab_size: int
+    precision: str
+    operators: dict[str, int]
+    tokenizer: bool = Field(description="Whether texts are taken, and not ids alone.")
+    limits: Limits
+    calibration: Calibration

@@ -32,12 +32,11 @@ def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path:
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')\n")
     blocked = run_python(
         "-c", "import sys; sys.modules.update(torch=None, onnxscript=None); "
-        "import aftserve.cli, aftserve.app; from aftexport.bundle import Bundle; "
-        "from aftexport.choice import choose; from rich.console import Console; "
-        "from pathlib import Path; from aftserve.classifier import Classifier; "
-        "b = Bundle.open(Path(sys.argv[1])); "
-        "c = Classifier(b, choose(b, console=Console()).engine); aftserve.app.create_app(c); "
-        "print(c.classify(c.tokenize('a')).label)",
+        "from rich.console import Console; from aftserve.app import create_app; "
+        "from aftserve.server import load; from aftserve.settings import Settings; "
+        "service = load(Settings.read(sys.argv[1:]), Console(quiet=True)); create_app(service); "
+        "classifier = service.model.classifier; "
+        "print(classifier.classify([classifier.tokenize('a')])[0].label)",
         bundle_folder, cwd=tmp_path,
     )  # fmt: skip
     assert blocked.code == 0, blocked.err
@@ -106,11 +105,10 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
     kind: str, bundle_copy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    import uvicorn
-
     from aftserve.cli import main
+    from aftserve.server import Server
 
-    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)
+    monkeypatch.setattr(Server, "run", lambda _: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])
     assert code == 2

@@ -4,14 +4,14 @@ import zipfile
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 
+from aftexport.bundle import MAX_MODEL_BYTES
 from aftexport.chunked.means import as_means
 from aftexport.chunked.partition import Partition, partition
+from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import constants_of
-from aftexport.fuse.encoder import fuse_encoder
 from aftexport.manifest import ChunkedPlan, ChunkedStage
-from aftexport.trace import attach_bodies
+from aftexport.trace import finish
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -22,14 +22,16 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
     Args:
         path: of the archive.
         model: the graph of bare operators, before anything around them is fused.
-        precision: of the products in fused operators; fp32 where the graph is float16.
+        precision: that the model is exported in.
 
     Returns:
         How to run the parts.
 
     Raises:
-        NotChunkable: saying what stands against it.
+        WholeOnlyError: saying what stands against it.
     """
+    if model.ByteSize() > MAX_MODEL_BYTES:
+        raise WholeOnlyError("its graphs would be over 2 GiB")
     parts = partition(as_means(model))
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, graph in _named(parts).items():
@@ -55,15 +57,11 @@ def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
 
 
 def _finished(model: onnx.ModelProto, precision: str) -> bytes:
-    opset = next(o.version for o in model.opset_import if o.domain == "")
     summaries = list(model.functions)
-    graph = ir.from_proto(model)
-    fuse_encoder(graph, precision=precision)
-    fused = ir.to_proto(graph)
-    del fused.functions[:], fused.graph.value_info[:]
-    fused = attach_bodies(fused, opset)
-    fused.functions.extend(summaries)
-    return fused.SerializeToString(deterministic=True)
+    del model.functions[:]
+    finished = finish(model, precision=precision)
+    finished.functions.extend(summaries)
+    return bytes(finished.SerializeToString(deterministic=True))
 
 
 def _token_bytes(model: onnx.ModelProto) -> int:
@@ -77,6 +75,8 @@ def _token_bytes(model: onnx.ModelProto) -> int:
     tables = [
         weights[node.input[0]].shape[-1]
         for node in model.graph.node
-        if node.op_type == "Gather" and node.input[0] in weights and weights[node.input[0]].ndim == 2
+        if node.op_type == "Gather"
+        and node.input[0] in weights
+        and weights[node.input[0]].ndim == 2
     ]
-    return 8 * sum((*widths, *tables))
+    return 8 * int(sum((*widths, *tables)))

@@ -8,13 +8,14 @@ A mean with one logit for each head is AFT-conv with a filter of one tap that is
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import onnx.inliner
 import onnx.parser
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.domain import DOMAIN, VERSION
@@ -51,7 +52,7 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
     return ir.to_proto(used)
 
 
-def _constant(graph: onnx.GraphProto, value: np.ndarray, element: int) -> str:
+def _constant(graph: onnx.GraphProto, value: NDArray[np.generic], element: int) -> str:
     name = f"mean_constant_{len(graph.initializer)}"
     typed = value.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
     graph.initializer.append(onnx.numpy_helper.from_array(typed, name))
@@ -88,7 +89,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
         return node if node is not None and node.op_type == op_type else None
 
     for index, total in enumerate(graph.node):
-        if not is_sum_over_tokens(total, constants.get) or keeps_axis(total):
+        if not is_sum_over_tokens(total, constants) or keeps_axis(total):
             continue
         product = made_by(total.input[0], "Mul")
         if product is None:
@@ -113,11 +114,9 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 return
 
 
-def is_sum_over_tokens(
-    node: onnx.NodeProto, constant: Callable[[str], np.ndarray | None]
-) -> bool:
+def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.generic]]) -> bool:
     """Tells whether a node is a ReduceSum over axis 1 alone."""
-    axes = constant(node.input[1]) if len(node.input) > 1 else None
+    axes = constants.get(node.input[1]) if len(node.input) > 1 else None
     return node.op_type == "ReduceSum" and axes is not None and axes.tolist() == [1]
 
 

@@ -10,6 +10,7 @@ from aftexport.chunked.summary import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summary import Reach, reach, summary
 from aftexport.chunked.tokenwise import Kind, classify, constants_of, pooling
 from aftexport.domain import DOMAIN
+from aftexport.manifest import Pooling
 from aftexport.mechanisms._numerics import MASKED
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -50,7 +51,7 @@ class Partition:
 
     stages: tuple[Stage, ...]
     pool: onnx.ModelProto
-    pooled: dict[str, str]
+    pooled: dict[str, Pooling]
     head: onnx.ModelProto
 
 
@@ -58,7 +59,7 @@ def partition(model: onnx.ModelProto) -> Partition:
     """Cuts a graph of bare operators, that ``as_means`` has been applied to.
 
     Raises:
-        NotChunkable: saying what stands against it.
+        WholeOnlyError: saying what stands against it.
     """
     return _Cutter(model).cut()
 
@@ -70,7 +71,8 @@ class _Cutter:
         self.kinds = classify(model)
         self.constants = constants_of(model.graph)
         self.opset = next(o.version for o in model.opset_import if o.domain == "")
-        self.known = {v.name: v for v in (*model.graph.value_info, *model.graph.input)}
+        graph = model.graph
+        self.known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def cut(self) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
@@ -105,7 +107,7 @@ class _Cutter:
         return [name for name in kept if self._reachable([name], "", end)]
 
     def _reachable(self, sources: Iterable[str], without: str, end: int) -> bool:
-        """Whether anything from ``end`` on, or pooled, is made from ``sources`` but by ``without``."""
+        """Whether what is from ``end`` on, or pooled, comes of ``sources``, ``without`` aside."""
         made = set(sources) - {without}
         for index, node in enumerate(self.nodes):
             if node.op_type == "Shape" or not made.intersection(node.input):
@@ -120,7 +122,7 @@ class _Cutter:
         bias = self.constants.get(node.input[3]) if len(node.input) > 4 else None
         span = reach(node, causal, bias)
         function = summary(node, self.opset)
-        query, key, value = node.input[:3]
+        key, value = node.input[1:3]
 
         to_summary = self._subgraph([*kept, _IDS, "lengths"], [key, value])
         to_summary.node.extend([_cast(key, "key_f", FLOAT), _cast(value, "value_f", FLOAT)])
@@ -223,10 +225,15 @@ class _Cutter:
         )
 
     def _described(self, name: str) -> onnx.ValueInfoProto:
+        known: onnx.ValueInfoProto | None = self.known.get(name)
+        return known or _value(name, self._element(name))
+
+    def _element(self, name: str) -> int:
+        """The type of a value that ``as_means`` may have made: that of what it is made from."""
         if name in self.known:
-            return self.known[name]
-        attention = next(node for node in self.nodes if node.domain == DOMAIN)
-        return _value(name, self.known[attention.input[0]].type.tensor_type.elem_type)
+            return int(self.known[name].type.tensor_type.elem_type)
+        node = next(node for node in self.nodes if name in node.output)
+        return self._element(next(n for n in node.input if self.kinds[n] is Kind.TOKENS))
 
     def _model(
         self, graph: onnx.GraphProto, function: onnx.FunctionProto | None = None

@@ -3,7 +3,8 @@
 A summary is itself keys and values, with bias 0 and no place among the tokens, so that one
 operator attends to tokens and summaries alike, and summaries of summaries are summaries.
 
-    AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value, the mean by those weights
+    AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value is the mean by the
+                         weights exp(K[u])
     AFT-conv:            the same with one logit for each head
     Efficient Attention: d keys for each head: key c has log sum_u exp(K[u,c]) at channel c and
                          no weight elsewhere; its value is the mean by the weights of channel c
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx.parser
+from numpy.typing import NDArray
 
 from aftexport.mechanisms._numerics import MASKED
 
@@ -23,7 +25,7 @@ DOMAIN = "aftexport.summary"
 _MASKED = f"{MASKED:.9g}"
 
 
-class NotChunkable(Exception):
+class WholeOnlyError(Exception):
     """Why a model's documents cannot be taken apart."""
 
 
@@ -35,7 +37,7 @@ class Reach:
     right: int
 
 
-def reach(node: onnx.NodeProto, causal: bool, bias: np.ndarray | None) -> Reach:
+def reach(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | None) -> Reach:
     """The window of an operator.
 
     Args:
@@ -44,17 +46,17 @@ def reach(node: onnx.NodeProto, causal: bool, bias: np.ndarray | None) -> Reach:
         bias: its constant ``filter [H, s]`` or ``band [R, W]``; None where it has none.
 
     Raises:
-        NotChunkable: for an operator without a summary, or a bias by position.
+        WholeOnlyError: for an operator without a summary, or a bias by position.
     """
     stem = node.op_type.removeprefix("Causal")
     if stem in ("AftSimple", "EfficientAttention", "NormalizedLinearAttention"):
         return Reach(0, 0)
     if stem not in ("AftConv", "AftLocal"):
-        raise NotChunkable(f"{node.op_type} has no state that chunks combine to")
+        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
     if bias is None:
-        raise NotChunkable(f"the bias of {node.op_type} is computed")
+        raise WholeOnlyError(f"the bias of {node.op_type} is computed")
     if stem == "AftLocal" and bias.shape[0] != 1:
-        raise NotChunkable(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
+        raise WholeOnlyError(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
     width = bias.shape[1]
     left = width - 1 if causal else (width - 1) // 2
     return Reach(left, width - 1 - left)
@@ -64,7 +66,7 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     """A function of float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
 
     Raises:
-        NotChunkable: for an operator or a setting without a summary.
+        WholeOnlyError: for an operator or a setting without a summary.
     """
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     stem = node.op_type.removeprefix("Causal")
@@ -75,7 +77,7 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
         body = _heads("value", "values", num_heads) + _MEAN_OF_HEADS
     elif stem == "EfficientAttention":
         if attributes.get("normalization", b"softmax") != b"softmax":
-            raise NotChunkable("EfficientAttention divides by the number of keys (scaling)")
+            raise WholeOnlyError("EfficientAttention divides by the number of keys (scaling)")
         body = _context(num_heads, "weight", _WEIGHTS, "few = Identity(log_sum)\n")
     elif stem == "NormalizedLinearAttention":
         elu = attributes.get("feature_map", b"elu") == b"elu"
@@ -83,7 +85,7 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
             num_heads, "feature", _ELU if elu else _RELU, _ELU_INVERSE if elu else _RELU_INVERSE
         )
     else:
-        raise NotChunkable(f"{node.op_type} has no state that chunks combine to")
+        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
     return onnx.parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
         f"Summary (key, value) => (few_keys, few_values)\n{{{_COMMON}{body}}}"

@@ -10,10 +10,14 @@ from enum import Enum, auto
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from aftexport.chunked.means import is_sum_over_tokens
-from aftexport.chunked.summary import NotChunkable
+from aftexport.chunked.summary import WholeOnlyError
 from aftexport.domain import DOMAIN
+from aftexport.manifest import Pooling
+
+Array = NDArray[np.generic]
 
 
 class Kind(Enum):
@@ -31,12 +35,13 @@ class Kind(Enum):
     """``[B, ...]``, of the whole document."""
 
 
-_ELEMENTWISE = frozenset(
-    "Abs Add And Cast CastLike Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual "
-    "HardSigmoid HardSwish Identity LeakyRelu Less LessOrEqual Log Max Min Mish Mul Neg Not Or PRelu "
-    "Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Swish Tanh "
-    "Where".split()
-)
+_ELEMENTWISE = frozenset((
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
+    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
+    "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
+    "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+))  # fmt: skip
 _COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
 _LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
 _RESHAPES = frozenset(("Expand", "Reshape", "Squeeze", "Unsqueeze"))
@@ -46,23 +51,23 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     """Returns the kind of every value of a graph.
 
     Raises:
-        NotChunkable: naming the node that stands against it.
+        WholeOnlyError: naming the node that stands against it.
     """
     constants = constants_of(model.graph)
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
     kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.DOCUMENT})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-            raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
+            raise WholeOnlyError(f"{node.op_type} ({node.output[0]}) branches or loops")
         kind = _kind(node, kinds, constants)
         kinds.update(dict.fromkeys(node.output, kind))
     for output in model.graph.output:
         if kinds[output.name] is not Kind.POOLED:
-            raise NotChunkable(f"{output.name} is not pooled from the tokens")
+            raise WholeOnlyError(f"{output.name} is not pooled from the tokens")
     return kinds
 
 
-def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+def constants_of(graph: onnx.GraphProto) -> dict[str, Array]:
     """Initializers and the outputs of Constant nodes."""
     found = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
     for node in graph.node:
@@ -74,13 +79,13 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return found
 
 
-def pooling(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> str | None:
-    """How a node reduces the tokens: ``sum``, ``max``, or ``first`` of them; None if it does not."""
+def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | None:
+    """How a node pools the tokens: ``sum``, ``max`` or ``first``; None where it does not."""
     if node.op_type == "Gather":
         index = constants.get(node.input[1])
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
         return "first" if axis == 1 and index is not None and index.tolist() in (0, [0]) else None
-    if is_sum_over_tokens(node, constants.get):
+    if is_sum_over_tokens(node, constants):
         return "sum"
     if node.op_type == "ReduceMax" and len(node.input) > 1:
         axes = constants.get(node.input[1])
@@ -88,9 +93,7 @@ def pooling(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> str | 
     return None
 
 
-def _kind(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, np.ndarray]
-) -> Kind:
+def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
     given = {kinds[name] for name in node.input}
     if node.domain == DOMAIN:
         return Kind.TOKENS
@@ -128,7 +131,7 @@ def _kind(
 
 
 def _acts_on_each_token(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, np.ndarray]
+    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
     axis = next((a.i for a in node.attribute if a.name == "axis"), None)
     operands = list(_shapes(node, kinds, constants))
@@ -147,12 +150,12 @@ def _acts_on_each_token(
 
 
 def _shapes(
-    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, np.ndarray]
+    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> Iterator[tuple[int, ...]]:
     for name in node.input:
         if name and kinds[name] is Kind.CONSTANT:
             yield constants[name].shape if name in constants else (0, 0)
 
 
-def _refused(node: onnx.NodeProto, why: str) -> NotChunkable:
-    return NotChunkable(f"{node.op_type} ({node.output[0]}) {why}")
+def _refused(node: onnx.NodeProto, why: str) -> WholeOnlyError:
+    return WholeOnlyError(f"{node.op_type} ({node.output[0]}) {why}")

@@ -6,6 +6,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.engines.stop import RunStoppedError, Stop
+
+__all__ = ["Engine", "RunStoppedError", "Stop", "Tensors"]
+
 Tensors = Mapping[str, NDArray[np.generic]]
 """By name: ``input_ids`` int64 ``[B, T]``, ``lengths`` int64 ``[B]``, ``logits`` ``[B, C]``."""
 
@@ -19,10 +23,16 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
+    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
         """Runs the model once.
 
+        Args:
+            inputs: by name.
+            stop: ends the run from another thread. An engine that cannot be interrupted
+                looks at it before it begins.
+
         Raises:
+            RunStoppedError: where ``stop`` ended it.
             EngineError: where the runtime refuses the inputs or fails.
         """
         ...

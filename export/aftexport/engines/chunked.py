@@ -1,11 +1,11 @@
-"""Runs a document chunk by chunk, in memory that does not grow with it; see ``aftexport.chunked``."""
+"""Runs a document chunk by chunk, in memory that does not grow; see ``aftexport.chunked``."""
 
 import tempfile
 import zipfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +38,8 @@ class _Rows:
     """What is kept of each token, ``[1, T, C]``, in a file that has no name."""
 
     def __init__(self, folder: Path | None) -> None:
-        self.file = tempfile.TemporaryFile(dir=folder)
-        self._like = np.empty((1, 0, 0))
+        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, of the document's stack
+        self._like: Array = np.empty((1, 0, 0))
 
     def append(self, rows: Array) -> None:
         self._like = rows[:, :0]
@@ -49,7 +49,7 @@ class _Rows:
         width = self._like.shape[2]
         self.file.seek(start * width * self._like.itemsize)
         rows = np.empty((1, end - start, width), self._like.dtype)
-        self.file.readinto(rows.data)  # type: ignore[attr-defined]
+        self.file.readinto(rows.data)
         self.file.seek(0, 2)
         return rows
 
@@ -181,7 +181,7 @@ class ChunkedModel:
     def _chunks(self, tokens: int) -> list[tuple[int, int]]:
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
-        return list(zip(ends, ends[1:], strict=False))
+        return list(pairwise(ends))
 
     def _summarised(
         self,
@@ -198,7 +198,7 @@ class ChunkedModel:
             if len(chunks) == 1:
                 cuts = [start, end]
             found = []
-            for first, last in zip(cuts, cuts[1:], strict=False):
+            for first, last in pairwise(cuts):
                 few = reduce.run(document.inputs(reduce, first, last))
                 found.append(_Summary(first, last, few["few_keys"], few["few_values"]))
                 yield
@@ -239,11 +239,11 @@ class ChunkedModel:
                     files.enter_context(kept[name].file)
                 kept[name].append(rows[:, start - low : end - low])
             yield
-        for name, rows in document.kept.items():
+        for name, old in document.kept.items():
             if name in stage.keeps:
-                kept[name] = rows
+                kept[name] = old
             else:
-                rows.file.close()
+                old.file.close()
         return kept
 
     def _pooled(self, document: _Document, chunks: Sequence[tuple[int, int]]) -> Parts:

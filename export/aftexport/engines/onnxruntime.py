@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
 from aftexport.domain import DOMAIN
-from aftexport.engines import Tensors
+from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError
 
@@ -69,10 +70,15 @@ class OnnxRuntimeEngine:
         self._session = session(model, options, provider)
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 
-    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
-        """Runs the model once; see ``Engine.run``."""
+    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+        """Runs the model once; see ``Engine.run``. A stop takes effect between two operators."""
+        options = onnxruntime.RunOptions()
+        options.log_severity_level = 4  # a failure is raised, and a stop is none
+        # The runtime looks at this before every operator; the session stays usable.
+        stopping = (stop or Stop()).ending(partial(setattr, options, "terminate", True))
         try:
-            outputs = self._session.run(None, dict(inputs))
+            with stopping:
+                outputs = self._session.run(None, dict(inputs), options)
         except _ERRORS as error:
             raise EngineError(
                 f"ONNX Runtime failed: {_reason(error)}.", "Check the shapes of the inputs."
@@ -149,7 +155,7 @@ def _is_bfloat16(model: Path) -> bool:
         return False  # the runtime says better what is wrong with the file
 
 
-def operator_paths(model: Path) -> dict[str, str]:
+def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
     """Tells which way each custom operator of a model runs: ``fused`` or ``portable``.
 
     The runtime replaces a node by its portable body where no kernel is
@@ -161,10 +167,10 @@ def operator_paths(model: Path) -> dict[str, str]:
     before = _custom_nodes(onnx.load(model, load_external_data=False))
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = session_options(threads=1, arena=False, fused=True)
+        options = session_options(threads=1, arena=False, fused=True, provider=provider)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
-        session(model, options)
+        session(model, options, provider)
         left = _custom_nodes(onnx.load(optimized, load_external_data=False))
     return {
         op_type: "fused" if left[op_type] == count else "portable"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.engines import Tensors
+from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
 from aftexport.engines.settings import RuntimeName
 from aftexport.engines.tensorrt_runtimes import TensorRt, element, load
@@ -145,8 +145,12 @@ class TensorrtEngine:
         """Most documents at once."""
         return max(profile.longest[0] for profile in self.profiles)
 
-    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
-        """Runs the model once; see ``Engine.run``."""
+    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+        """Runs the model once; see ``Engine.run``.
+
+        What is on the GPU cannot be interrupted: a stop takes effect before it begins, or
+        between two parts of a batch that is larger than the engine's.
+        """
         try:
             ids = np.asarray(inputs["input_ids"])
             given = {name: np.asarray(inputs[name]) for name in self.input_names}
@@ -160,10 +164,12 @@ class TensorrtEngine:
                 "Check their shapes and types.",
             )
         # More documents than the engine takes at once run one part after the other.
-        parts = [
-            self._run_part({name: a[i : i + self.max_batch] for name, a in given.items()})
-            for i in range(0, len(ids), self.max_batch)
-        ]
+        parts = []
+        for start in range(0, len(ids), self.max_batch):
+            if stop is not None and stop.requested:
+                raise RunStoppedError
+            part = {name: a[start : start + self.max_batch] for name, a in given.items()}
+            parts.append(self._run_part(part))
         return {"logits": np.concatenate(parts)}
 
     def _run_part(self, given: Tensors) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from aftexport.engines import Tensors
+from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.errors import EngineError
 
 
@@ -33,8 +33,10 @@ class TorchEngine:
         self._threads = threads
         self.input_names = input_names
 
-    def run(self, inputs: Tensors) -> dict[str, NDArray[np.generic]]:
-        """Runs the module once; see ``Engine.run``."""
+    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+        """Runs the module once, to its end; see ``Engine.run``."""
+        if stop is not None and stop.requested:
+            raise RunStoppedError
         arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
         try:
             with torch.inference_mode(), _threads(self._threads):

@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 import aftplugins
+from aftexport.engines import Engine, RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
+from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
@@ -110,3 +113,36 @@ def test_a_kernel_library_that_cannot_be_loaded_is_said_by_name(
     with pytest.raises(EngineError, match="libaftplugins_onnxruntime"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx")
     OnnxRuntimeEngine(bundle_folder / "model.onnx", fused=False)
+
+
+def test_a_stop_ends_a_run_and_leaves_the_engine_usable(bundle_folder: Path) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
+    short, long = inputs([5, 6, 7]), inputs([7] * 2_000_000)
+    expected, stop = engine.run(short)["logits"], Stop()
+    timer = threading.Timer(0.05, stop.request)
+    timer.start()
+    with pytest.raises(RunStoppedError):
+        engine.run(long, stop)
+    timer.join()
+    np.testing.assert_array_equal(engine.run(short)["logits"], expected)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch"])
+def test_a_run_stopped_before_it_begins_does_not_begin(
+    name: str, bundle_folder: Path, classifier: DocumentClassifier
+) -> None:
+    engines: dict[str, Engine] = {
+        "onnxruntime": OnnxRuntimeEngine(bundle_folder / "model.onnx"),
+        "torch": TorchEngine(classifier, ("input_ids", "lengths")),
+    }
+    stop = Stop()
+    stop.request()
+    with pytest.raises(RunStoppedError):
+        engines[name].run(inputs([5]), stop)
+
+
+def test_a_failing_run_that_nobody_stopped_says_why(bundle_folder: Path) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
+    with pytest.raises(EngineError) as failure:
+        engine.run(inputs([300]), Stop())
+    assert not isinstance(failure.value, RunStoppedError)

@@ -1,12 +1,32 @@
 """What the runner decides; running it takes a GPU."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import device
 from aftexport.engines.tensorrt import Profile, TensorrtEngine, bucket, choose_profile
 from aftexport.errors import EngineError
+
+
+class Parts(TensorrtEngine):
+    """Two documents at once, and in the middle of the second part a client leaves."""
+
+    input_names = ("input_ids", "lengths")
+    max_batch = 2
+
+    def __init__(self) -> None:
+        self.stop = Stop()
+        self.parts: list[int] = []
+
+    def _run_part(self, given: Tensors) -> np.ndarray:
+        self.parts.append(len(given["input_ids"]))
+        if len(self.parts) == 2:
+            self.stop.request()
+        return np.zeros((len(given["input_ids"]), 3))
+
 
 PROFILES = [
     Profile((1, 1), (1, 128), (4, 1000)),
@@ -52,3 +72,23 @@ def test_without_a_gpu_the_reason_is_said(no_gpu: None) -> None:
         device()
     with pytest.raises(EngineError, match="CUDA"):
         TensorrtEngine(b"engine", "tensorrt_rtx")
+
+
+def documents(count: int) -> Tensors:
+    return {"input_ids": np.ones((count, 3), np.int64), "lengths": np.full(count, 3)}
+
+
+def test_a_large_batch_runs_in_parts_that_the_engine_takes() -> None:
+    engine = Parts()
+    assert engine.run(documents(5))["logits"].shape == (5, 3)
+    assert engine.parts == [2, 2, 1]
+
+
+def test_a_stop_is_seen_between_two_parts_and_before_the_first() -> None:
+    engine = Parts()
+    with pytest.raises(RunStoppedError):
+        engine.run(documents(5), engine.stop)
+    assert engine.parts == [2, 2]
+    with pytest.raises(RunStoppedError):
+        engine.run(documents(5), engine.stop)
+    assert engine.parts == [2, 2]

@@ -1,0 +1,69 @@
+"""Whether a request is accepted: in seconds of work, not in requests."""
+
+from collections.abc import Sequence
+
+from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
+from aftserve.scheduler import Scheduler
+
+_OVERHEAD_SECONDS = 0.005
+"""What a request takes outside the engine, and what the system's clock may add to it."""
+
+
+class Admission:
+    """Accepts a request only where it can be answered in time.
+
+    Args:
+        scheduler: whose queue it would join.
+        max_queue_seconds: most predicted time of what came before.
+    """
+
+    def __init__(self, scheduler: Scheduler, max_queue_seconds: float) -> None:
+        self._scheduler = scheduler
+        self._max_queue_seconds = max_queue_seconds
+
+    def check_queue(self) -> None:
+        """Refuses at once, before a request is read, where the queue is too long already.
+
+        Raises:
+            BusyError: with the seconds after which it will not be.
+        """
+        backlog = self._scheduler.backlog_seconds
+        if backlog > self._max_queue_seconds:
+            raise BusyError(
+                f"The documents before this one take {backlog:.1f} s, "
+                f"the most is {self._max_queue_seconds:g} s.",
+                "Ask again later.",
+                backlog - self._max_queue_seconds,
+            )
+
+    def admit(self, tokens: Sequence[int], seconds_left: float) -> float:
+        """Predicts how long documents of so many tokens take from now until they are answered.
+
+        Args:
+            tokens: of each document of the request.
+            seconds_left: to the client's deadline.
+
+        Raises:
+            DeadlineError: where it has passed.
+            BusyError: where the queue is too long, at all or for the deadline.
+            DocumentTooLongError: where the documents alone take longer than the deadline.
+        """
+        if seconds_left <= 0:
+            raise DeadlineError
+        self.check_queue()
+        scheduler = self._scheduler
+        own = sum(map(scheduler.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
+        predicted = scheduler.backlog_seconds + own
+        if own > seconds_left:
+            raise DocumentTooLongError(
+                f"{sum(tokens)} tokens take {own:.1f} s, the deadline is in {seconds_left:.1f} s.",
+                "Send less, or give it more time.",
+            )
+        if predicted > seconds_left:
+            raise BusyError(
+                f"The answer would take {predicted:.1f} s, the deadline is in "
+                f"{seconds_left:.1f} s.",
+                "Ask again later, or give it more time.",
+                predicted - seconds_left,
+            )
+        return predicted

@@ -1,0 +1,91 @@
+"""Which of the waiting documents share the next run."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aftserve.calibration import Costs
+from aftserve.classifier import Answer, Tokens
+
+_GAIN = 0.95
+_STRETCH = 1.5
+_LOOK_AHEAD = 64
+
+
+@dataclass(eq=False)
+class Job:
+    """A document that waits for its answer.
+
+    Attributes:
+        ids: its tokens.
+        seconds: of a run of it alone, as calibrated.
+        promised: when it was predicted to be answered, by ``time.monotonic``.
+        future: of the answer; cancelled where nobody wants it any more.
+        alone: it must not share a run, because one that it shared has failed.
+    """
+
+    ids: Tokens
+    seconds: float
+    promised: float
+    future: "asyncio.Future[Result]"
+    alone: bool = field(default=False)
+
+    @property
+    def tokens(self) -> int:
+        """Of the document."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer for one document.
+
+    Attributes:
+        answer: label and scores.
+        started: when its run began, by ``time.monotonic``.
+        inference_seconds: of the run.
+        batch_documents: of the run.
+    """
+
+    answer: Answer
+    started: float
+    inference_seconds: float
+    batch_documents: int
+
+
+def next_batch(
+    waiting: Iterable[Job], costs: Costs, *, budget_tokens: int, pads: bool, now: float
+) -> list[Job]:
+    """The oldest job, with younger ones that are cheaper in its run than alone.
+
+    A younger job may overtake others only while those are in time: once one that is passed
+    over would be answered later than it was promised, nothing more is taken along.
+
+    Args:
+        waiting: jobs, the oldest first; at least one.
+        costs: of this machine.
+        budget_tokens: most tokens of a batch, padding included.
+        pads: whether jobs of several lengths may share a run.
+        now: by ``time.monotonic``.
+    """
+    jobs = iter(waiting)
+    batch = [next(jobs)]
+    longest = shortest = batch[0].tokens
+    if batch[0].alone or longest > costs.batch_tokens:
+        return batch
+    together = batch[0].seconds
+    for job, _ in zip(jobs, range(_LOOK_AHEAD), strict=False):
+        documents = len(batch) + 1
+        if documents > costs.batch_documents:
+            break
+        high, low = max(longest, job.tokens), min(shortest, job.tokens)
+        near = high <= _STRETCH * low if pads else high == low
+        if near and not job.alone and documents * high <= budget_tokens:
+            more = costs.together(documents, high)
+            if more < _GAIN * (together + job.seconds):
+                batch.append(job)
+                longest, shortest, together = high, low, more
+                continue
+        if now + together + job.seconds > job.promised:
+            break
+    return batch

@@ -1,0 +1,153 @@
+"""What a document costs: measured at start, on this machine, with this model."""
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
+BATCHES = (2, 4, 8, 16)
+BATCH_LENGTHS = (16, 64, 256, 1024)
+"""Past these a batch has never been seen to pay on a CPU; none is made."""
+
+_ROUNDS = 5
+_SLOW_SECONDS = 0.1
+_MOST_SECONDS = 0.5
+_SPAN = 8
+_STEEPEST_FLAT = 1.5
+_GAIN = 0.95
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One shape of a run.
+
+    Attributes:
+        documents: of the batch.
+        tokens: of each.
+        seconds: the least of several; ``Pace`` tells how busy the machine is.
+    """
+
+    documents: int
+    tokens: int
+    seconds: float
+
+
+class Costs:
+    """Predicts the seconds of a run from measurements.
+
+    Between two measured lengths the prediction is linear. Past the longest it grows with
+    the tokens, or with the power of them that the long documents show, where that is
+    clearly more: AFT-full is quadratic.
+
+    Args:
+        measurements: of single documents of at least one length, and of batches.
+    """
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        self.measurements = sorted(measurements, key=lambda m: (m.documents, m.tokens))
+        self._curves: dict[int, list[Measurement]] = {}
+        for measurement in self.measurements:
+            self._curves.setdefault(measurement.documents, []).append(measurement)
+        self._power = _power(self._curves[1])
+        pays = [m for m in self.measurements if m.documents > 1 and self.pays(m)]
+        self.batch_tokens = max((m.tokens for m in pays), default=0)
+        self.batch_documents = max((m.documents for m in pays), default=1)
+
+    def alone(self, tokens: int) -> float:
+        """Seconds of a run of one document."""
+        longest = self._curves[1][-1]
+        if tokens > longest.tokens:
+            return float(longest.seconds * (tokens / longest.tokens) ** self._power)
+        return _interpolate(self._curves[1], tokens)
+
+    def together(self, documents: int, tokens: int) -> float:
+        """Seconds of a run of several documents padded to ``tokens``.
+
+        Infinite for a batch larger, or of longer documents, than any measured: it is not
+        known to pay.
+        """
+        if documents == 1:
+            return self.alone(tokens)
+        sizes = [size for size in self._curves if size > 1]
+        above = bisect_left(sizes, documents)
+        if above == len(sizes) or tokens > self._curves[sizes[above]][-1].tokens:
+            return math.inf
+        more = _interpolate(self._curves[sizes[above]], tokens)
+        if sizes[above] == documents:
+            return more
+        fewer = self.together(sizes[above - 1], tokens) if above else self.alone(tokens)
+        below = sizes[above - 1] if above else 1
+        return fewer + (more - fewer) * (documents - below) / (sizes[above] - below)
+
+    def pays(self, batch: Measurement) -> bool:
+        """Whether a measured batch took clearly less than its documents one by one."""
+        return batch.seconds < _GAIN * batch.documents * self.alone(batch.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: what was measured, and what follows for batches."""
+        return {
+            "measurements": [asdict(m) | {"pays": self.pays(m)} for m in self.measurements],
+            "batch_up_to_tokens": self.batch_tokens,
+            "batch_up_to_documents": self.batch_documents,
+        }
+
+
+def calibrate(
+    run: Callable[[int, int], object], *, min_tokens: int, max_tokens: int, budget_tokens: int
+) -> Costs:
+    """Times runs of growing documents and batches, some seconds in all.
+
+    Args:
+        run: runs a batch of so many documents of so many tokens.
+        min_tokens, max_tokens: of a document.
+        budget_tokens: of a run, padding included.
+    """
+    longest = max(min(max_tokens, budget_tokens), min_tokens)
+    measurements: list[Measurement] = []
+    for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
+        measurements.append(_measure(run, 1, tokens))
+        if measurements[-1].seconds > _MOST_SECONDS:
+            break
+    alone = {m.tokens: m.seconds for m in measurements}
+    for tokens in filter(alone.__contains__, BATCH_LENGTHS):
+        for documents in BATCHES:
+            expected = documents * alone[tokens]
+            if documents * tokens > budget_tokens or expected > _SLOW_SECONDS:
+                break
+            measurements.append(_measure(run, documents, tokens))
+    return Costs(measurements)
+
+
+def _measure(run: Callable[[int, int], object], documents: int, tokens: int) -> Measurement:
+    run(documents, tokens)  # the first run of a shape allocates
+    seconds: list[float] = []
+    while len(seconds) < _ROUNDS and sum(seconds) < _SLOW_SECONDS * _ROUNDS:
+        start = time.perf_counter()
+        run(documents, tokens)
+        seconds.append(time.perf_counter() - start)
+    return Measurement(documents, tokens, min(seconds))
+
+
+def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:
+    above = bisect_left(curve, tokens, key=lambda m: m.tokens)
+    if above == 0:
+        return curve[0].seconds
+    low, high = curve[above - 1], curve[above]
+    share = (tokens - low.tokens) / (high.tokens - low.tokens)
+    return low.seconds + (high.seconds - low.seconds) * share
+
+
+def _power(curve: Sequence[Measurement]) -> float:
+    """The power of the tokens that the seconds grow with; 1 unless it is clearly more.
+
+    Taken over a wide span: one slow moment of the machine must not make a model quadratic.
+    """
+    high = curve[-1]
+    low = next((m for m in reversed(curve) if m.tokens * _SPAN <= high.tokens), high)
+    if low is high:
+        return 1.0
+    power = math.log(high.seconds / low.seconds) / math.log(high.tokens / low.tokens)
+    return power if power > _STEEPEST_FLAT else 1.0

@@ -1,0 +1,100 @@
+"""The one thread that runs the engine, and how the event loop hears of it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aftexport.engines import Stop
+from aftserve.batching import Job
+from aftserve.classifier import Answer, Classifier
+
+
+class EngineThreadError(Exception):
+    """The thread that runs the engine has ended."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of the engine.
+
+    Attributes:
+        batch: whose documents it answers.
+        classifier: that runs them.
+        predicted: seconds it takes.
+        ended: its answers, or the error that came instead; of the event loop.
+        stop: ends it early.
+        started: when it began, by ``time.monotonic``.
+        seconds: that it took; known once it has ended.
+    """
+
+    batch: Sequence[Job]
+    classifier: Classifier
+    predicted: float
+    ended: "asyncio.Future[list[Answer]]"
+    stop: Stop = field(default_factory=Stop)
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+
+class EngineThread:
+    """Runs what it is given, one after the other, and tells the event loop.
+
+    One, because the engine uses every core for a run. A daemon, because a run that hangs
+    must not keep the process alive.
+
+    Args:
+        next_run: called on the thread; waits for a run, None to end.
+        begun: called on the event loop for every run, in time to see how it goes on.
+        ended: called on the event loop once there are no more.
+    """
+
+    def __init__(
+        self,
+        next_run: Callable[[], Run | None],
+        begun: Callable[[Run], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._next_run = next_run
+        self._begun = begun
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (run := self._next_run()) is not None:
+                self._tell(self._begun, run)
+                self._answer(run)
+                del run  # nothing of it is kept until the next one comes
+        finally:
+            self._tell(self._ended)
+
+    def _answer(self, run: Run) -> None:
+        answers: list[Answer] = []
+        failure: BaseException | None = EngineThreadError("The engine's thread has ended.")
+        try:
+            answers = run.classifier.classify([job.ids for job in run.batch], run.stop)
+            failure = None
+        except Exception as error:
+            failure = error
+        finally:
+            run.seconds = time.monotonic() - run.started
+            self._tell(_settle, run.ended, answers, failure)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _settle(
+    ended: "asyncio.Future[list[Answer]]", answers: list[Answer], failure: BaseException | None
+) -> None:
+    if ended.done():
+        return
+    if failure is None:
+        ended.set_result(answers)
+    else:
+        ended.set_exception(failure)

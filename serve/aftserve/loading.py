@@ -1,0 +1,114 @@
+"""From a bundle to a model that is loaded, warm, compared with PyTorch, and measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from aftexport.bundle import Bundle
+from aftexport.choice import Choice, choose
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.parity import Comparison
+from aftexport.report import stage
+from aftexport.verification import verify, verify_engine
+from aftserve.calibration import Costs, calibrate
+from aftserve.classifier import Classifier
+from aftserve.settings import Settings
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that can be served.
+
+    Attributes:
+        classifier: with its engine.
+        golden: the bundle's own cases, run through that engine.
+        costs: of its runs.
+        reason: what the engine is and why, as a sentence for people.
+        safe: in standard operators alone, without kernels of our own.
+    """
+
+    classifier: Classifier
+    golden: Sequence[Comparison]
+    costs: Costs
+    reason: str
+    safe: bool
+
+    @property
+    def breach(self) -> str | None:
+        """Why its answers are not PyTorch's; None where they are."""
+        failed = [result for result in self.golden if not result.passed]
+        if not failed:
+            return None
+        first = failed[0]
+        return (
+            f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
+            f"{first.subject} {first.case!r} by {first.error:.1e}"
+        )
+
+
+def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedModel:
+    """Loads the model of a bundle; the first request waits for nothing of this.
+
+    Where its golden cases fail and ``on_breach`` says so, it is the safe one.
+
+    Args:
+        bundle: a checked bundle.
+        settings: of the server.
+        console: where progress goes.
+
+    Raises:
+        AftexportError: where the engine cannot be had.
+    """
+    # Apart from the stage below: building an engine shows its own progress.
+    choice = choose(
+        bundle,
+        settings.engine,
+        threads=settings.threads or 0,
+        arena=settings.arena,
+        console=console,
+    )
+    with stage(console, "Comparing with PyTorch's outputs, calibrating"):
+        model = _prepare(bundle, settings, choice, safe=False)
+    if model.breach is not None and settings.on_breach == "fallback":
+        return load_safe_model(bundle, settings)
+    return model
+
+
+def load_safe_model(bundle: Bundle, settings: Settings) -> LoadedModel:
+    """Loads the model to run it by its portable bodies alone; see ``load_model``."""
+    engine = OnnxRuntimeEngine(
+        bundle.model_path, threads=settings.threads or 0, arena=settings.arena, fused=False
+    )
+    choice = Choice(engine, "ONNX Runtime by portable bodies alone: parity was broken.")
+    return _prepare(bundle, settings, choice, safe=True)
+
+
+def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) -> LoadedModel:
+    limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
+    classifier = Classifier(
+        bundle,
+        choice.engine,
+        min_tokens=choice.min_tokens,
+        max_tokens=min(limits, default=None),
+        max_characters=settings.max_characters,
+    )
+    if classifier.has_tokenizer:
+        classifier.tokenize("")
+    costs = calibrate(
+        lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
+        min_tokens=classifier.min_tokens,
+        max_tokens=classifier.max_tokens,
+        budget_tokens=settings.budget_tokens,
+    )
+    return LoadedModel(classifier, _golden(bundle, choice, safe), costs, choice.reason, safe)
+
+
+def _golden(bundle: Bundle, choice: Choice, safe: bool) -> list[Comparison]:
+    if choice.engine.name == OnnxRuntimeEngine.name:
+        return verify(bundle, engine=choice.engine, fused=not safe)
+    assert choice.max_tokens is not None  # a built engine has a bound
+    return verify_engine(
+        bundle, choice.engine, min_tokens=choice.min_tokens, max_tokens=choice.max_tokens
+    )

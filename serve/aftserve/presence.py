@@ -1,0 +1,41 @@
+"""Working for a client only while it is there and its deadline has not passed."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from aftserve.errors import ClientGoneError, DeadlineError
+
+T = TypeVar("T")
+
+
+async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, deadline: float) -> T:
+    """Awaits ``work``; cancels it once nobody wants the result any more.
+
+    Args:
+        work: what the client asked for.
+        receive: of a request whose body was received.
+        deadline: by ``time.monotonic``.
+
+    Raises:
+        ClientGoneError: where the client closed its connection.
+        DeadlineError: where the deadline passed.
+    """
+    left = deadline - time.monotonic()
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({working, leaving}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError if leaving.done() else DeadlineError
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,133 @@
+"""Receiving bodies: how large they may be, how long they may take, and all at once."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aftserve.errors import BusyError, RefusedError
+
+
+class BodyTooLargeError(RefusedError):
+    """A request has a body over the limit."""
+
+    status = 413
+
+
+class SlowClientError(RefusedError):
+    """A request did not arrive in the time it has for that."""
+
+    status = 408
+
+
+class ReceivingLimits:
+    """ASGI middleware that refuses bodies too large or too slow, without holding them.
+
+    A client that is refused while it still sends is listened to, for as long as it might
+    have sent, and what it sends is thrown away: one that is cut off never reads why.
+
+    Args:
+        app: the application; its ``receive`` raises the errors of this module.
+        max_bytes: of one body.
+        max_buffered_bytes: of all bodies held at a time.
+        seconds: from the first line of a request to the end of its body.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_buffered_bytes: int, seconds: float
+    ) -> None:
+        self._app = app
+        self.max_bytes = max_bytes
+        self.max_buffered_bytes = max_buffered_bytes
+        self.seconds = seconds
+        self.buffered_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application with a guarded body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(self, scope["headers"], receive)
+
+        async def send_and_listen(message: Message) -> None:
+            if not body.complete:
+                if message["type"] == "http.response.start":
+                    headers = [*message.get("headers", ()), (b"connection", b"close")]
+                    message = {**message, "headers": headers}
+                elif not message.get("more_body"):
+                    await send({**message, "more_body": True})
+                    await body.discard()
+                    message = {"type": "http.response.body"}
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_and_listen)
+        finally:
+            body.release()
+
+
+class _Body:
+    """The body of one request, as it arrives."""
+
+    def __init__(
+        self, limits: ReceivingLimits, headers: Iterable[tuple[bytes, bytes]], receive: Receive
+    ) -> None:
+        named = dict(headers)
+        length = named.get(b"content-length", b"0")
+        self.complete = length == b"0" and b"transfer-encoding" not in named
+        self._announced = int(length) if length.isdigit() else 0
+        self._limits = limits
+        self._receive = receive
+        self._deadline = time.monotonic() + limits.seconds
+        self._bytes = 0
+        self._held = 0
+
+    async def receive(self) -> Message:
+        """The next part, or the client's leaving."""
+        if self.complete:
+            return await self._receive()
+        self._check(self._announced)
+        message = await self._next()
+        self._check(self._bytes + len(message.get("body", b"")))
+        self._hold(len(message.get("body", b"")))
+        return message
+
+    async def discard(self) -> None:
+        """Receives what is left, in the time there is, and keeps nothing."""
+        self.release()
+        try:
+            while not self.complete:
+                await self._next()
+        except SlowClientError:
+            pass
+
+    def release(self) -> None:
+        """Gives back its share of what may be held."""
+        self._limits.buffered_bytes -= self._held
+        self._held = 0
+
+    async def _next(self) -> Message:
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise SlowClientError(
+                f"The request did not arrive within {self._limits.seconds:g} s.", "Send it faster."
+            ) from None
+        self.complete = not message.get("more_body")
+        return message
+
+    def _check(self, count: int) -> None:
+        if count > self._limits.max_bytes:
+            raise BodyTooLargeError(
+                f"The body has more than the {self._limits.max_bytes} bytes this server takes.",
+                "Send less at once.",
+            )
+
+    def _hold(self, count: int) -> None:
+        self._bytes += count
+        self._held += count
+        self._limits.buffered_bytes += count
+        if self._limits.buffered_bytes > self._limits.max_buffered_bytes:
+            raise BusyError("Too many large requests are arriving.", "Ask again later.", 1)

@@ -1,0 +1,88 @@
+"""The server's side of the reference: started when it is asked, and again after it died."""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftserve.classifier import Tokens
+from aftserve.errors import RefusedError
+from aftserve.settings import Settings
+
+
+class ReferenceError(RefusedError):
+    """There is no PyTorch model to compare with, or it failed."""
+
+    status = 503
+
+
+class ReferenceProcess:
+    """PyTorch's logits of a document, from a process that nothing else depends on.
+
+    Args:
+        bundle: the folder that is served.
+        settings: with the model file.
+    """
+
+    def __init__(self, bundle: Path, settings: Settings) -> None:
+        words = [sys.executable, "-m", "aftserve.reference", str(bundle), str(settings.reference)]
+        if settings.reference_factory is not None:
+            words += ["--factory", settings.reference_factory]
+        if settings.reference_allow_pickle:
+            words += ["--allow-pickle"]
+        self._words = words
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is at a document."""
+        return self._turn.locked()
+
+    async def logits(self, ids: Tokens) -> NDArray[np.float64]:
+        """Runs one document, ``[C]``, in float64 unless the model is a captured program.
+
+        Raises:
+            ReferenceError: where the process cannot be started, dies or fails.
+        """
+        async with self._turn:
+            process = await self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps(ids.tolist()).encode() + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+            except asyncio.CancelledError:
+                # Its answer would be taken for that of the next document.
+                process.kill()
+                raise
+            except OSError:
+                line = b""
+        if not line:
+            raise ReferenceError(
+                "The PyTorch reference has ended.", "See the server's log, and ask again."
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ReferenceError(f"The PyTorch reference failed: {answer['error']}", "")
+        return np.array(answer["logits"], dtype=np.float64)
+
+    async def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _running(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._words, stdin=PIPE, stdout=PIPE
+            )
+        return self._process

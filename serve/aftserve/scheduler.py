@@ -1,0 +1,226 @@
+"""Who is next at the engine, and what becomes of every run."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from aftexport.engines import RunStoppedError
+from aftexport.errors import EngineError
+from aftserve.batching import Job, Result, next_batch
+from aftserve.calibration import Costs
+from aftserve.classifier import Classifier, Tokens
+from aftserve.engine_thread import EngineThread, EngineThreadError, Run
+from aftserve.errors import UnavailableError
+from aftserve.metrics import Metrics
+from aftserve.pace import Pace
+from aftserve.waiting import Waiting
+from aftserve.watchdog import PARTS
+
+logger = logging.getLogger(__name__)
+
+_STALL_FACTOR = 10
+_STOP_SHARE = 0.5
+
+
+class StalledError(Exception):
+    """A run goes on far beyond its prediction and cannot be stopped."""
+
+
+class Scheduler:
+    """Answers documents, the oldest first.
+
+    A run that fails is repeated with each of its documents alone, so that one bad document
+    fails alone. A run that nobody waits for any more is stopped.
+
+    Args:
+        classifier: of checked documents.
+        costs: of its runs.
+        budget_tokens: most tokens of a batch, padding included.
+        stall_seconds: a run may be late by this and ten times its prediction.
+        metrics: what it counts.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        costs: Costs,
+        metrics: Metrics,
+        *,
+        budget_tokens: int,
+        stall_seconds: float,
+    ) -> None:
+        self.costs = costs
+        self.pace = Pace()
+        self._classifier = classifier
+        self._metrics = metrics
+        self._budget_tokens = budget_tokens
+        self._stall_seconds = stall_seconds
+        self._waiting = Waiting()
+        self._running: Run | None = None
+        self._closed: Exception | None = None
+
+    @property
+    def waiting_documents(self) -> int:
+        """Documents that no run has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def running_documents(self) -> int:
+        """Documents of the run that the engine is at."""
+        run = self._running
+        return len(run.batch) if run else 0
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Until everything accepted so far is answered, as predicted."""
+        run = self._running
+        # A run that is late by some time may well take as long again.
+        running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
+        return running + self._waiting.seconds * self.pace.value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block runs, no run begins; one that has begun goes on."""
+        self._waiting.pause(True)
+        try:
+            yield
+        finally:
+            self._waiting.pause(False)
+
+    def use(self, classifier: Classifier, costs: Costs) -> None:
+        """Runs another model from now on."""
+        self._classifier, self.costs, self.pace = classifier, costs, Pace()
+
+    def submit(
+        self, ids: Tokens, promised: float, *, alone: bool = False
+    ) -> "asyncio.Future[Result]":
+        """Puts a checked document in the queue.
+
+        Args:
+            ids: its tokens.
+            promised: when it is predicted to be answered, by ``time.monotonic``.
+            alone: it shares no run.
+
+        Returns:
+            A future of the result. Cancel it where the answer is no longer wanted; it
+            raises EngineError where the engine fails on this document alone, and
+            UnavailableError where the scheduler ends.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if self._closed is not None:
+            future.set_exception(self._closed)
+            return future
+        job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
+        future.add_done_callback(lambda _: self._settled(job))
+        self._waiting.put(job)
+        return future
+
+    async def serve(self) -> None:
+        """Runs until it is cancelled; then, or if it fails, every waiter gets an error.
+
+        Raises:
+            StalledError: where a run neither ends nor can be stopped.
+            EngineThreadError: where the engine's thread has ended.
+        """
+        loop = asyncio.get_running_loop()
+        runs: asyncio.Queue[Run | None] = asyncio.Queue()
+        EngineThread(lambda: self._next_run(loop), runs.put_nowait, lambda: runs.put_nowait(None))
+        run: Run | None = None
+        try:
+            while (run := await runs.get()) is not None:
+                await self._end_of(run)
+                self._answer(run)
+            raise EngineThreadError("The engine's thread has ended.")
+        finally:
+            self._close(run)
+
+    def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
+        """Waits for documents, and begins a run of them; on the engine's thread."""
+
+        def choose(jobs: Iterable[Job]) -> Sequence[Job]:
+            pads, budget, now = self._classifier.pads, self._budget_tokens, time.monotonic()
+            batch = next_batch(jobs, self.costs, budget_tokens=budget, pads=pads, now=now)
+            longest = max(job.tokens for job in batch)
+            predicted = self.costs.together(len(batch), longest) * self.pace.value
+            # Before they leave the queue: whoever gives one up finds it here or there.
+            self._running = Run(batch, self._classifier, predicted, loop.create_future())
+            return batch
+
+        self._running = None
+        return self._running if self._waiting.take(choose) else None
+
+    def _settled(self, job: Job) -> None:
+        """Drops a job that was cancelled, or stops its run if nobody else waits for it."""
+        if not job.future.cancelled():
+            job.future.exception()  # a request that failed by another document asks for none
+            return
+        run = self._running
+        if (
+            not self._waiting.remove(job)
+            and run is not None
+            and job in run.batch
+            and all(other.future.done() for other in run.batch)
+        ):
+            run.stop.request()
+
+    def _answer(self, run: Run) -> None:
+        batch = run.batch
+        match run.ended.exception():
+            case None:
+                self.pace.observe(sum(job.seconds for job in batch), run.seconds)
+                self._metrics.observe_run([job.tokens for job in batch], run.seconds)
+                for job, answer in zip(batch, run.ended.result(), strict=True):
+                    if not job.future.done():
+                        result = Result(answer, run.started, run.seconds, len(batch))
+                        job.future.set_result(result)
+            case EngineThreadError() as error:
+                raise error
+            case RunStoppedError():
+                self._metrics.stopped_runs.inc()
+                self._fail(batch, EngineError("The run took far too long.", "Try again later."))
+            case error:
+                self._metrics.failed_runs.inc()
+                logger.warning("a run of %d documents failed: %s", len(batch), error)
+                self._repeat_or_fail(batch, error)
+
+    async def _end_of(self, run: Run) -> None:
+        """Waits for a run, and stops one that makes no progress."""
+        await _wait(run, self._stall_seconds + _STALL_FACTOR * run.predicted)
+        if not run.ended.done():
+            logger.error("a run predicted to take %.3f s does not end", run.predicted)
+            run.stop.request()
+            await _wait(run, _STOP_SHARE * self._stall_seconds)
+        if not run.ended.done():
+            raise StalledError("A run of the engine does not end and cannot be stopped.")
+
+    def _repeat_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
+        """Puts the documents of a failed batch back, each for itself; a single one has failed."""
+        if len(batch) == 1:
+            if not isinstance(error, EngineError):
+                logger.error("the engine raised", exc_info=error)
+            reason = EngineError(f"The engine failed: {error}", "Send another document.")
+            self._fail(batch, reason)
+            return
+        wanted = [job for job in batch if not job.future.done()]
+        for job in wanted:
+            job.alone = True
+        self._waiting.put_back(wanted)
+
+    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+        for job in jobs:
+            if not job.future.done():
+                job.future.set_exception(error)
+
+    def _close(self, run: Run | None) -> None:
+        self._closed = UnavailableError("The server has stopped working.", "Ask another one.")
+        self._fail(self._waiting.close(), self._closed)
+        for begun in (run, self._running):
+            self._fail(begun.batch if begun else (), self._closed)
+
+
+async def _wait(run: Run, seconds: float) -> None:
+    for _ in range(PARTS):
+        if not run.ended.done():
+            await asyncio.wait({run.ended}, timeout=seconds / PARTS)

@@ -1,0 +1,106 @@
+"""From the start of the process to its end: load, serve, drain, exit."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import uvicorn
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.report import operator_table, stage
+from aftserve import logs
+from aftserve.app import create_app
+from aftserve.http_protocol import TimedProtocol
+from aftserve.loading import load_model
+from aftserve.service import Service
+from aftserve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: Settings, console: Console) -> int:
+    """Serves until the process is told to stop, or can no longer; returns its exit status.
+
+    Raises:
+        AftexportError: where the bundle cannot be served.
+    """
+    service = load(settings, console)
+    logs.configure(settings.log_format)
+    server = Server(service)
+    server.run()
+    if service.health.phase == "failed":
+        # A run that hangs would hold up an orderly exit.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
+    return 0
+
+
+def load(settings: Settings, console: Console) -> Service:
+    """Loads a bundle; raises AftexportError where it cannot be served."""
+    with stage(console, f"Checking {settings.bundle}"):
+        bundle = Bundle.open(settings.bundle)
+    model = load_model(bundle, settings, console)
+    console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
+    if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
+        paths = operator_paths(bundle.model_path)
+        console.print(operator_table(bundle.manifest.operators, paths))
+    return Service(bundle, model, settings)
+
+
+class Server(uvicorn.Server):
+    """Stops in steps: not ready, then no new connections, then gone.
+
+    Args:
+        service: what it serves.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                host=settings.host,
+                port=settings.port,
+                http=TimedProtocol.within(settings.receive_seconds),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                # Later than every accepted request has its answer or its error.
+                timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
+            )
+        )
+        self._health = service.health
+        self._drain_seconds = settings.drain_seconds
+        self._shutdown_seconds = settings.shutdown_seconds
+        self._health.when_failed(self._leave)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
+        if self._health.phase == "ready" and sig == signal.SIGTERM:
+            self._health.phase = "draining"
+            asyncio.get_event_loop().call_soon_threadsafe(self._drain)
+        else:
+            self.force_exit = self.should_exit
+            self._leave()
+
+    def _drain(self) -> None:
+        """Goes on serving until whoever sends requests has seen that none are wanted."""
+        logger.info("draining for %g s", self._drain_seconds)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._drain_seconds, self._leave)
+        loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)
+
+    def _leave(self) -> None:
+        self.should_exit = True
+
+    def _give_up(self) -> None:
+        logger.error("accepted requests are not answered in %g s", self._shutdown_seconds)
+        self._health.fail()

@@ -1,0 +1,159 @@
+"""Every setting of the server: as a flag, in the environment, or in a file."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from aftexport.errors import UsageError
+
+Seconds = Annotated[float, Field(ge=0)]
+_MIB = 1 << 20
+
+
+class Settings(BaseSettings):
+    """Serve a bundle over HTTP. Flags win over AFTSERVE_* variables, those over --config."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        env_prefix="AFTSERVE_",
+        cli_prog_name="aftserve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        protected_namespaces=(),
+    )
+
+    bundle: CliPositionalArg[Path] = Field(Path(), description="a folder that aftexport wrote")
+    config: Path | None = Field(None, description="a TOML file of these settings")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
+
+    engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
+        "auto",
+        description="auto: TensorRT where the bundle has an engine and the machine its GPU. An "
+        "engine is a program: serve bundles you trust",
+    )
+    threads: PositiveInt | None = Field(
+        None, description="threads of the engine; one for each core where it is left out"
+    )
+    arena: bool = Field(
+        False, description="keep the memory of the longest document so far for the next one"
+    )
+    budget_tokens: PositiveInt = Field(
+        16_384, description="most tokens of one run, padding included, unless one document has more"
+    )
+
+    max_tokens: PositiveInt | None = Field(
+        None, description="refuse longer documents; the model's own limit where it is left out"
+    )
+    max_characters: PositiveInt = Field(1 << 24, description="refuse longer texts")
+    max_documents: PositiveInt = Field(256, description="most documents of one request")
+    max_body_mib: PositiveFloat = Field(32, description="most MiB of one request")
+    max_buffered_mib: PositiveFloat = Field(
+        128, description="most MiB of all requests that are being received"
+    )
+
+    max_queue_seconds: Seconds = Field(
+        30, description="refuse a request where those before it take longer, as predicted"
+    )
+    deadline_seconds: PositiveFloat = Field(
+        300, description="longest wait of a client; the header Deadline-Seconds shortens it"
+    )
+    receive_seconds: PositiveFloat = Field(30, description="time a client has to send its request")
+    stall_seconds: PositiveFloat = Field(
+        30, description="end the process where a run is late by this and ten times its prediction"
+    )
+
+    reference: Path | None = Field(
+        None,
+        description="the model file the bundle was exported from, to compare with; needs torch",
+    )
+    reference_factory: str | None = Field(
+        None, description="package.module:callable, where that file is a bare state dict"
+    )
+    reference_allow_pickle: bool = Field(
+        False, description="let that file be a pickled module, which runs code from it"
+    )
+    shadow: float = Field(
+        0, ge=0, le=1, description="share of live documents that are checked in passing"
+    )
+    on_breach: Literal["unready", "fallback"] = Field(
+        "unready",
+        description="where parity is broken: take no requests, or run the portable bodies alone",
+    )
+
+    drain_seconds: Seconds = Field(
+        1, description="after SIGTERM, time to go on serving while not ready"
+    )
+    shutdown_seconds: PositiveFloat = Field(
+        60, description="after that, time for accepted requests to be answered"
+    )
+
+    log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Most bytes of one request."""
+        return int(self.max_body_mib * _MIB)
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """Most bytes of all requests that are being received."""
+        return int(self.max_buffered_mib * _MIB)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources after the command line, the first to have a value wins."""
+        return init_settings, env_settings, _ConfigFile(settings_cls)
+
+    @classmethod
+    def read(cls, arguments: Sequence[str]) -> "Settings":
+        """Reads the settings; ``--help`` and words that are no flags end the process.
+
+        Args:
+            arguments: of the command line.
+
+        Raises:
+            UsageError: for a value that is out of range, and for a file that cannot be read.
+        """
+        try:
+            return cls(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            flag = name if name == "bundle" else "--" + name.replace("_", "-")
+            message = first["msg"][:1].lower() + first["msg"][1:]
+            raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
+
+
+class _ConfigFile(PydanticBaseSettingsSource):
+    """The TOML file that a source before it names."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # the base class asks for it; the file is read whole
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        if path is None:
+            return {}
+        try:
+            return tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--config {path}: {error}.", "Check the file.") from error

@@ -1,0 +1,84 @@
+"""The documents that wait for the engine."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from aftserve.batching import Job
+
+
+class Waiting:
+    """The queue between the event loop, which fills it, and the engine's thread.
+
+    The thread takes for itself: had it to ask the loop, the engine would stand still for as
+    long as the loop is at other requests.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._seconds = 0.0
+        self._changed = threading.Condition()
+        self._paused = self._closed = False
+
+    def __len__(self) -> int:
+        """Documents."""
+        return len(self._jobs)
+
+    @property
+    def seconds(self) -> float:
+        """They take one by one, as calibrated."""
+        return self._seconds
+
+    def put(self, job: Job) -> None:
+        """Adds a job as the last."""
+        with self._changed:
+            self._jobs.append(job)
+            self._seconds += job.seconds
+            self._changed.notify()
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Puts jobs before all others, in their order."""
+        with self._changed:
+            self._jobs.extendleft(reversed(jobs))
+            self._seconds += sum(job.seconds for job in jobs)
+            self._changed.notify()
+
+    def remove(self, job: Job) -> bool:
+        """Drops a job; False where it was taken already."""
+        with self._changed:
+            if job not in self._jobs:
+                return False
+            self._drop(job)
+            return True
+
+    def take(self, choose: Callable[[Iterable[Job]], Sequence[Job]]) -> Sequence[Job]:
+        """Waits for jobs and removes those that ``choose`` picks; none once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._jobs and not self._paused))
+            if self._closed:
+                return ()
+            taken = choose(self._jobs)
+            for job in taken:
+                self._drop(job)
+            return taken
+
+    def pause(self, paused: bool) -> None:
+        """Keeps all jobs here, or lets them go on."""
+        with self._changed:
+            self._paused = paused
+            self._changed.notify()
+
+    def close(self) -> list[Job]:
+        """Ends every ``take``; returns the jobs that nobody took."""
+        with self._changed:
+            self._closed = True
+            left = list(self._jobs)
+            self._jobs.clear()
+            self._seconds = 0.0
+            self._changed.notify()
+            return left
+
+    def _drop(self, job: Job) -> None:
+        self._jobs.remove(job)
+        # Rounding must not add up over the life of the process.
+        self._seconds = self._seconds - job.seconds if self._jobs else 0.0

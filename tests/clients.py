@@ -1,0 +1,63 @@
+"""Watching a server from outside, and talking to it as no well-behaved client does."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    """The value of one series of ``GET /metrics``; 0 where there is none yet."""
+    text = httpx.get(f"{address}/metrics").text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return 0.0
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Waits until ``condition`` holds, for half a minute.
+
+    Counted in looks, not by the clock: a machine that was paused is not late.
+    """
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"never happened: {what}")
+
+
+@contextmanager
+def raw_connection(address: str) -> Iterator[socket.socket]:
+    """A plain socket to the server."""
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port or 80), timeout=60) as connection:
+        yield connection
+
+
+def head(body_bytes: int | None, *headers: str) -> bytes:
+    """The first lines of ``POST /infer``; chunked where the length of the body is None."""
+    length = "Transfer-Encoding: chunked" if body_bytes is None else f"Content-Length: {body_bytes}"
+    lines = ["POST /infer HTTP/1.1", "Host: x", "Content-Type: application/json", length, *headers]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def response(connection: socket.socket) -> tuple[int, bytes]:
+    """Reads a response to the end of its announced body; status 0 where there is none."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        part = connection.recv(65536)
+        if not part:
+            return 0, received
+        received += part
+    top, _, body = received.partition(b"\r\n\r\n")
+    lines = top.decode().lower().split("\r\n")
+    sizes = [int(line.split(":")[1]) for line in lines if line.startswith("content-length:")]
+    while len(body) < (sizes or [0])[0]:
+        body += connection.recv(65536)
+    return int(lines[0].split()[1]), body

@@ -1,0 +1,1 @@
+"""The server under load, on loopback: ``make load`` and ``make soak``."""

@@ -1,0 +1,98 @@
+"""The model that is served, the documents that are sent, and what each must be answered."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+import toy
+from rich.console import Console
+
+import aftexport
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.exporter import export
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity import TOLERANCES
+from aftserve.classifier import Classifier, Tokens
+
+BOUND = TOLERANCES["fp32"].bound
+_LETTERS = np.frombuffer(bytes(range(32, 127)), np.uint8)
+_ALPHABET = 4
+
+
+@dataclass(frozen=True)
+class Document:
+    """One that is sent.
+
+    Attributes:
+        text: of ASCII letters, one token each.
+        ids: its tokens.
+        scores: by label, from a run of it alone.
+    """
+
+    text: str
+    ids: Tokens
+    scores: dict[str, float]
+
+    @property
+    def as_text(self) -> bytes:
+        """The body that sends the text."""
+        return json.dumps({"text": self.text}).encode()
+
+    @property
+    def as_ids(self) -> bytes:
+        """The body that sends the tokens."""
+        return json.dumps({"input_ids": [self.ids.tolist()]}).encode()
+
+    def is_answered_by(self, scores: dict[str, float]) -> bool:
+        """Whether these are its scores, within the bound of parity."""
+        return scores.keys() == self.scores.keys() and all(
+            abs(scores[label] - expected) <= BOUND for label, expected in self.scores.items()
+        )
+
+
+def export_model(folder: Path, *, mechanism: str, dim: int, depth: int) -> tuple[Path, Path]:
+    """Exports a model of random weights; returns its checkpoint and its bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, bundle = folder / "model.pt", folder / "model.bundle"
+    torch.manual_seed(0)
+    sizes = {"mechanism": mechanism, "dim": dim, "depth": depth, "ffn_dim": 4 * dim}
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | sizes | {"num_heads": 4}))
+    tokenizer = toy.byte_tokenizer().to_str()
+    aftexport.save(checkpoint, model=model, labels=toy.LABELS, tokenizer=tokenizer)
+    export(checkpoint, to="onnx", out=bundle, force=True, console=Console(quiet=True))
+    return checkpoint, bundle
+
+
+def bare_engine(bundle: Path, threads: int) -> Classifier:
+    """The model of a bundle with nothing around it."""
+    opened = Bundle.open(bundle)
+    return Classifier(opened, OnnxRuntimeEngine(opened.model_path, threads=threads))
+
+
+def make_documents(
+    engine: Classifier, count: int, *, shortest: int, longest: int, seed: int = 0
+) -> list[Document]:
+    """Documents of all lengths between two, as many from each doubling as from the next.
+
+    Each is written in a few letters of its own: no two have the same scores, or a wrong
+    answer might pass for a right one.
+    """
+    generator = np.random.default_rng(seed)
+    documents = []
+    for length in np.geomspace(shortest, longest, count).astype(int):
+        letters = generator.choice(_LETTERS, _ALPHABET, replace=False)
+        text = bytes(generator.choice(letters, length)).decode("ascii")
+        ids = engine.tokenize(text)
+        documents.append(Document(text, ids, engine.classify([ids])[0].scores))
+    generator.shuffle(documents)  # type: ignore[arg-type]
+    return documents
+
+
+def mixed_up(documents: Sequence[Document]) -> int:
+    """Pairs of different documents of which one has the other's scores within the bound."""
+    return sum(a.is_answered_by(b.scores) for a, b in combinations(documents, 2))

@@ -1,0 +1,158 @@
+"""What is measured, part by part, and the bounds that hold."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from servers import COMMAND, serving
+
+from load import memory, speed
+from load.documents import Document, bare_engine
+from load.report import Report
+from load.stopping import stop_under_load
+from load.traffic import make_requests, send
+
+_STOPS = 3
+_OVERHEAD_BLOCKS = 20
+_CONTENDERS_DOCUMENTS = 60
+"""Of the slower contenders' rounds, or the run would take an hour."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all parts have in common.
+
+    Attributes:
+        checkpoint, bundle: of the model.
+        documents: that are sent.
+        requests: of the mixed traffic.
+        connections: at a time.
+        rounds: of each contender, or of a thousand requests.
+        threads: of every engine.
+        folder: for logs.
+    """
+
+    checkpoint: Path
+    bundle: Path
+    documents: list[Document]
+    requests: int
+    connections: int
+    rounds: int
+    threads: int
+    folder: Path
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The options of every server."""
+        return "--threads", str(self.threads)
+
+    def log(self, name: str) -> Path:
+        """Of a server."""
+        return self.folder / f"{name}.log"
+
+
+def mixed(setting: Setting, report: Report) -> None:
+    """Clients of all kinds: a fifth leaves, a tenth is in a hurry."""
+    with serving(setting.bundle, setting.log("mixed"), *setting.words) as (address, _):
+        requests = make_requests(setting.documents, setting.requests, leaving=0.2, hurried=0.1)
+        results = send(address, requests, connections=setting.connections)
+    for state, count in results.states.most_common():
+        report.shown(f"mixed: {state}", count, "requests")
+    report.at_most("mixed: wrong answers", results.states["wrong"], 0, "requests")
+    report.at_most("mixed: ended against the contract", len(results.undefined), 0, "requests")
+    report.at_most("mixed: later than deadline + 1 s", len(results.late), 0, "requests")
+    report.shown("mixed: p99 of an answer", results.seconds(0.99), "s")
+    report.at_most("mixed: p99 of actual over predicted time", results.ratio(0.99), 2, "")
+
+
+def overhead(setting: Setting, report: Report) -> None:
+    """One client with one short document, again and again."""
+    engine = bare_engine(setting.bundle, setting.threads)
+    short = min(setting.documents, key=lambda document: len(document.ids))
+    with serving(setting.bundle, setting.log("overhead"), *setting.words) as (address, _):
+        served, bare = speed.overhead_seconds(address, engine, short, blocks=_OVERHEAD_BLOCKS)
+    report.shown("one short document: bare engine", bare * 1000, "ms")
+    report.at_most("one short document: over it", (served - bare) * 1000, 2, "ms")
+
+
+def saturation(setting: Setting, report: Report) -> None:
+    """More clients than the engine can serve, against the engine in a loop."""
+    engine = bare_engine(setting.bundle, setting.threads)
+    with serving(setting.bundle, setting.log("saturation"), *setting.words) as (address, _):
+        served = speed.over_http(address, setting.connections)
+        ways = {"bare engine": speed.in_a_loop(engine), "aftserve": served}
+        speeds = speed.compare(ways, setting.documents * 2, setting.rounds)
+    _show("saturation", speeds, report)
+    ratio = speeds["aftserve"].documents_per_second / speeds["bare engine"].documents_per_second
+    report.at_least("saturation: throughput over the bare engine's", ratio, 0.9, "")
+
+
+def contenders(setting: Setting, report: Report) -> None:
+    """The same clients of LitServe and of plain FastAPI, over the PyTorch model."""
+    with ExitStack() as stack:
+        address, _ = stack.enter_context(
+            serving(setting.bundle, setting.log("aftserve"), *setting.words)
+        )
+        ways = {"aftserve": speed.over_http(address, setting.connections)}
+        for name in speed.CONTENDERS:
+            other = speed.contender(name, setting.checkpoint, setting.threads, setting.log(name))
+            ways[name] = speed.over_http(stack.enter_context(other), setting.connections)
+        speeds = speed.compare(ways, setting.documents[:_CONTENDERS_DOCUMENTS], setting.rounds)
+    _show("contenders", speeds, report)
+    ours = speeds["aftserve"]
+    for name in speed.CONTENDERS:
+        other_speed = speeds[name]
+        faster = ours.documents_per_second / other_speed.documents_per_second
+        report.at_least(f"contenders: throughput over {name}'s", faster, 1.5, "")
+        later = ours.p99_seconds / other_speed.p99_seconds
+        report.at_most(f"contenders: p99 over {name}'s", later, 1, "")
+
+
+def growth(setting: Setting, report: Report) -> None:
+    """Memory from round to round, and of a server with a leak."""
+    for name, program in {"memory": COMMAND, "a leak": memory.leaking(2048)}.items():
+        grown, resident = memory.growth(
+            setting.bundle,
+            setting.documents,
+            setting.log(name),
+            rounds=setting.rounds,
+            requests=1000,
+            connections=setting.connections,
+            options=setting.words,
+            program=program,
+        )
+        report.shown(f"{name}: resident at the end", resident[-1], "MiB")
+        judge = report.at_most if program is COMMAND else report.at_least
+        judge(f"{name}: growth per 1000 requests", grown, memory.MOST_MIB, "MiB")
+
+
+def stops(setting: Setting, report: Report) -> None:
+    """SIGTERM at different times of the same traffic."""
+    for number in range(1, _STOPS + 1):
+        stopped = stop_under_load(
+            setting.bundle,
+            setting.documents,
+            setting.log("stopped"),
+            seconds=number,
+            connections=setting.connections,
+            options=setting.words,
+        )
+        name = f"SIGTERM {number}"
+        report.shown(f"{name}: answered after it", stopped.answered_after, "requests")
+        report.at_most(f"{name}: accepted and lost", len(stopped.lost), 0, "requests")
+        report.at_most(f"{name}: exit status", stopped.exit_status, 0, "")
+
+
+PARTS: dict[str, Callable[[Setting, Report], None]] = {
+    part.__name__: part for part in (mixed, overhead, saturation, contenders, growth, stops)
+}
+LOAD = ("mixed", "overhead", "saturation", "contenders")
+SOAK = ("growth", "stops")
+
+
+def _show(title: str, speeds: dict[str, speed.Speed], report: Report) -> None:
+    for name, one in speeds.items():
+        report.at_most(f"{title}: {name}: wrong or no answers", one.wrong, 0, "")
+        report.shown(f"{title}: {name}: throughput", one.documents_per_second, "documents/s")
+        report.shown(f"{title}: {name}: p99", one.p99_seconds, "s")

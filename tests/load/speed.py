@@ -1,0 +1,168 @@
+"""How fast the server is: against its bare engine, and against what one would write instead."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+import numpy as np
+from clients import eventually
+from commands import environment
+
+from aftserve.classifier import Classifier
+from load.client import Connection
+from load.documents import Document
+from load.traffic import Request, send
+
+CONTENDERS = ("litserve", "fastapi")
+PACKAGES = Path("build/contenders")
+"""Where ``make load`` installs what they need, apart from what the server runs on."""
+_DEADLINE_SECONDS = 300.0
+
+
+@dataclass
+class Speed:
+    """How fast one way of answering documents is.
+
+    Attributes:
+        rounds: documents per second, of each round.
+        seconds: of each answer.
+        wrong: answers that were not those of the document alone, or were none.
+    """
+
+    rounds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+    @property
+    def documents_per_second(self) -> float:
+        """Of the median round."""
+        return median(self.rounds)
+
+    @property
+    def p99_seconds(self) -> float:
+        """Of an answer."""
+        return float(np.quantile(self.seconds, 0.99))
+
+
+Way = Callable[[Sequence[Document]], Speed]
+"""Answers all documents once."""
+
+
+def over_http(address: str, connections: int) -> Way:
+    """So many clients of a server, none of which leaves."""
+
+    def answer(documents: Sequence[Document]) -> Speed:
+        requests = [
+            Request(str(number), document, document.as_text, _DEADLINE_SECONDS, None)
+            for number, document in enumerate(documents)
+        ]
+        started = time.perf_counter()
+        outcomes = send(address, requests, connections=connections).outcomes
+        rate = len(documents) / (time.perf_counter() - started)
+        wrong = sum(outcome.state != "right" for outcome in outcomes)
+        return Speed([rate], [outcome.seconds for outcome in outcomes], wrong)
+
+    return answer
+
+
+def in_a_loop(engine: Classifier) -> Way:
+    """The engine alone, one document after the other, tokenized before."""
+
+    def answer(documents: Sequence[Document]) -> Speed:
+        seconds = []
+        for document in documents:
+            started = time.perf_counter()
+            engine.classify([document.ids])
+            seconds.append(time.perf_counter() - started)
+        return Speed([len(documents) / sum(seconds)], seconds)
+
+    return answer
+
+
+def compare(
+    ways: Mapping[str, Way], documents: Sequence[Document], rounds: int
+) -> dict[str, Speed]:
+    """Runs the ways in turn, A B C A B C, so that a slow moment of the machine hits all alike.
+
+    A round before those that count warms them up.
+    """
+    speeds = {name: Speed() for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            speed = way(documents)
+            speeds[name].wrong += speed.wrong
+            if number:
+                speeds[name].rounds += speed.rounds
+                speeds[name].seconds += speed.seconds
+    return speeds
+
+
+def overhead_seconds(
+    address: str, engine: Classifier, document: Document, *, blocks: int, repeats: int = 20
+) -> tuple[float, float]:
+    """One client that asks about one short document, against the bare engine, in turn.
+
+    Returns:
+        Median seconds of a request, and of a run.
+    """
+
+    async def run() -> tuple[float, float]:
+        connection, body = Connection(address), document.as_text
+        served, bare = [], []
+        for _ in range(blocks):
+            for _ in range(repeats):
+                started = time.perf_counter()
+                await connection.post("/infer", body)
+                served.append(time.perf_counter() - started)
+            for _ in range(repeats):
+                started = time.perf_counter()
+                engine.classify([document.ids])
+                bare.append(time.perf_counter() - started)
+        connection.close()
+        return median(served), median(bare)
+
+    return asyncio.run(run())
+
+
+@contextmanager
+def contender(name: str, checkpoint: Path, threads: int, log: Path) -> Iterator[str]:
+    """Another server over the same model, on a free port; yields its address once it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", f"load.contenders.{name}_server", str(checkpoint)]
+    words += ["--port", str(port), "--threads", str(threads)]
+    paths = [str(PACKAGES.absolute()), str(Path(__file__).parents[1])]
+    with log.open("wb") as file:
+        # A session of its own: LitServe runs several processes.
+        process = subprocess.Popen(
+            words, env=environment(PYTHONPATH=os.pathsep.join(paths)), stdin=subprocess.DEVNULL,
+            stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        eventually(lambda: process.poll() is not None or _answers(address), f"{name} answers")
+        if process.poll() is not None:
+            raise RuntimeError(f"{name} did not start: {log.read_text('utf-8')}")
+        yield address
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.post(f"{address}/infer", json={"text": "a"}, timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False

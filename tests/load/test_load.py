@@ -1,0 +1,136 @@
+"""What ``make load`` and ``make soak`` measure at length, in small; and that they find faults."""
+
+import json
+from pathlib import Path
+
+import pytest
+from servers import serving
+
+from load import memory, speed
+from load.documents import Document, bare_engine, make_documents, mixed_up
+from load.report import Report
+from load.stopping import stop_under_load
+from load.traffic import make_requests, send
+
+# Answers each request by what the one before should have had.
+MIXING = (
+    "-c",
+    """
+import sys
+from aftserve.classifier import Classifier
+from aftserve.cli import main
+
+classify, last = Classifier.classify, []
+
+def mixing(self, documents, stop=None):
+    answers = last + classify(self, documents, stop)
+    last[:] = answers[-1:]
+    return answers[: len(documents)]
+
+Classifier.classify = mixing
+sys.exit(main())
+""",
+)
+
+
+@pytest.fixture(scope="module")
+def documents(bundle_folder: Path) -> list[Document]:
+    return make_documents(bare_engine(bundle_folder, 1), 60, shortest=64, longest=16_384)
+
+
+def test_no_document_can_be_taken_for_another(documents: list[Document]) -> None:
+    assert mixed_up(documents) == 0
+    assert mixed_up([documents[0], documents[0]]) == 1
+    assert min(len(d.ids) for d in documents) == 64
+    assert max(len(d.ids) for d in documents) == 16_384
+
+
+def test_every_client_gets_its_own_answer_or_a_reason_while_a_fifth_leaves(
+    bundle_folder: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    with serving(bundle_folder, tmp_path / "log") as (address, _):
+        results = send(
+            address, make_requests(documents, 500, leaving=0.2, hurried=0.1), connections=50
+        )
+    assert len(results.outcomes) == 500
+    assert results.undefined == []
+    assert results.states["right"] > 250
+    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
+
+
+def test_a_server_that_mixes_answers_up_is_found_out(
+    bundle_folder: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    with serving(bundle_folder, tmp_path / "log", program=MIXING) as (address, _):
+        results = send(address, make_requests(documents, 50), connections=4)
+    assert results.states["wrong"] > 40
+    assert len(results.undefined) == results.states["wrong"]
+
+
+def test_memory_does_not_grow_and_a_leak_would_be_found(
+    bundle_folder: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    def grown(program: tuple[str, ...]) -> float:
+        mib, rounds = memory.growth(
+            bundle_folder, documents, tmp_path / "log", rounds=2, requests=150, connections=20,
+            program=program,
+        )  # fmt: skip
+        assert len(rounds) == 4
+        return mib
+
+    # 256 MiB for each thousand requests; over so few, chance is some MiB.
+    assert grown(memory.leaking(1 << 18)) > 128
+    assert grown(memory.COMMAND) < 64
+
+
+def test_told_to_stop_under_load_it_loses_nothing_that_it_accepted(
+    bundle_folder: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    stopped = stop_under_load(bundle_folder, documents, tmp_path / "log", seconds=1, connections=50)
+    assert stopped.exit_status == 0
+    assert stopped.lost == []
+    assert stopped.results.states["right"] > stopped.answered_after > 0
+    assert stopped.results.states["wrong"] == 0
+
+
+def test_engine_server_and_contenders_answer_alike(
+    bundle_folder: Path, checkpoint_file: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    engine = bare_engine(bundle_folder, 1)
+    with (
+        serving(bundle_folder, tmp_path / "log") as (address, _),
+        speed.contender("fastapi", checkpoint_file, 1, tmp_path / "other") as other,
+    ):
+        ways = {"engine": speed.in_a_loop(engine), "aftserve": speed.over_http(address, 8)}
+        ways["fastapi"] = speed.over_http(other, 8)
+        speeds = speed.compare(ways, documents[:12], rounds=2)
+        served, bare = speed.overhead_seconds(address, engine, documents[0], blocks=1, repeats=3)
+    for one in speeds.values():
+        assert one.wrong == 0
+        assert len(one.rounds) == 2
+        assert len(one.seconds) == 24
+        assert one.p99_seconds >= min(one.seconds) > 0
+    assert served > 0
+    assert bare > 0
+
+
+def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="No module named"),
+        speed.contender("absent", checkpoint_file, 1, tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_report_says_what_is_outside_its_bound(tmp_path: Path) -> None:
+    report = Report({"requests": 3})
+    report.shown("size", 5, "MiB")
+    report.at_most("errors", 0, 0, "")
+    report.at_least("ratio", 0.95, 0.9, "")
+    assert report.passed
+    report.at_least("ratio", 0.85, 0.9, "")
+    assert not report.passed
+    report.write(tmp_path / "new" / "report.json")
+    content = json.loads((tmp_path / "new" / "report.json").read_text("utf-8"))
+    assert [row["within"] for row in content["rows"]] == [None, True, True, False]
+    assert content["conditions"]["requests"] == 3

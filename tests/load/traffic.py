@@ -1,0 +1,171 @@
+"""Many clients at once: what each asks, when it leaves, and how it ended for each."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from load.client import Connection, ConnectionEndedError
+from load.documents import Document
+
+CONTRACT = {413, 429, 504}
+"""Refusals that are in order: too long for the deadline, queue too long, deadline passed."""
+GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one client does.
+
+    Attributes:
+        name: by which the server's log has it.
+        document: what it asks about.
+        body: how.
+        deadline_seconds: that it gives.
+        patience_seconds: after which it leaves without an answer; None where it stays.
+    """
+
+    name: str
+    document: Document
+    body: bytes
+    deadline_seconds: float
+    patience_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a request ended.
+
+    Attributes:
+        request: which.
+        state: ``right``, ``wrong``, ``left``, ``ended`` where the connection did,
+            ``refused`` where nobody listened, or another status.
+        seconds: that it took.
+        predicted: of an answer: seconds the server predicted when it accepted it.
+    """
+
+    request: Request
+    state: str
+    seconds: float
+    predicted: float | None = None
+
+
+@dataclass
+class Results:
+    """How all of them ended."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many ended in each state."""
+        return Counter(outcome.state for outcome in self.outcomes)
+
+    @property
+    def undefined(self) -> list[Outcome]:
+        """Those that ended otherwise than the contract has it."""
+        defined = {"right", "left", *map(str, CONTRACT)}
+        return [outcome for outcome in self.outcomes if outcome.state not in defined]
+
+    @property
+    def late(self) -> list[Outcome]:
+        """Those that had not ended a second after their deadline."""
+        return [o for o in self.outcomes if o.seconds > o.request.deadline_seconds + GRACE_SECONDS]
+
+    def seconds(self, quantile: float) -> float:
+        """A quantile of the times of the answers."""
+        return float(np.quantile([o.seconds for o in self._answers], quantile))
+
+    def ratio(self, quantile: float) -> float:
+        """A quantile of actual over predicted time."""
+        ratios = [o.seconds / o.predicted for o in self._answers if o.predicted is not None]
+        return float(np.quantile(ratios, quantile))
+
+    @property
+    def _answers(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.state == "right"]
+
+
+def make_requests(
+    documents: Sequence[Document],
+    count: int,
+    *,
+    leaving: float = 0.0,
+    hurried: float = 0.0,
+    seed: int = 0,
+) -> Iterator[Request]:
+    """Requests about documents drawn by lot, as text and as tokens.
+
+    Args:
+        documents: to draw from.
+        count: of requests.
+        leaving: share of the clients that leave within half a second.
+        hurried: share of the clients with a deadline between 20 ms and a second.
+        seed: of the lot.
+    """
+    generator = np.random.default_rng(seed)
+    bodies = [(document, document.as_text, document.as_ids) for document in documents]
+    for number in range(count):
+        document, *forms = bodies[generator.integers(len(bodies))]
+        yield Request(
+            name=f"{seed}-{number}",
+            document=document,
+            body=forms[generator.integers(2)],
+            deadline_seconds=generator.uniform(0.02, 1) if generator.random() < hurried else 60.0,
+            patience_seconds=generator.uniform(0, 0.5) if generator.random() < leaving else None,
+        )
+
+
+def send(address: str, requests: Iterable[Request], *, connections: int) -> Results:
+    """Sends requests by so many clients, each its next as soon as the one before has ended."""
+    return asyncio.run(send_from(address, iter(requests), connections))
+
+
+async def send_from(address: str, requests: Iterator[Request], connections: int) -> Results:
+    """Like ``send``, in a loop that runs. Clients stop once nobody listens."""
+    results = Results()
+
+    async def client() -> None:
+        connection = Connection(address)
+        for request in requests:
+            outcome = await _ask(connection, request)
+            results.outcomes.append(outcome)
+            if outcome.state == "refused":
+                break
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return results
+
+
+async def _ask(connection: Connection, request: Request) -> Outcome:
+    started = time.perf_counter()
+
+    def ended(state: str, predicted: float | None = None) -> Outcome:
+        return Outcome(request, state, time.perf_counter() - started, predicted)
+
+    try:
+        async with asyncio.timeout(request.patience_seconds):
+            response = await connection.post(
+                "/infer",
+                request.body,
+                X_Request_ID=request.name,
+                Deadline_Seconds=f"{request.deadline_seconds:.3f}",
+            )
+    except TimeoutError:
+        return ended("left")
+    except ConnectionRefusedError:
+        return ended("refused")
+    except ConnectionEndedError:
+        return ended("ended")
+    if response.status != 200:
+        return ended(str(response.status))
+    answer = json.loads(response.body)
+    answer = answer["results"][0] if "results" in answer else answer
+    right = request.document.is_answered_by(answer["scores"])
+    predicted = answer.get("timings", {}).get("predicted_seconds")
+    return ended("right" if right else "wrong", predicted)

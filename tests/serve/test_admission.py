@@ -1,0 +1,126 @@
+"""Who is let in: by the seconds of work before a request, and by its deadline."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually, head, metric, raw_connection, response
+from hanging import ENDLESS, hanging_bundle
+from servers import serving
+
+import aftplugins
+
+LONG = [[7] * 500_000]
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that lets nobody wait, with work that never ends; without kernels it is slow."""
+    folder = tmp_path_factory.mktemp("admission")
+    bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
+    options = ("--max-queue-seconds", "0", "--deadline-seconds", "100", "--stall-seconds", "300")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(aftplugins.DISABLE_VARIABLE, "1")
+        with serving(bundle, folder / "log", *options) as (address, _):
+            yield address
+
+
+@pytest.fixture
+def busy(address: str) -> Iterator[str]:
+    """The same while it is at a run."""
+    body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body)) + body)
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        yield address
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
+
+
+def post(address: str, documents: list[list[int]], **headers: str) -> httpx.Response:
+    return httpx.post(
+        f"{address}/infer", json={"input_ids": documents}, headers=headers, timeout=60
+    )
+
+
+def test_a_request_that_finds_the_queue_too_long_is_told_when_to_return(busy: str) -> None:
+    answer = post(busy, [[5]])
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "Ask again later" in answer.json()["detail"]
+
+
+def test_it_is_refused_before_its_body_is_read(busy: str) -> None:
+    with raw_connection(busy) as connection:
+        connection.sendall(head(10_000_000))
+        status, body = response(connection)
+    assert status == 429
+    assert b"detail" in body
+
+
+def test_once_the_queue_is_empty_it_is_let_in(address: str) -> None:
+    assert post(address, [[5]]).status_code == 200
+
+
+def test_documents_that_alone_take_longer_than_the_deadline_are_refused(address: str) -> None:
+    info = httpx.get(f"{address}/info").json()
+    longest = info["calibration"]["measurements"][6]
+    seconds = longest["seconds"] / longest["tokens"] * 4 * len(LONG[0])
+
+    def refused() -> bool:
+        answer = post(address, LONG * 4, **{"Deadline-Seconds": str(seconds / 2)})
+        # On a busy machine the deadline may pass while the request is read.
+        assert answer.status_code in (413, 504)
+        return "deadline is in" in answer.json()["detail"]
+
+    eventually(refused, "it is refused before it is run")
+
+
+def test_work_that_leaves_no_time_before_the_deadline_is_refused(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    with (
+        serving(bundle_folder, tmp_path / "log", "--threads", "1") as (address, _),
+        ExitStack() as s,
+    ):
+        body = json.dumps({"input_ids": LONG * 8}).encode()
+        connection = s.enter_context(raw_connection(address))
+        connection.sendall(head(len(body)) + body)
+        eventually(lambda: metric(address, "aftserve_waiting_documents") == 7, "it waits")
+        answer = post(address, [[5]], **{"Deadline-Seconds": "0.01"})
+    assert answer.status_code in (429, 504), answer.text
+
+
+@pytest.mark.parametrize("deadline", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_deadline_that_is_none_is_refused(deadline: str, address: str) -> None:
+    answer = post(address, [[5]], **{"Deadline-Seconds": deadline})
+    assert answer.status_code == 422
+    assert "Deadline-Seconds" in answer.json()["detail"]
+
+
+def test_the_answer_says_what_was_predicted(address: str) -> None:
+    count = metric(address, "aftserve_actual_to_predicted_ratio_count")
+    timings = post(address, [[5] * 100]).json()["results"][0]["timings"]
+    assert timings["predicted_seconds"] > 0
+    assert metric(address, "aftserve_actual_to_predicted_ratio_count") == count + 1
+
+
+def test_the_calibration_and_the_limits_are_published(address: str) -> None:
+    info = httpx.get(f"{address}/info").json()
+    assert info["limits"]["max_queue_seconds"] == 0
+    assert info["limits"]["deadline_seconds"] == 100
+    assert info["labels"] == ["invoice", "contract", "letter"]
+    lengths = [m["tokens"] for m in info["calibration"]["measurements"] if m["documents"] == 1]
+    assert lengths == sorted(lengths)
+    assert len(lengths) > 1
+    assert all(m["seconds"] > 0 for m in info["calibration"]["measurements"])
+    assert info["calibration"]["pace"] > 0
+
+
+def test_too_many_documents_at_once_are_refused(address: str) -> None:
+    answer = post(address, [[5]] * 257)
+    assert answer.status_code == 413
+    assert "257" in answer.json()["detail"]

@@ -1,0 +1,74 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftserve.calibration import BATCHES, LENGTHS, Costs, Measurement, calibrate
+
+FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)]
+"""A tenth of a millisecond for each run and a microsecond for each token."""
+
+
+def test_between_two_lengths_the_prediction_is_linear() -> None:
+    assert math.isclose(Costs(FLAT).alone(500), 1e-4 + 500e-6)
+
+
+def test_a_document_shorter_than_any_measured_costs_as_much_as_the_shortest() -> None:
+    assert Costs([Measurement(1, 16, 2.0), Measurement(1, 32, 3.0)]).alone(3) == 2.0
+
+
+def test_past_the_longest_the_cost_of_a_token_stays() -> None:
+    costs = Costs([Measurement(1, 1024, 0.5), Measurement(1, 4096, 2.0)])
+    assert math.isclose(costs.alone(1 << 20), 2.0 * 256)
+
+
+def test_a_quadratic_model_stays_quadratic_past_the_longest() -> None:
+    costs = Costs([Measurement(1, tokens, (tokens / 1024) ** 2) for tokens in (128, 512, 1024)])
+    assert math.isclose(costs.alone(8192), 64.0)
+
+
+def test_one_slow_measurement_makes_no_model_quadratic() -> None:
+    costs = Costs([*FLAT, Measurement(1, 4096, 2 * 4096e-6)])
+    assert costs.alone(8192) == 2 * costs.alone(4096)
+
+
+def test_a_batch_larger_or_longer_than_any_measured_is_not_known_to_pay() -> None:
+    costs = Costs([*FLAT, Measurement(2, 16, 1e-4), Measurement(4, 16, 1e-4)])
+    assert costs.together(5, 16) == math.inf
+    assert costs.together(2, 17) == math.inf
+    assert costs.together(3, 16) < math.inf
+
+
+def test_batches_go_as_far_as_they_pay() -> None:
+    gaining = [Measurement(n, 16, 1e-4 + n * 16e-6) for n in (2, 4)]
+    losing = [Measurement(n, 256, 3e-4 * n) for n in (2, 4)]
+    costs = Costs([Measurement(1, 16, 116e-6), Measurement(1, 256, 2e-4), *gaining, *losing])
+    assert costs.batch_tokens == 16
+    assert costs.batch_documents == 4
+    published = {(m["documents"], m["tokens"]): m["pays"] for m in costs.to_dict()["measurements"]}
+    assert published[4, 16]
+    assert not published[4, 256]
+    assert not published[1, 16]
+
+
+@given(tokens=st.integers(1, 1 << 20), documents=st.integers(1, 20))
+def test_every_prediction_is_a_time(tokens: int, documents: int) -> None:
+    costs = Costs([*FLAT, *(Measurement(n, 64, 1e-4 * n) for n in BATCHES)])
+    assert costs.together(documents, tokens) > 0
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "budget"),
+    [(1, 1, 16_384), (1, 300, 16_384), (20, 300, 16_384), (1, 1 << 20, 100)],
+)
+def test_calibration_keeps_to_the_limits(least: int, most: int, budget: int) -> None:
+    runs: list[tuple[int, int]] = []
+    costs = calibrate(
+        lambda *shape: runs.append(shape), min_tokens=least, max_tokens=most, budget_tokens=budget
+    )
+    assert all(least <= tokens <= most for _, tokens in runs)
+    assert all(documents * tokens <= budget for documents, tokens in runs)
+    alone = {m.tokens for m in costs.measurements if m.documents == 1}
+    longest = min(most, budget)
+    assert alone == {min(max(length, least), longest) for length in LENGTHS}

@@ -1,0 +1,136 @@
+"""How the server ends: asked to, asked twice, or because it must."""
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually, head, metric, raw_connection, response
+from hanging import ENDLESS, hanging_bundle
+from servers import MORTAL, serving
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lifecycle") / "hanging.bundle"
+    return hanging_bundle(Path(shutil.copytree(bundle_folder, folder)))
+
+
+def post(address: str, *documents: list[int]) -> httpx.Response:
+    return httpx.post(f"{address}/infer", json={"input_ids": list(documents)}, timeout=60)
+
+
+def readiness(address: str) -> tuple[int, str]:
+    answer = httpx.get(f"{address}/readyz")
+    return answer.status_code, answer.json()["status"]
+
+
+def test_a_server_told_to_stop_goes_on_while_it_drains(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as (address, process):
+        assert readiness(address) == (200, "ready")
+        assert metric(address, "aftserve_ready") == 1
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: readiness(address) == (503, "draining"), "it says that it drains")
+        assert post(address, [5]).status_code == 200
+        assert metric(address, "aftserve_ready") == 0
+        assert process.wait(30) == 0
+
+
+def test_told_to_stop_under_load_it_answers_whatever_it_accepted(
+    bundle_folder: Path, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    options = ("--drain-seconds", "0", "--threads", "1")
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
+        answers = [pool.submit(post, address, [7] * 200_000) for _ in range(8)]
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "some wait")
+        accepted = metric(address, "aftserve_waiting_documents")
+        process.send_signal(signal.SIGTERM)
+        codes = [status(answer) for answer in answers]
+        assert process.wait(30) == 0
+    assert set(codes) <= {200, None}  # None: it had stopped listening before this one came
+    assert codes.count(200) >= accepted
+
+
+def status(answer: "object") -> int | None:
+    try:
+        return answer.result().status_code  # type: ignore[attr-defined,no-any-return]
+    except httpx.ConnectError:
+        return None
+
+
+def test_work_that_does_not_end_gets_an_error_and_the_exit_status_says_so(
+    hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    options = ("--drain-seconds", "0", "--shutdown-seconds", "1", "--stall-seconds", "300")
+    with serving(hanging, tmp_path / "log", *options) as (address, process):
+        answer = pool.submit(post, address, [ENDLESS])
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        process.send_signal(signal.SIGTERM)
+        assert answer.result().status_code == 503
+        assert process.wait(30) == 1
+
+
+def test_a_second_signal_ends_it_at_once(hanging: Path, tmp_path: Path) -> None:
+    options = ("--drain-seconds", "100", "--stall-seconds", "300")
+    with serving(hanging, tmp_path / "log", *options) as (address, process):
+        body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
+        with raw_connection(address) as connection:
+            connection.sendall(head(len(body)) + body)
+            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            for expected in (503, 0, 0):
+                process.send_signal(signal.SIGTERM)
+                eventually(lambda: code_of(address) == expected, "the signal is seen")  # noqa: B023
+            assert process.wait(30) is not None
+
+
+def code_of(address: str) -> int:
+    try:
+        return readiness(address)[0]
+    except httpx.TransportError:
+        return 0
+
+
+def test_without_its_engine_thread_the_server_fails_whoever_waits_and_exits(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, program=MORTAL) as (address, process):
+        assert post(address, [5]).status_code == 200
+        process.send_signal(signal.SIGUSR1)
+        assert post(address, [5]).status_code == 503
+        assert process.wait(30) == 1
+    assert "EngineThreadError" in log.read_text("utf-8")
+
+
+def test_a_process_that_was_paused_goes_on(bundle_folder: Path, tmp_path: Path) -> None:
+    with serving(bundle_folder, tmp_path / "log", "--stall-seconds", "2") as (address, process):
+        process.send_signal(signal.SIGSTOP)
+        with raw_connection(address) as connection:
+            connection.settimeout(4)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            process.send_signal(signal.SIGCONT)
+            connection.settimeout(60)
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert response(connection)[0] == 200
+        assert post(address, [5]).status_code == 200
+
+
+def test_a_loop_that_stands_still_ends_the_process(bundle_folder: Path, tmp_path: Path) -> None:
+    blocking = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000)); "
+    program = ("-c", f"{blocking}import sys; from aftserve.cli import main; sys.exit(main())")
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, "--stall-seconds", "2", program=program) as (_, process):
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == 1
+    assert "most recent call first" in log.read_text("utf-8")

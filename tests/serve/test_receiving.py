@@ -1,0 +1,162 @@
+"""Bodies that are too large, too slow, or never end."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually, head, metric, raw_connection, response
+from servers import serving
+
+MIB = 1 << 20
+LIMITS = ("--max-body-mib", "1", "--max-buffered-mib", "2", "--receive-seconds", "2",
+          "--max-characters", "5000")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("receiving") / "log"
+    with serving(bundle_folder, log, *LIMITS) as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def resident_mib(address: str) -> float:
+    return metric(address, "process_resident_memory_bytes") / MIB
+
+
+def send_chunks(connection: socket.socket, size: int) -> None:
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    for _ in range(size // 0x10000):
+        connection.sendall(chunk)
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(2 * MIB, "Expect: 100-continue"))
+        status, body = response(connection)
+    assert status == 413
+    assert str(MIB) in json.loads(body)["detail"]
+
+
+def test_a_client_that_sends_all_of_it_first_reads_the_reason(address: str) -> None:
+    answer = httpx.post(f"{address}/infer", json={"text": "a" * 20 * MIB}, timeout=30)
+    assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_stream_without_a_length_is_cut_off_at_the_limit(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(None))
+        send_chunks(connection, 2 * MIB)
+        status, _ = response(connection)
+    assert status == 413
+
+
+def test_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
+    before = resident_mib(address)
+    with raw_connection(address) as connection:
+        connection.sendall(head(None))
+        with suppress(OSError):  # it is listened to for two seconds, which may not suffice
+            send_chunks(connection, 1024 * MIB)
+    assert resident_mib(address) - before < 8
+    assert httpx.get(f"{address}/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_a_large_body_for_nobody_is_not_kept(method: str, address: str) -> None:
+    answer = httpx.request(method, f"{address}/readyz", content=b" " * 20 * MIB, timeout=30)
+    assert answer.status_code == 405
+
+
+def test_a_slow_body_is_refused_with_408(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(100) + b'{"text":')
+        started = time.monotonic()
+        status, body = response(connection)
+        assert status == 408
+        assert "2 s" in json.loads(body)["detail"]
+        assert connection.recv(1) == b""
+    assert time.monotonic() - started < 20
+
+
+def test_a_body_that_drips_gains_no_time_by_it(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(1000))
+        connection.settimeout(0.2)
+        status, end = 0, time.monotonic() + 20
+        while not status and time.monotonic() < end:
+            connection.sendall(b" ")
+            try:
+                status, _ = response(connection)
+            except TimeoutError:
+                continue
+    assert status == 408
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /infer HT", b"GET /readyz HTTP/1.1\r\nHost: x\r\n"])
+def test_headers_that_do_not_arrive_close_the_connection(start: bytes, address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(start)
+        status, _ = response(connection)
+    assert status == 408
+
+
+def test_a_connection_kept_for_a_second_request_is_watched_too(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert response(connection)[0] == 200
+        connection.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert response(connection)[0] == 408
+
+
+def test_an_endless_header_is_refused(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nX: " + b"a" * MIB)
+        assert response(connection)[0] == 400
+
+
+def test_all_bodies_at_once_have_a_limit_too(address: str) -> None:
+    connections = [socket.create_connection(tuple(address[7:].split(":")), 30) for _ in range(6)]
+    try:
+        for connection in connections:
+            connection.sendall(head(MIB) + b" " * (MIB - 1))
+        refused = [connection for connection in connections if answers_soon(connection)]
+        assert 1 <= len(refused) < 6
+        assert {response(connection)[0] for connection in refused} <= {408, 429}
+    finally:
+        for connection in connections:
+            connection.close()
+    eventually(
+        lambda: httpx.post(f"{address}/infer", json={"text": "a"}).status_code == 200, "it recovers"
+    )
+
+
+def answers_soon(connection: socket.socket) -> bool:
+    connection.settimeout(1)
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except TimeoutError:
+        return False
+
+
+def test_a_text_over_the_limit_is_refused_before_it_is_tokenized(address: str) -> None:
+    answer = httpx.post(f"{address}/infer", json={"texts": ["a", "a" * 5001]})
+    assert answer.status_code == 413
+    assert "document 1" in answer.json()["detail"]
+    assert "5001 characters" in answer.json()["detail"]
+    assert httpx.post(f"{address}/infer", json={"text": "a" * 5000}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [b"Content-Length: x", b"Content-Length: -1", b"Content-Length: 5\r\nContent-Length: 6"],
+)
+def test_a_length_that_is_none_is_refused(headers: bytes, address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(b"POST /infer HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n{}")
+        assert response(connection)[0] == 400

@@ -1,0 +1,80 @@
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from clients import eventually, metric
+from servers import serving
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, log: Path) -> Iterator[str]:
+    with serving(bundle_folder, log, "--log-format", "json") as (address, _):
+        yield address
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    """Every line the server has logged; what it printed before it began to serve is none."""
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines() if line[0] == "{"]
+
+
+def line_of(log: Path, request_id: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        found[:] = [line for line in lines(log) if line.get("request_id") == request_id]
+        return bool(found)
+
+    eventually(look, f"a line for {request_id}")
+    return found[0]
+
+
+def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Path) -> None:
+    answer = httpx.post(
+        f"{address}/infer", json={"text": "abc"}, headers={"X-Request-ID": "order-7/3"}
+    )
+    assert answer.headers["x-request-id"] == "order-7/3"
+    line = line_of(log, "order-7/3")
+    assert line["message"] == "POST /infer 200"
+    assert line["tokens"] == 3
+    assert line["documents"] == 1
+    assert line["seconds"] > 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a" * 129, 'a"b'])
+def test_a_name_that_is_none_is_replaced(name: str, address: str) -> None:
+    answer = httpx.get(f"{address}/healthz", headers={"X-Request-ID": name})
+    assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+def test_a_path_writes_no_line_of_its_own(address: str, log: Path) -> None:
+    answer = httpx.get(f'{address}/x%0a{{"level":"error"}}')
+    assert answer.status_code == 404
+    line = line_of(log, answer.headers["x-request-id"])
+    assert line["message"].startswith("GET /x%0a")
+
+
+def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
+    for number in range(5):
+        httpx.get(f"{address}/nothing-{number}")
+    assert metric(address, "aftserve_responses_total", path="other", status="404") >= 5
+    assert metric(address, "aftserve_responses_total", path="/nothing-1", status="404") == 0
+
+
+def test_every_stage_is_measured(address: str) -> None:
+    names = ("tokenize", "queue", "inference")
+    before = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
+    httpx.post(f"{address}/infer", json={"texts": ["a", "b"]})
+    after = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [2, 2, 2]
+    assert metric(address, "process_resident_memory_bytes") > 1 << 20
+    assert metric(address, "aftserve_truncated_documents_total") == 0

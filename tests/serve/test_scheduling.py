@@ -1,0 +1,218 @@
+"""One engine, many clients: who waits, who leaves, and who fails alone."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from bundles import changed_manifest
+from clients import eventually, head, metric, raw_connection
+from hanging import DEAF, ENDLESS, hanging_bundle
+from servers import serving
+
+RUNS = "aftserve_run_documents_count"
+STOPPED = "aftserve_stopped_runs_total"
+FAILED = "aftserve_failed_runs_total"
+Grown = Callable[[str], float]
+
+POISON = 300
+"""An id that the manifest lets through and the model's embedding does not have."""
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model is a real one, and hangs on documents that begin with a certain token."""
+    folder = tmp_path_factory.mktemp("hanging") / "hanging.bundle"
+    shutil.copytree(bundle_folder, folder)
+    changed_manifest(folder, {"vocab_size": POISON + 1})
+    return hanging_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("scheduling") / "log"
+    with serving(hanging, log, "--stall-seconds", "300") as (address, _):
+        yield address
+    written = log.read_text("utf-8")
+    assert "Traceback" not in written
+    assert "never retrieved" not in written
+
+
+@pytest.fixture
+def grown(address: str) -> Grown:
+    """By how much a counter has grown since the test began."""
+    started = {name: metric(address, name) for name in (RUNS, STOPPED, FAILED)}
+    return lambda name: metric(address, name) - started[name]
+
+
+def post(address: str, *documents: list[int], **headers: str) -> httpx.Response:
+    return httpx.post(
+        f"{address}/infer", json={"input_ids": list(documents)}, headers=headers, timeout=60
+    )
+
+
+@contextmanager
+def asking(address: str, *documents: list[int]) -> Iterator[None]:
+    """A client that has been accepted while the block runs; it leaves without its answer."""
+    expected = metric(address, "aftserve_waiting_documents") + len(documents) - idle(address)
+    body = json.dumps({"input_ids": documents}).encode()
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body)) + body)
+        eventually(
+            lambda: (
+                metric(address, "aftserve_waiting_documents") == expected
+                and metric(address, "aftserve_backlog_seconds") > 0
+            ),
+            "the documents are accepted",
+        )
+        yield
+
+
+def idle(address: str) -> bool:
+    return metric(address, "aftserve_running_documents") == 0
+
+
+def wait_for_documents(address: str, count: int) -> None:
+    eventually(lambda: metric(address, "aftserve_waiting_documents") == count, f"{count} wait")
+
+
+def test_short_documents_that_wait_share_runs(
+    address: str, pool: ThreadPoolExecutor, grown: Grown
+) -> None:
+    documents = np.random.default_rng(0).integers(0, 200, (24, 16)).tolist()
+    alone = [post(address, ids).json()["results"][0]["scores"] for ids in documents]
+    with asking(address, [ENDLESS]):
+        waiting = [pool.submit(post, address, ids) for ids in documents]
+        wait_for_documents(address, 24)
+    together = [answer.result().json()["results"][0]["scores"] for answer in waiting]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(list(one.values()), list(other.values()), atol=1e-6)
+    assert grown(RUNS) < 24 + 24
+
+
+def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
+    address: str, grown: Grown
+) -> None:
+    with asking(address, [ENDLESS], *[[5] * 400] * 3):
+        assert metric(address, "aftserve_waiting_documents") == 3
+    eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
+    eventually(lambda: idle(address), "the queue is empty")
+    assert grown(RUNS) == 0
+    assert post(address, [5]).status_code == 200
+
+
+def test_a_client_that_leaves_while_it_waits_delays_nobody(
+    address: str, pool: ThreadPoolExecutor, grown: Grown
+) -> None:
+    with asking(address, [ENDLESS]):
+        with asking(address, *[[ENDLESS]] * 20):
+            answer = pool.submit(post, address, [5])
+            wait_for_documents(address, 21)
+        wait_for_documents(address, 1)
+    assert answer.result().status_code == 200
+    assert grown(STOPPED) == 1
+
+
+def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
+    address: str, grown: Grown
+) -> None:
+    def left() -> float:
+        return metric(address, "aftserve_responses_total", path="/infer", status="499")
+
+    gone, document = left(), [ENDLESS] * 16
+    with ExitStack() as third, ExitStack() as second:
+        with asking(address, document):
+            second.enter_context(asking(address, document))
+            third.enter_context(asking(address, document))
+        eventually(lambda: metric(address, "aftserve_running_documents") == 2, "two share a run")
+        second.close()
+        eventually(lambda: left() == gone + 2, "the server sees it")
+        assert grown(STOPPED) == 1
+        assert metric(address, "aftserve_running_documents") == 2
+    eventually(lambda: idle(address), "the run is stopped")
+    assert grown(STOPPED) == 2
+
+
+def test_a_deadline_ends_the_wait_and_the_run(
+    address: str, pool: ThreadPoolExecutor, grown: Grown
+) -> None:
+    deadline = {"Deadline-Seconds": "1"}
+    running = pool.submit(post, address, [ENDLESS], **deadline)
+    eventually(lambda: not idle(address), "it runs")
+    waiting = pool.submit(post, address, [5], **deadline)
+    assert running.result().status_code == 504
+    assert waiting.result().status_code in (200, 504)
+    assert grown(STOPPED) == 1
+    assert post(address, [5]).status_code == 200
+
+
+def test_a_poisoned_document_fails_alone(
+    address: str, pool: ThreadPoolExecutor, grown: Grown
+) -> None:
+    documents = [[number] * 16 for number in range(15)] + [[POISON] * 16]
+    with asking(address, [ENDLESS]):
+        answers = [pool.submit(post, address, ids) for ids in documents]
+        wait_for_documents(address, 16)
+    assert [answer.result().status_code for answer in answers] == [200] * 15 + [500]
+    assert isinstance(answers[-1].result().json()["detail"], str)
+    assert grown(FAILED) >= 2  # in company, and alone
+    assert httpx.get(f"{address}/readyz").status_code == 200
+
+
+def test_a_request_with_a_poisoned_document_fails_whole(address: str) -> None:
+    assert post(address, [5], [POISON], [6], [POISON]).status_code == 500
+    assert post(address, [5], [6]).status_code == 200
+
+
+def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
+    hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    with serving(hanging, tmp_path / "log", "--stall-seconds", "2") as (address, _):
+        hopeless = pool.submit(post, address, [ENDLESS])
+        eventually(lambda: not idle(address), "it runs")
+        assert post(address, [5]).status_code == 200
+        assert hopeless.result().status_code == 500
+        assert httpx.get(f"{address}/readyz").status_code == 200
+
+
+def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(
+    hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    with serving(hanging, tmp_path / "log", "--stall-seconds", "2") as (address, process):
+        hopeless = pool.submit(post, address, [DEAF])
+        eventually(lambda: not idle(address), "it runs")
+        waiting = [pool.submit(post, address, [5]) for _ in range(5)]
+        wait_for_documents(address, 5)
+        assert [answer.result().status_code for answer in (hopeless, *waiting)] == [503] * 6
+        assert process.wait(30) == 1
+    assert "cannot be stopped" in (tmp_path / "log").read_text("utf-8")
+
+
+def test_many_clients_that_come_and_go_leave_nothing_behind(
+    address: str, pool: ThreadPoolExecutor
+) -> None:
+    def one(seed: int) -> int | None:
+        generator = np.random.default_rng(seed)
+        ids = generator.integers(0, 200, int(generator.integers(1, 3000))).tolist()
+        if seed % 5:
+            return post(address, ids).status_code
+        body = json.dumps({"input_ids": [ids]}).encode()
+        with raw_connection(address) as connection:
+            connection.sendall(head(len(body)) + body)
+        return None
+
+    codes = list(pool.map(one, range(200)))
+    assert set(codes) == {200, None}
+    eventually(lambda: idle(address), "the queue is empty")
+    assert metric(address, "aftserve_waiting_documents") == 0

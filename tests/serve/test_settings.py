@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from aftexport.errors import UsageError
+from aftserve.settings import Settings
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "aftserve.toml"
+    path.write_text('host = "0.0.0.0"\nport = 1\nmax_tokens = 10\n')
+    return path
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTSERVE_PORT", "2")
+    monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "20")
+    settings = Settings.read(["bundle", "--config", str(file), "--max-tokens", "30"])
+    assert (settings.host, settings.port, settings.max_tokens) == ("0.0.0.0", 2, 30)
+
+
+def test_the_environment_can_name_the_file_and_the_bundle(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTSERVE_CONFIG", str(file))
+    monkeypatch.setenv("AFTSERVE_BUNDLE", "model.bundle")
+    settings = Settings.read([])
+    assert settings.bundle == Path("model.bundle")
+    assert settings.port == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "mentioned"),
+    [("colour = 1", "--colour"), ("port = 'x'", "--port"), ("port =", "aftserve.toml")],
+)
+def test_a_file_that_is_wrong_is_refused_by_what_is_wrong(
+    content: str, mentioned: str, file: Path
+) -> None:
+    file.write_text(content)
+    with pytest.raises(UsageError, match=mentioned):
+        Settings.read(["bundle", "--config", str(file)])
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml"):
+        Settings.read(["bundle", "--config", str(tmp_path / "absent.toml")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--shadow", "2"],
+        ["--deadline-seconds", "0"],
+        ["--max-queue-seconds", "-1"],
+        ["--budget-tokens", "0"],
+        ["--port", "65536"],
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=words[0]):
+        Settings.read(["bundle", *words])
