@@ -68,13 +68,10 @@ def test_what_stands_against_it_is_named(module: type[nn.Module], reason: str) -
 
 @pytest.mark.parametrize("mechanism", sorted(LAYERS))
 def test_models_of_ours_are_what_they_are(mechanism: str) -> None:
-    settings = {
-        "mechanism": mechanism,
-        "window": 3,
-        "max_length": 64 if mechanism == "aft_full" else None,
-    }
-    config = ClassifierConfig(**toy.CONFIG | settings)
-    lowered = as_means(lower(capture(DocumentClassifier(config))))
+    longest = 64 if mechanism == "aft_full" else None
+    settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings))
+    lowered = as_means(lower(capture(model, max_tokens=longest)))
     if mechanism == "dot_product_attention":
         with pytest.raises(WholeOnlyError):
             classify(lowered)
