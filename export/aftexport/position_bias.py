@@ -3,8 +3,9 @@
 The kernels multiply exp(w - m), m the largest bias of a row, by exp(key - its maximum). For the
 largest key that product is exp(-r) or more, r being the range of the row's biases: so far down may
 all terms of a sum lie. float16 has its digits down to exp(-9.7), bfloat16 down to exp(-87).
-Beyond that most sums would be found too small to be trusted, and each of those is taken again in
-float32 as it is defined, relative to its own largest logit: right, but slow. In fp32 few are.
+A sum that comes out too small to be trusted, whatever the precision, is taken again in float32 as
+it is defined, relative to its own largest logit: so outputs are right beyond these ranges as well,
+but in 16 bits there would be nothing left to gain.
 """
 
 from collections.abc import Iterator

@@ -3,19 +3,17 @@
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel
 
 from aftexport import __version__
-from aftserve.errors import ClientGoneError, RefusedError
+from aftserve import bodies
+from aftserve.logs import RequestLog, note
 from aftserve.presence import while_wanted
 from aftserve.problems import RESPONSES, handle_problems
 from aftserve.receiving import ReceivingLimits
-from aftserve.request_log import RequestLog, note
 from aftserve.schemas import (
     DocumentResult,
     InferRequest,
@@ -28,8 +26,6 @@ from aftserve.schemas import (
 )
 from aftserve.service import Service
 
-Model = TypeVar("Model", bound=BaseModel)
-
 DeadlineSeconds = Annotated[
     float | None,
     Header(
@@ -39,12 +35,6 @@ DeadlineSeconds = Annotated[
         description="Most seconds until the answer; the server's limit comes first.",
     ),
 ]
-
-
-class NotJsonError(RefusedError):
-    """A body says that it is something else."""
-
-    status = 415
 
 
 def create_app(service: Service) -> FastAPI:
@@ -81,7 +71,8 @@ def create_app(service: Service) -> FastAPI:
     ) -> DocumentResult | InferResponse:
         """Classifies one document (`text`) or several (`texts`, `input_ids`)."""
         service.check_open()
-        documents = await _received(request, InferRequest)
+        most = settings.max_documents
+        documents = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
         results = await while_wanted(
             service.classify(documents, deadline), request.receive, deadline
@@ -98,7 +89,8 @@ def create_app(service: Service) -> FastAPI:
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
-        document = await _received(request, ParityRequest)
+        most = service.model.classifier.max_tokens
+        document = await bodies.read(request, ParityRequest, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
         return await while_wanted(service.compare(document, deadline), request.receive, deadline)
 
@@ -130,17 +122,3 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
     """How the interface describes a body that is read only once it is wanted."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
-
-
-async def _received(request: Request, model: type[Model]) -> Model:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise NotJsonError(
-            "The body's content type is not application/json.", "Send JSON, and say so."
-        )
-    try:
-        return model.model_validate_json(await request.body())
-    except ClientDisconnect:
-        raise ClientGoneError from None
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from error

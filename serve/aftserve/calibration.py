@@ -1,4 +1,4 @@
-"""What a document costs: measured at start, on this machine, with this model."""
+"""What a document costs: measured at start on this machine, and how much more at present."""
 
 import math
 import time
@@ -18,6 +18,10 @@ _MOST_SECONDS = 0.5
 _SPAN = 8
 _STEEPEST_FLAT = 1.5
 _GAIN = 0.95
+
+_HORIZON_SECONDS = 10.0
+_PRIOR_SECONDS = 1.0
+_PACE_LIMITS = (0.1, 10.0)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,34 @@ class Costs:
             "batch_up_to_tokens": self.batch_tokens,
             "batch_up_to_documents": self.batch_documents,
         }
+
+
+class Pace:
+    """The ratio of actual to calibrated seconds over the last runs.
+
+    Others share the machine, and batches gain: with every prediction multiplied by this,
+    it stays true. A run counts by its length, and an old one less.
+    """
+
+    def __init__(self) -> None:
+        self._calibrated = self._actual = _PRIOR_SECONDS
+
+    @property
+    def value(self) -> float:
+        """Multiplies calibrated seconds."""
+        low, high = _PACE_LIMITS
+        return min(max(self._actual / self._calibrated, low), high)
+
+    def observe(self, calibrated: float, actual: float) -> None:
+        """Takes a run into account.
+
+        Args:
+            calibrated: seconds its documents would take one by one.
+            actual: seconds it took.
+        """
+        fading = math.exp(-actual / _HORIZON_SECONDS)
+        self._calibrated = self._calibrated * fading + calibrated
+        self._actual = self._actual * fading + actual
 
 
 def calibrate(

@@ -33,6 +33,7 @@ class Parity:
         reference: PyTorch; None where there is no model file to compare with.
         share: of live documents that are checked in passing.
         alone: runs a document by itself.
+        seconds: that a check in passing may take.
         on_breach: called with the reason where a check is outside its bound.
         metrics: what it counts.
     """
@@ -45,6 +46,7 @@ class Parity:
         *,
         share: float,
         alone: Callable[[Tokens], Awaitable[Result]],
+        seconds: float,
         on_breach: Callable[[str], None],
         metrics: Metrics,
     ) -> None:
@@ -53,6 +55,7 @@ class Parity:
         self._reference = reference
         self._share = share
         self._alone = alone
+        self._seconds = seconds
         self._on_breach = on_breach
         self._metrics = metrics
         self._pending: set[asyncio.Task[None]] = set()
@@ -113,15 +116,17 @@ class Parity:
             await self._reference.close()
 
     async def _shadow(self, ids: Tokens, result: Result) -> None:
+        served = result.answer.logits
         try:
-            if result.batch_documents > 1:
-                alone = await self._alone(ids)
-                self._judge("batch", ids, result.answer.logits, alone.answer.logits)
-            if self._reference is not None:
-                await self.check(ids, result.answer.logits)
-        except (RefusedError, EngineError) as error:
+            async with asyncio.timeout(self._seconds):
+                if result.batch_documents > 1:
+                    alone = await self._alone(ids)
+                    self._judge("batch", ids, served, alone.answer.logits)
+                if self._reference is not None:
+                    await self.check(ids, served)
+        except (RefusedError, EngineError, TimeoutError) as error:
             self._metrics.skipped_checks.inc()
-            logger.warning("a check of parity was not possible: %s", error)
+            logger.warning("a check of parity was not possible: %s", str(error) or "too slow")
 
     def _judge(self, kind: str, ids: Tokens, served: Logits, expected: Logits) -> Comparison:
         case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])

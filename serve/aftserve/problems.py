@@ -60,8 +60,6 @@ def _problem(error: AftexportError, status: int, retry_after: int | None = None)
 
 
 def _describe(error: dict[str, Any]) -> str:
-    if error["type"] == "json_invalid":
-        return f"the body is not JSON: {error['ctx']['error']}"
     place = ".".join(str(part) for part in error["loc"] if part not in ("body", "header"))
     message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message

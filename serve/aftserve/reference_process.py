@@ -39,11 +39,6 @@ class ReferenceProcess:
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
-    @property
-    def busy(self) -> bool:
-        """Whether it is at a document."""
-        return self._turn.locked()
-
     async def logits(self, ids: Tokens) -> NDArray[np.float64]:
         """Runs one document, ``[C]``, in float64 unless the model is a captured program.
 

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
 from aftserve.batching import Job, Result, next_batch
-from aftserve.calibration import Costs
+from aftserve.calibration import Costs, Pace
 from aftserve.classifier import Classifier, Tokens
 from aftserve.engine_thread import EngineThread, EngineThreadError, Run
 from aftserve.errors import UnavailableError
 from aftserve.metrics import Metrics
-from aftserve.pace import Pace
 from aftserve.waiting import Waiting
 from aftserve.watchdog import PARTS
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
 
-TokenIds = Annotated[list[StrictInt], Field(description="Token ids of one document.")]
+TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
 
 
 class InferRequest(BaseModel):
@@ -13,9 +13,12 @@ class InferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = Field(None, description="One document; the answer is one object.")
-    texts: list[str] | None = Field(None, description="Documents.", min_length=1)
+    texts: list[str] | None = Field(None, description="Documents.", min_length=1, fail_fast=True)
     input_ids: list[TokenIds] | None = Field(
-        None, description="Tokenized documents, each of its own length.", min_length=1
+        None,
+        description="Tokenized documents, each of its own length.",
+        min_length=1,
+        fail_fast=True,
     )
 
     @model_validator(mode="after")
@@ -112,7 +115,7 @@ class ParityRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = None
-    input_ids: TokenIds | None = None
+    input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -16,8 +16,8 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
 from aftserve import logs
 from aftserve.app import create_app
-from aftserve.http_protocol import TimedProtocol
 from aftserve.loading import load_model
+from aftserve.receiving import TimedProtocol
 from aftserve.service import Service
 from aftserve.settings import Settings
 

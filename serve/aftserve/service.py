@@ -15,7 +15,7 @@ from aftexport.errors import InputError
 from aftserve.admission import Admission
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
-from aftserve.errors import DocumentTooLongError, UnavailableError
+from aftserve.errors import UnavailableError
 from aftserve.health import Health
 from aftserve.loading import LoadedModel, load_safe_model
 from aftserve.metrics import Metrics
@@ -70,6 +70,7 @@ class Service:
             ReferenceProcess(bundle.path, settings) if settings.reference else None,
             share=settings.shadow,
             alone=self._alone,
+            seconds=settings.deadline_seconds,
             on_breach=self._breached,
             metrics=self.metrics,
         )
@@ -121,12 +122,6 @@ class Service:
             RefusedError: where it cannot be in time.
             EngineError: where the engine fails on one.
         """
-        if request.count > self.settings.max_documents:
-            raise DocumentTooLongError(
-                f"The request has {request.count} documents, this server takes "
-                f"{self.settings.max_documents}.",
-                "Send them in several requests.",
-            )
         documents = [await self._tokens(index, request) for index in range(request.count)]
         admitted = time.monotonic()
         tokens = [ids for ids, _ in documents]
@@ -222,8 +217,12 @@ class Service:
     async def _fall_back(self, reason: str) -> None:
         """Goes on with standard operators alone, if their golden cases are within the bound."""
         with self.scheduler.paused():
-            model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
-            if model.breach is not None:
+            model = None
+            try:
+                model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
+            except Exception:
+                logger.exception("there is nothing to fall back to")
+            if model is None or model.breach is not None:
                 self.health.breach = reason
                 return
             self.model = model

@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     )
     max_characters: PositiveInt = Field(1 << 24, description="refuse longer texts")
     max_documents: PositiveInt = Field(256, description="most documents of one request")
-    max_body_mib: PositiveFloat = Field(32, description="most MiB of one request")
+    max_body_mib: PositiveFloat = Field(16, description="most MiB of one request")
     max_buffered_mib: PositiveFloat = Field(
         128, description="most MiB of all requests that are being received"
     )

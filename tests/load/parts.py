@@ -95,8 +95,9 @@ def contenders(setting: Setting, report: Report) -> None:
             serving(setting.bundle, setting.log("aftserve"), *setting.words)
         )
         ways = {"aftserve": speed.over_http(address, setting.connections)}
-        for name in speed.CONTENDERS:
-            other = speed.contender(name, setting.checkpoint, setting.threads, setting.log(name))
+        for name, program in speed.CONTENDERS.items():
+            log = setting.log(name)
+            other = speed.contender(program, setting.checkpoint, setting.threads, log)
             ways[name] = speed.over_http(stack.enter_context(other), setting.connections)
         speeds = speed.compare(ways, setting.documents[:_CONTENDERS_DOCUMENTS], setting.rounds)
     _show("contenders", speeds, report)
@@ -104,9 +105,9 @@ def contenders(setting: Setting, report: Report) -> None:
     for name in speed.CONTENDERS:
         other_speed = speeds[name]
         faster = ours.documents_per_second / other_speed.documents_per_second
-        report.at_least(f"contenders: throughput over {name}'s", faster, 1.5, "")
+        report.at_least(f"contenders: throughput over that of {name}", faster, 1.5, "")
         later = ours.p99_seconds / other_speed.p99_seconds
-        report.at_most(f"contenders: p99 over {name}'s", later, 1, "")
+        report.at_most(f"contenders: p99 over that of {name}", later, 1, "")
 
 
 def growth(setting: Setting, report: Report) -> None:

@@ -23,7 +23,12 @@ from load.client import Connection
 from load.documents import Document
 from load.traffic import Request, send
 
-CONTENDERS = ("litserve", "fastapi")
+CONTENDERS = {
+    "LitServe, one by one": ("litserve_server",),
+    "LitServe, batches of 8": ("litserve_server", "--batch", "8"),
+    "FastAPI": ("fastapi_server",),
+}
+"""The programs in ``load.contenders``, and what they are told."""
 PACKAGES = Path("build/contenders")
 """Where ``make load`` installs what they need, apart from what the server runs on."""
 _DEADLINE_SECONDS = 300.0
@@ -135,12 +140,13 @@ def overhead_seconds(
 
 
 @contextmanager
-def contender(name: str, checkpoint: Path, threads: int, log: Path) -> Iterator[str]:
+def contender(program: Sequence[str], checkpoint: Path, threads: int, log: Path) -> Iterator[str]:
     """Another server over the same model, on a free port; yields its address once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", f"load.contenders.{name}_server", str(checkpoint)]
+    name, *options = program
+    words = [sys.executable, "-m", f"load.contenders.{name}", str(checkpoint), *options]
     words += ["--port", str(port), "--threads", str(threads)]
     paths = [str(PACKAGES.absolute()), str(Path(__file__).parents[1])]
     with log.open("wb") as file:

@@ -99,7 +99,7 @@ def test_engine_server_and_contenders_answer_alike(
     engine = bare_engine(bundle_folder, 1)
     with (
         serving(bundle_folder, tmp_path / "log") as (address, _),
-        speed.contender("fastapi", checkpoint_file, 1, tmp_path / "other") as other,
+        speed.contender(["fastapi_server"], checkpoint_file, 1, tmp_path / "other") as other,
     ):
         ways = {"engine": speed.in_a_loop(engine), "aftserve": speed.over_http(address, 8)}
         ways["fastapi"] = speed.over_http(other, 8)
@@ -117,7 +117,7 @@ def test_engine_server_and_contenders_answer_alike(
 def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="No module named"),
-        speed.contender("absent", checkpoint_file, 1, tmp_path / "log"),
+        speed.contender(["absent"], checkpoint_file, 1, tmp_path / "log"),
     ):
         pass
 

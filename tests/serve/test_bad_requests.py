@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import httpx
@@ -51,6 +52,32 @@ BAD_BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
     "no JSON": (b"hello", JSON),
     "JSON cut": (b'{"text": "a', JSON),
     "not UTF-8": (b'{"text": "\xff\xfe"}', JSON),
+    "not UTF-8, overlong": (b'{"text": "\xc0\xaf"}', JSON),
+    "not UTF-8, a surrogate": (b'{"text": "\xed\xa0\x80"}', JSON),
+    "UTF-16": ('{"text": "a"}'.encode("utf-16"), JSON),
+    "UTF-16 that says so": (
+        '{"text": "a"}'.encode("utf-16-le"),
+        {"content-type": "application/json; charset=utf-16le"},
+    ),
+    "Latin-1 that says so": (
+        '{"text": "ä"}'.encode("latin-1"),
+        {"content-type": "application/json; charset=latin-1"},
+    ),
+    "UTF-8 after a byte order mark": (b'\xef\xbb\xbf{"text": "a"}', JSON),
+    "compressed": (gzip.compress(b'{"text": "a"}'), JSON | {"content-encoding": "gzip"}),
+    "compressed as it says": (b'{"text": "a"}', JSON | {"content-encoding": "br"}),
+    "NaN": (b"NaN", JSON),
+    "NaN in place of a text": (b'{"text": NaN}', JSON),
+    "infinity": (b'{"input_ids": [[-Infinity]]}', JSON),
+    "a number past every float": (b'{"input_ids": [[1e999]]}', JSON),
+    "a control character": (b'{"text": "\x01"}', JSON),
+    "half an escape": (b'{"text": "\\ud8"}', JSON),
+    "two values": (b'{"text": "a"} {"text": "b"}', JSON),
+    "objects nested beyond measure": (b'{"text":' * 100_000, JSON),
+    "an unknown field nested beyond measure": (
+        b'{"x":' + b'{"a":' * 9999 + b"1" + b"}" * 10_000,
+        JSON,
+    ),
     "nested beyond measure": (b"[" * 100_000, JSON),
     "ids nested beyond measure": (b'{"input_ids":' + b"[" * 9999 + b"]" * 9999 + b"}", JSON),
     "number of 5000 digits": (b'{"input_ids": [[' + b"9" * 5000 + b"]]}", JSON),

@@ -185,6 +185,19 @@ def test_a_live_breach_falls_back_too(
         eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "nothing is left")
 
 
+def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    bundle = odd_first_token(bundle_copy)
+    options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
+    with serving(bundle, tmp_path / "log", *options) as (address, _):
+        assert compare(address, text="a").status_code == 200
+        (bundle / "model.onnx").unlink()
+        assert post(address, [ODD, 6]).status_code == 200
+        eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "it says so")
+        assert post(address, [5]).status_code == 503
+
+
 def rounded(bundle: Path) -> Path:
     """A bundle whose fused kernels are outside the bound on this machine."""
     if aftplugins.library("onnxruntime") is None:

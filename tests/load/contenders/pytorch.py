@@ -17,6 +17,7 @@ class Options:
     model: Path
     port: int
     threads: int
+    batch: int
 
     @classmethod
     def read(cls) -> "Options":
@@ -24,6 +25,7 @@ class Options:
         parser.add_argument("model", type=Path)
         parser.add_argument("--port", type=int, required=True)
         parser.add_argument("--threads", type=int, required=True)
+        parser.add_argument("--batch", type=int, default=1)
         return cls(**vars(parser.parse_args()))
 
 

@@ -1,0 +1,94 @@
+"""From the bytes of a body to a checked request, whatever they are."""
+
+import gc
+import math
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+
+from aftexport.errors import InputError
+from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class NotJsonError(RefusedError):
+    """A body says that it is something else."""
+
+    status = 415
+
+
+async def read(request: Request, model: type[Model], **most: int) -> Model:
+    """Receives and checks a body.
+
+    Args:
+        request: whose body was not received yet.
+        model: of the body.
+        most: entries of its lists, by field.
+
+    Raises:
+        NotJsonError: by its headers it is no JSON, or it is compressed.
+        InputError: it is no JSON, or has a field that the model lacks.
+        DocumentTooLongError: a list has more entries than it may.
+        RequestValidationError: a field is not as the model has it.
+        ClientGoneError: it did not arrive.
+    """
+    _check_headers(request.headers)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    return parse(body, model, **most)
+
+
+def parse(body: bytes, model: type[Model], **most: int) -> Model:
+    """Like ``read``, of a body that was received.
+
+    What is wrong is said of the first thing that is: a list of all faults of a hostile body
+    takes minutes, and gigabytes.
+    """
+    content = _objects(body)
+    if isinstance(content, dict):
+        for name, value in content.items():
+            if name not in model.model_fields:
+                known = ", ".join(model.model_fields)
+                raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
+            if isinstance(value, list) and len(value) > most.get(name, math.inf):
+                raise DocumentTooLongError(
+                    f"{name} has {len(value)} entries, this server takes {most[name]}.",
+                    "Send them in several requests.",
+                )
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(found) from None
+
+
+def _objects(body: bytes) -> Any:
+    # Millions of lists would be gone through again and again while they are made.
+    gc.disable()
+    try:
+        # Not by way of the model: that would hold a tree of the body beside the objects.
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InputError(f"The body is not JSON: {error}.", "Send JSON in UTF-8.") from None
+    finally:
+        gc.enable()
+
+
+def _check_headers(headers: Headers) -> None:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJsonError(
+            "The body's content type is not application/json.", "Send JSON, and say so."
+        )
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise NotJsonError(
+            f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
+        )
