@@ -56,9 +56,15 @@ class Outcome:
 
 @dataclass
 class Results:
-    """How all of them ended."""
+    """How all of them ended.
+
+    Attributes:
+        outcomes: of each.
+        wall_seconds: from the first request, with all clients connected, to the last answer.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
+    wall_seconds: float = 0.0
 
     @property
     def states(self) -> Counter[str]:
@@ -129,8 +135,7 @@ async def send_from(address: str, requests: Iterator[Request], connections: int)
     """Like ``send``, in a loop that runs. Clients stop once nobody listens."""
     results = Results()
 
-    async def client() -> None:
-        connection = Connection(address)
+    async def client(connection: Connection) -> None:
         for request in requests:
             outcome = await _ask(connection, request)
             results.outcomes.append(outcome)
@@ -138,7 +143,11 @@ async def send_from(address: str, requests: Iterator[Request], connections: int)
                 break
         connection.close()
 
-    await asyncio.gather(*(client() for _ in range(connections)))
+    clients = [Connection(address) for _ in range(connections)]
+    await asyncio.gather(*(connection.open() for connection in clients))
+    started = time.perf_counter()
+    await asyncio.gather(*map(client, clients))
+    results.wall_seconds = time.perf_counter() - started
     return results
 
 
