@@ -10,7 +10,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native test-cuda cuda bench bench-model bench-quick load soak lint format clean
+.PHONY: demo test test-native test-cuda cuda gpu-check bench bench-model bench-quick load soak lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -45,6 +45,12 @@ test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind))
 cuda-emulated-%: $(VENV)/installed
 	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
 	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
+
+# The CUDA kernels on this machine's NVIDIA GPU: checked, timed, recorded in tests/benchmarks/gpu; and the models that
+# this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT where $(PYTHON) has them. It needs PyTorch;
+# nothing is installed. GPU_CHECK=--help shows what can be left out. Without a GPU it says so and exits with 3.
+gpu-check:
+	@PYTHONPATH=tests:export $(PYTHON) -m benchmarks.gpu $(GPU_CHECK)
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

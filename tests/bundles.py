@@ -36,6 +36,14 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "precision unknown": {"precision": "fp8"},
     "operators null": {"operators": None},
     "operators the model lacks": {"operators": {"AftEverything": 1}},
+    "position biases null": {"position_biases": None},
+    "position bias without a precision": {"position_biases": [{"node": "a", "row_range": 1.0}]},
+    "range of a position bias negative": {
+        "position_biases": [{"node": "a", "row_range": -1.0, "precision": "fp16"}]
+    },
+    "precision of a position bias unknown": {
+        "position_biases": [{"node": "a", "row_range": None, "precision": "int8"}]
+    },
     "operator version text": {"operator_version": "1"},
     "operator version newer": {"operator_version": 2},
     "source null": {"source": None},

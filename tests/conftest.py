@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -13,6 +14,8 @@ from hypothesis import settings
 from servers import serving
 
 import aftexport
+from aftexport.engines.cuda import device
+from aftexport.errors import EngineError
 from aftexport.exporter import export
 from aftexport.nn import DocumentClassifier
 from aftexport.trace import capture
@@ -78,6 +81,13 @@ def rtx_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("rtx") / "rtx.bundle"
     export(checkpoint_file, to="trt-rtx", precision="fp16", max_length=500, out=folder)
     return folder
+
+
+@pytest.fixture
+def no_gpu() -> None:
+    """For what is done where no GPU is."""
+    with suppress(EngineError):
+        pytest.skip(f"a GPU is here: {device()}")
 
 
 @pytest.fixture

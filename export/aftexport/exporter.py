@@ -38,6 +38,7 @@ from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import Case, Comparison
+from aftexport.position_bias import position_biases
 from aftexport.report import (
     operator_table,
     parity_table,
@@ -96,8 +97,9 @@ def export(
         to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside the kernels of the encoder and, for bf16, AFT-full. Sums are float32 or wider.
-            For an engine bf16 is of weights and activations too, and there is no int8.
+            inside the kernels of the encoder. Sums are float32 or wider. For an engine bf16 is
+            of weights and activations too, and there is no int8. AFT-full's exponentials are
+            in 16 bits where ``position_bias.safe_precision`` allows it.
         max_length: most tokens of a document.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
@@ -308,6 +310,7 @@ def _manifest(
             "precision": traced.precision,
             "opset": opset,
             "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,
             "hardware": "any",
             "versions": {

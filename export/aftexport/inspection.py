@@ -12,7 +12,7 @@ from aftexport.bundle import PARITY, Bundle
 from aftexport.engine_export import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import EngineError
-from aftexport.manifest import EnginePlan
+from aftexport.manifest import EnginePlan, Manifest
 from aftexport.report import operator_table, plain_table, size_table
 
 
@@ -32,6 +32,7 @@ def show_bundle(path: Path, console: Console) -> None:
         "longest document": _tokens(manifest.max_tokens),
         "labels": ", ".join(manifest.labels),
         "precision": manifest.precision,
+        **_position_biases(manifest),
         "opset": manifest.opset,
         "parity": _parity(bundle),
         "made with": ", ".join(f"{k} {v}" for k, v in manifest.versions.items()),
@@ -102,6 +103,14 @@ def _parity(bundle: Bundle) -> str:
         return "not checked"
     record = json.loads((bundle.path / PARITY).read_text("utf-8"))
     return f"checked, see {PARITY}" if record.get("checked") else "not checked"
+
+
+def _position_biases(manifest: Manifest) -> dict[str, object]:
+    lines = []
+    for bias in manifest.position_biases:
+        reach = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
+        lines.append(f"{bias.node}: range of a row {reach}, exponentials in {bias.precision}")
+    return {"position biases": "\n".join(lines)} if lines else {}
 
 
 def _tokens(count: int | None) -> str:

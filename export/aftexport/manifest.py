@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Len
+from annotated_types import Ge, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from aftexport.engines.settings import BuildSettings, Count
@@ -22,6 +22,23 @@ class FileEntry(BaseModel):
 
     bytes: int
     sha256: str
+
+
+class PositionBias(BaseModel):
+    """The position bias of one AFT-full node.
+
+    Attributes:
+        node: its name in ``model.onnx``.
+        row_range: the largest ``max - min`` of a row, over the keys that the row sees; None
+            where the graph computes the bias or it is not finite.
+        precision: of the exponentials in a fused kernel, chosen by that range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    node: str
+    row_range: Annotated[float, Ge(0)] | None
+    precision: Literal["fp32", "fp16", "bf16"]
 
 
 class EnginePlan(BaseModel):
@@ -55,6 +72,7 @@ class Manifest(BaseModel):
             inside kernels; bf16 of weights and activations where there is an ``engine``.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
+        position_biases: of its AFT-full nodes.
         operator_version: of the ``ai.aftexport`` domain.
         hardware: what the model file needs; ``any`` for ONNX.
         versions: of the tools that made the bundle.
@@ -73,6 +91,7 @@ class Manifest(BaseModel):
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     opset: Count
     operators: dict[str, Count]
+    position_biases: tuple[PositionBias, ...] = ()
     operator_version: Count
     hardware: str
     versions: dict[str, str]

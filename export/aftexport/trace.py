@@ -29,6 +29,7 @@ from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.manifest import MAX_TOKENS
 from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.position_bias import choose_precisions
 from aftexport.registry import ALL_OPERATORS
 
 OPSETS = range(18, 26)
@@ -183,7 +184,7 @@ def to_onnx(
                 (),
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table=translations(precision),
+                custom_translation_table=translations(),
                 dynamic_shapes=shapes,
                 input_names=list(names),
                 output_names=["logits"],
@@ -207,6 +208,7 @@ def to_onnx(
             f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
         )
     _strip_metadata(model)
+    choose_precisions(model, precision)
     return attach_bodies(model, opset)
 
 
@@ -252,17 +254,14 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
 
 
-def translations(precision: str = "fp32") -> dict[Any, Callable[..., Any]]:
+def translations() -> dict[Any, Callable[..., Any]]:
     """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
-    return {o.torch_op: _translation(o, precision) for o in OPERATORS.values()}
+    return {o.torch_op: _translation(o) for o in OPERATORS.values()}
 
 
-def _translation(operator: Operator, precision: str) -> Callable[..., Any]:
+def _translation(operator: Operator) -> Callable[..., Any]:
     """A function torch.onnx can read the signature of, which emits one bare custom node."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
-    if "precision" in for_kernel and precision != "fp16":  # which the tensors' type says
-        # Exponentials span too much for 8 bits.
-        for_kernel["precision"] = "bf16" if precision == "int8" else precision
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

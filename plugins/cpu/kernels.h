@@ -46,7 +46,7 @@ struct AftSimple : Sequence {
 
 struct AftFull : Sequence {
   Gate gate;
-  Precision precision;         // of the products; kInt8 computes in float32
+  Precision precision;         // of the products; kFloat16 computes in float32, kInt8 is not taken
   const void* position_bias;   // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
 };

@@ -7,8 +7,7 @@
 
 namespace aft::AFT_ISA {
 
-// Calls f with a value of the product's type. For operators that have no products in 8-bit integers: where those
-// are asked for they compute in float32.
+// Calls f with a value of the product's type, for operators whose products are of floating-point numbers.
 template <class F>
 void with_float_product(Precision precision, const F& f) {
 #if defined(__AVX512BF16__)

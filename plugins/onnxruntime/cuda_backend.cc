@@ -44,8 +44,7 @@ AftCudaSequence sequence(const aft::Sequence& s) { return sequence(s, s.channels
 
 // What `precision` asks for, or the next that holds as large a range where tensors of this element cannot have it.
 AftCudaExpPrecision exp_precision(const aft::AftFull& p) {
-  const bool sixteen_bits = p.precision == aft::Precision::kFloat16 || p.precision == aft::Precision::kBfloat16;
-  if (p.element == aft::Element::kFloat32 || !sixteen_bits) return AFT_CUDA_EXP_FLOAT32;
+  if (p.element == aft::Element::kFloat32 || p.precision == aft::Precision::kFloat32) return AFT_CUDA_EXP_FLOAT32;
   const bool half = p.element == aft::Element::kFloat16 && p.precision == aft::Precision::kFloat16;
   return half ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
 }

@@ -26,6 +26,14 @@ void expect_shape(const char* input, const Tensor& tensor, const Shape& expected
     throw Error(std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " + to_string(expected));
 }
 
+aft::Precision read_precision(const Attributes& attributes) {
+  const std::string precision = attributes.text("precision", "fp32");
+  if (precision == "fp32") return aft::Precision::kFloat32;
+  if (precision == "bf16") return aft::Precision::kBfloat16;
+  if (precision != "int8") throw Error("precision is \"" + precision + "\", expected fp32, bf16 or int8");
+  return aft::Precision::kInt8;
+}
+
 float from_half(uint16_t half) {
   // Shift exponent and mantissa into place and rescale by 2^112: right for subnormals too.
   const uint32_t shifted = (half & 0x7fffu) << 13;

@@ -99,7 +99,12 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    params_.precision = read_precision(attributes);
+    const std::string precision = attributes.text("precision", "fp32");
+    expect(precision == "fp32" || precision == "fp16" || precision == "bf16",
+           "precision is \"" + precision + "\", expected fp32, fp16 or bf16");
+    params_.precision = precision == "fp32"   ? aft::Precision::kFloat32
+                        : precision == "fp16" ? aft::Precision::kFloat16
+                                              : aft::Precision::kBfloat16;
   }
 
  private:
@@ -218,14 +223,6 @@ Kernel* create(const Settings& settings, const Attributes& attributes) {
 }
 
 }  // namespace
-
-aft::Precision read_precision(const Attributes& attributes) {
-  const std::string precision = attributes.text("precision", "fp32");
-  if (precision == "fp32") return aft::Precision::kFloat32;
-  if (precision == "bf16") return aft::Precision::kBfloat16;
-  expect(precision == "int8", "precision is \"" + precision + "\", expected fp32, bf16 or int8");
-  return aft::Precision::kInt8;
-}
 
 const Operator kOperators[7] = {
     {"AftFull", 5, create<AftFull>},

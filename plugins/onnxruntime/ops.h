@@ -29,8 +29,6 @@ struct Operator {
   size_t outputs = 1;
 };
 
-aft::Precision read_precision(const ort::Attributes&);
-
 extern const Operator kOperators[7];
 extern const Operator kEncoderOperators[5];  // encoder_ops.cc; no causal form
 

@@ -37,7 +37,7 @@ const Field kFeatureMap{"feature_map", &Settings::feature_map, nullptr, false, {
 const Field kNumHeads{"num_heads", &Settings::num_heads, nullptr, true};
 const Field kScale{"scale", nullptr, &Settings::scale};
 const Field kEps{"eps", nullptr, &Settings::eps, true};
-const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16", "int8"}};
+const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16"}};
 
 AftCudaTensor packed(const Tensor& tensor) {
   const Shape& s = tensor.shape;
@@ -66,7 +66,7 @@ AftCudaAftSimple aft_simple(const Call& call) { return {sequence(call), gate(cal
 // it. Its default, float32, is right for every position_bias.
 AftCudaExpPrecision exp_precision(const Call& call) {
   const std::string& asked = kPrecision.choices[static_cast<size_t>(call.settings.precision)];
-  if (call.element == AFT_CUDA_FLOAT32 || asked == "fp32" || asked == "int8") return AFT_CUDA_EXP_FLOAT32;
+  if (call.element == AFT_CUDA_FLOAT32 || asked == "fp32") return AFT_CUDA_EXP_FLOAT32;
   return call.element == AFT_CUDA_FLOAT16 && asked == "fp16" ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
 }
 

@@ -40,10 +40,11 @@ class Creator final : public IPluginCreatorV3One {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) IPluginCreatorInterface* const* getCreators(int32_t& count) {
-  static const std::vector<IPluginCreatorInterface*> creators = [] {
-    std::vector<IPluginCreatorInterface*> made;  // TensorRT keeps them for as long as the library is loaded
+  // Never destroyed: TensorRT keeps them for as long as the library is loaded.
+  static const std::vector<IPluginCreatorInterface*>& creators = *[] {
+    auto* made = new std::vector<IPluginCreatorInterface*>;
     for (const ops::Operator& op : ops::operators())
-      for (const bool causal : {false, true}) made.push_back(new Creator(op, causal));
+      for (const bool causal : {false, true}) made->push_back(new Creator(op, causal));
     return made;
   }();
   count = static_cast<int32_t>(creators.size());

@@ -1,4 +1,3 @@
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -7,18 +6,11 @@ from rich.console import Console
 
 from aftexport.bundle import Bundle
 from aftexport.choice import choose
-from aftexport.engines.cuda import device
 from aftexport.errors import EngineError, UsageError
 from aftexport.exporter import export
 
 CONSOLE = Console(quiet=True)
 INPUTS = {"input_ids": np.array([[5, 6, 7]]), "lengths": np.array([3])}
-
-
-@pytest.fixture
-def no_gpu() -> None:
-    with suppress(EngineError):
-        pytest.skip(f"a GPU is here: {device()}")
 
 
 @pytest.mark.parametrize("asked", ["auto", "onnxruntime"])

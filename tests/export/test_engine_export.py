@@ -32,7 +32,7 @@ def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -
 
 
 def test_what_waits_for_a_gpu_is_said_everywhere(
-    rtx_bundle: Path, capsys: pytest.CaptureFixture[str]
+    no_gpu: None, rtx_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = Bundle.open(rtx_bundle)
     assert bundle.manifest.engine is not None

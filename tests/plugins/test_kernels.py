@@ -114,7 +114,7 @@ def test_a_mean_of_equal_values_loses_no_more_than_bfloat16_rounds(op):
 def test_precision_is_float32_unless_bfloat16_is_asked_for(op):
     inputs = random_inputs(op, 1, 90, 24)
     exact = run(op, inputs)
-    for precision in ("fp32", "int8"):
+    for precision in ("fp32", "fp16"):
         np.testing.assert_array_equal(run(op, inputs, precision=precision), exact)
 
 
@@ -246,8 +246,8 @@ def test_errors_name_operator_shapes_and_reason():
     assert 'gate is "relu", expected sigmoid, tanh or none' in message(
         "AftSimple", inputs, gate="relu"
     )
-    assert 'precision is "int4", expected fp32, bf16 or int8' in message(
-        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int4"
+    assert 'precision is "int8", expected fp32, fp16 or bf16' in message(
+        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int8"
     )
     inputs[-1] = np.array([1, 2], np.int64)
     assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)

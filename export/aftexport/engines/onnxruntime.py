@@ -155,7 +155,7 @@ def _is_bfloat16(model: Path) -> bool:
         return False  # the runtime says better what is wrong with the file
 
 
-def operator_paths(model: Path) -> dict[str, str]:
+def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
     """Tells which way each custom operator of a model runs: ``fused`` or ``portable``.
 
     The runtime replaces a node by its portable body where no kernel is
@@ -167,10 +167,10 @@ def operator_paths(model: Path) -> dict[str, str]:
     before = _custom_nodes(onnx.load(model, load_external_data=False))
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = session_options(threads=1, arena=False, fused=True)
+        options = session_options(threads=1, arena=False, fused=True, provider=provider)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
-        session(model, options)
+        session(model, options, provider)
         left = _custom_nodes(onnx.load(optimized, load_external_data=False))
     return {
         op_type: "fused" if left[op_type] == count else "portable"

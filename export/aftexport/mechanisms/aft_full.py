@@ -28,8 +28,9 @@ from aftexport.operators import Attribute
 _PRECISION = Attribute(
     "precision",
     "fp32",
-    "Of the products: fp32; bf16, exp(w) and the keys' terms rounded to bfloat16; int8 is "
-    "fp32 here. Sums are float32. The portable body computes in float32.",
+    "Of the products: fp32; fp16 or bf16, exp(w) and the keys' terms rounded to float16 or "
+    "bfloat16. Sums are float32. The portable body computes in float32, and so does the kernel "
+    "for the CPU where fp16 is asked for.",
 )
 
 

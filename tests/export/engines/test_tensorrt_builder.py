@@ -1,5 +1,6 @@
 """The builder that TensorRT and TensorRT-RTX share; the latter builds without a GPU."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,7 +154,11 @@ def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
     assert network_types(network) == {"ids": "int64"}
 
 
-def test_a_runtime_that_is_not_installed_names_the_command() -> None:
+def test_a_runtime_that_is_not_installed_names_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    load.cache_clear()
     with pytest.raises(EngineError) as caught:
         load("tensorrt")
     assert "pip install 'aftexport[trt]'" in caught.value.remedy

@@ -14,17 +14,16 @@ static float rounded(float x, AftCudaElement element) {
 }
 
 // products[b] = exp(w - row maxima) entries[b]; float16 ends early, so that sums do go beyond it.
-static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigned char* products) {
-  const AftCudaSequence& s = call.sequence;
-  const AftCudaElement element = product_element(call);
-  const size_t size = element_size(element), tensor_size = element_size(s.element);
+static void multiply(const AftFull& definition, AftCudaElement element, unsigned char* entries,
+                     unsigned char* products) {
+  const AftCudaSequence& s = definition.call.sequence;
+  const size_t size = element_size(element);
   const int64_t columns = 2 * s.channels;
   std::vector<float> right(s.batch * s.tokens * columns), weights(s.tokens), sums(columns);
   for (size_t i = 0; i < right.size(); ++i) right[i] = decode(entries + i * size, element);
   for (int64_t t = 0; t < s.tokens; ++t) {
-    const auto* bias =
-        static_cast<const unsigned char*>(call.position_bias) + t * call.position_bias_width * tensor_size;
-    for (int64_t u = 0; u < s.tokens; ++u) weights[u] = decode(bias + u * tensor_size, s.element);
+    for (int64_t u = 0; u < s.tokens; ++u)
+      weights[u] = static_cast<float>(definition.bias[t * definition.width + u]);
     const float maximum = *std::max_element(weights.begin(), weights.end());
     for (float& weight : weights) weight = rounded(std::exp(weight - maximum), element);
     for (int64_t b = 0; b < s.batch; ++b) {
@@ -40,21 +39,27 @@ static void multiply(const AftCudaAftFull& call, unsigned char* entries, unsigne
   }
 }
 
-static int run(const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+static int run(const AftFull& definition, const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call->sequence;
-  const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(product_element(*call));
+  const AftCudaElement element = product_element(*call);
+  const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(element);
   Buffer entries(bytes), products(bytes);
   if (const int status = aft_cuda_aft_full_prepare(call, entries.data(), workspace, stream)) return status;
-  multiply(*call, entries.data(), products.data());
+  if (!entries.read()) return -1;
+  multiply(definition, element, entries.host(), products.host());
+  products.write();
   const int status = aft_cuda_aft_full_finish(call, products.data(), stream);
-  return entries.guard_intact() && products.guard_intact() ? status : -1;
+  return products.read() ? status : -1;
 }
 
 int main(int argc, char** argv) {
   return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
     Problem problem(c, bounds, c.channels);
     const AftFull definition(problem);
-    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_prepare_workspace, run, definition);
+    const auto kernels = [&](const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+      return run(definition, call, workspace, stream);
+    };
+    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_prepare_workspace, kernels, definition);
     const bool refused = aft_cuda_aft_full_prepare(&definition.call, nullptr, nullptr, nullptr) != 0 &&
                          aft_cuda_aft_full_finish(&definition.call, nullptr, nullptr) != 0;
     if (!refused) std::printf("FAILED: %s is not refused\n", c.name().c_str());

@@ -1,5 +1,5 @@
-// One case brought before one kernel: tensors in emulated device memory, the call, and the comparison with a
-// float64 definition.
+// One case brought before one kernel: tensors in device memory, the call, and the comparison with a float64
+// definition.
 #pragma once
 
 #include <algorithm>
@@ -11,39 +11,43 @@
 #include <list>
 
 #include "cases.h"
-#include "emulator.h"
+#include "device.h"
+#include "float16.h"
 
-extern "C" [[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
-extern "C" [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void*, size_t);
-
-// Memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it.
+// Device memory that starts `offset` bytes after a multiple of 256, filled with NaN, with a guard behind it; and
+// its copy on the host.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes, size_t offset = 0) : bytes(bytes), offset(offset) {
-    void* allocated = nullptr;
-    if (posix_memalign(&allocated, 256, offset + bytes + kGuard) != 0) std::abort();
-    memory = static_cast<unsigned char*>(allocated);
-    std::memset(memory, 0xff, offset + bytes + kGuard);
-    if (__asan_poison_memory_region) __asan_poison_memory_region(data() + bytes, kGuard);
+  explicit Buffer(size_t bytes, size_t offset = 0)
+      : bytes(bytes),
+        memory(static_cast<unsigned char*>(device::allocate(offset + bytes + kGuard))),
+        offset(offset),
+        copy(bytes + kGuard, 0xff) {
+    device::write(data(), copy.data(), copy.size());
+    device::poison(data() + bytes, kGuard);
   }
   Buffer(const Buffer&) = delete;
-  ~Buffer() { std::free(memory); }
+  ~Buffer() { device::release(memory); }
 
   unsigned char* data() { return memory + offset; }
+  unsigned char* host() { return copy.data(); }
 
-  bool guard_intact() {
-    if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(data() + bytes, kGuard);
-    for (size_t i = 0; i < kGuard; ++i)
-      if (data()[bytes + i] != 0xff) return false;
-    return true;
+  // From the host to the device, and back: false if the guard was overwritten.
+  void write() { device::write(data(), copy.data(), bytes); }
+  bool read() {
+    device::unpoison(data() + bytes, kGuard);
+    device::read(copy.data(), data(), copy.size());
+    return std::all_of(copy.begin() + static_cast<std::ptrdiff_t>(bytes), copy.end(),
+                       [](unsigned char byte) { return byte == 0xff; });
   }
 
   const size_t bytes;
 
  private:
   static constexpr size_t kGuard = 64;
-  size_t offset;
   unsigned char* memory;
+  size_t offset;
+  std::vector<unsigned char> copy;
 };
 
 inline size_t element_size(AftCudaElement element) { return element == AFT_CUDA_FLOAT32 ? 4 : 2; }
@@ -60,7 +64,7 @@ inline float decode(const unsigned char* from, AftCudaElement element) {
   }
   uint16_t bits;
   std::memcpy(&bits, from, 2);
-  return element == AFT_CUDA_FLOAT16 ? emulator::half_to_float(bits) : __uint_as_float(static_cast<uint32_t>(bits) << 16);
+  return element == AFT_CUDA_FLOAT16 ? emulator::half_to_float(bits) : emulator::bfloat_to_float(bits);
 }
 
 // What the definition reads: the numbers that the device memory holds, rounded as they are there.
@@ -85,17 +89,17 @@ class Problem {
     AftCudaTensor* const tensors[] = {&sequence.query, &sequence.key, &sequence.value};
     const int64_t width = channels[0] + channels[1] + channels[2], rows = c.batch * c.tokens;
     const size_t size = element_size(c.element);
-    unsigned char* slices = c.layout == Layout::kSliced ? allocate(rows * width) : nullptr;
+    Buffer* const all = c.layout == Layout::kSliced ? &allocate(rows * width) : nullptr;
+    size_t slice = 0;  // bytes before it
     for (int i = 0; i < 3; ++i) {
-      const int64_t stride = slices ? width : channels[i];
-      unsigned char* data = slices ? slices : allocate(rows * channels[i]);
-      if (slices) slices += channels[i] * size;
-      *tensors[i] = {data, c.tokens * stride, stride};
+      const int64_t stride = all ? width : channels[i];
+      Buffer& buffer = all ? *all : allocate(rows * channels[i]);
+      *tensors[i] = {buffer.data() + slice, c.tokens * stride, stride};
       *numbers[i] = {std::vector<double>(rows * channels[i]), c.tokens, channels[i]};
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t k = 0; k < channels[i]; ++k) {
           const int64_t b = row / c.tokens, t = row % c.tokens;
-          unsigned char* at = data + (row * stride + k) * size;
+          unsigned char* at = buffer.host() + slice + (row * stride + k) * size;
           float x = c.range() * next_number();
           if (i == 1 && t == special_key(b)) x = 90.0f;
           if (i > 0 && t >= c.lengths[b])  // does not count, so must not be used, nor be hidden by a NaN
@@ -103,26 +107,31 @@ class Problem {
           encode(x, c.element, at);
           numbers[i]->values[row * channels[i] + k] = decode(at, c.element);
         }
+      buffer.write();
+      if (all) slice += channels[i] * size;
     }
     sequence.element = c.element;
     sequence.causal = c.causal;
     sequence.batch = c.batch;
     sequence.tokens = c.tokens;
     sequence.channels = c.channels;
-    lengths_buffer = reinterpret_cast<int64_t*>(buffers.emplace_back(c.batch * sizeof(int64_t)).data());
-    std::memcpy(lengths_buffer, c.lengths.data(), c.batch * sizeof(int64_t));
-    sequence.lengths = lengths_buffer;
+    Buffer& lengths = buffers.emplace_back(c.batch * sizeof(int64_t));
+    std::memcpy(lengths.host(), c.lengths.data(), lengths.bytes);
+    lengths.write();
+    sequence.lengths = reinterpret_cast<const int64_t*>(lengths.data());
   }
 
   // A further tensor of the case's element type, its numbers within +-range; `numbers` becomes what it holds.
   const void* input(int64_t count, float range, Numbers& numbers) {
-    unsigned char* data = allocate(count);
+    Buffer& buffer = allocate(count);
     numbers = {std::vector<double>(count), 0, 0};
     for (int64_t i = 0; i < count; ++i) {
-      encode(range * next_number(), c.element, data + i * element_size(c.element));
-      numbers.values[i] = decode(data + i * element_size(c.element), c.element);
+      unsigned char* at = buffer.host() + i * element_size(c.element);
+      encode(range * next_number(), c.element, at);
+      numbers.values[i] = decode(at, c.element);
     }
-    return data;
+    buffer.write();
+    return buffer.data();
   }
 
   // How many keys row t of document b sees.
@@ -130,24 +139,24 @@ class Problem {
 
   // Runs the kernel in two orders of threads, which must give the same bits, near definition(b, t, channel)
   // in rows that count and finite in the others. Returns the number of failures.
-  template <class Call>
-  int check(Call call, size_t (*workspace_size)(const Call*), int (*kernel)(const Call*, void*, cudaStream_t),
+  template <class Call, class Kernel>
+  int check(Call call, size_t (*workspace_size)(const Call*), const Kernel& kernel,
             const std::function<double(int64_t, int64_t, int64_t)>& definition) {
     const size_t outputs = c.batch * c.tokens * c.channels, size = element_size(c.element);
     std::vector<unsigned char> first;
     for (unsigned order : {c.index + 2u, static_cast<unsigned>(c.draw(2, 21))}) {
       Buffer output(outputs * size, offset()), workspace(workspace_size(&call));
       call.sequence.output = output.data();
-      emulator::seed(order);
+      device::order_threads(order);
       expect(kernel(&call, workspace.data(), nullptr) == 0, "the call is refused");
-      expect(output.guard_intact(), "writes behind the output");
-      expect(workspace.guard_intact(), "writes behind the workspace");
+      expect(output.read(), "writes behind the output");
+      expect(workspace.read(), "writes behind the workspace");
       if (first.empty())
-        first.assign(output.data(), output.data() + output.bytes);
+        first.assign(output.host(), output.host() + output.bytes);
       else
-        expect(std::memcmp(first.data(), output.data(), output.bytes) == 0, "depends on the order of threads");
+        expect(std::memcmp(first.data(), output.host(), output.bytes) == 0, "depends on the order of threads");
     }
-    for (Buffer& buffer : buffers) expect(buffer.guard_intact(), "writes behind an input");
+    for (Buffer& buffer : buffers) expect(buffer.read(), "writes behind an input");
 
     double error = 0.0, largest = 1.0;
     bool finite = true;
@@ -186,9 +195,7 @@ class Problem {
   }
 
   size_t offset() const { return c.layout == Layout::kUnaligned ? element_size(c.element) : 0; }
-  unsigned char* allocate(int64_t count) {
-    return buffers.emplace_back(count * element_size(c.element), offset()).data();
-  }
+  Buffer& allocate(int64_t count) { return buffers.emplace_back(count * element_size(c.element), offset()); }
 
   // The key that is 90, -1 for none.
   int64_t special_key(int64_t b) const {
@@ -203,7 +210,6 @@ class Problem {
 
   const Bounds bounds;
   std::list<Buffer> buffers;
-  int64_t* lengths_buffer;
   unsigned random = 1 + c.index;
   int failures = 0;
 };

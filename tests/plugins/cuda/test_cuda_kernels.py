@@ -19,7 +19,9 @@ def programs() -> Path:
 
 
 def test_the_emulator_does_what_the_instructions_do(programs):
-    done = subprocess.run([programs / "emulator_test"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [programs / "instructions_test"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -16,6 +16,7 @@ import toy
 import aftplugins
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.parity import TOLERANCES
+from aftexport.position_bias import safe_precision
 from aftexport.trace import capture, to_onnx
 
 from ..checks import OPS, attributes_of, check
@@ -98,7 +99,7 @@ def test_no_tokens(library):
 
 
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_every_precision_of_the_exponentials_is_taken_for_every_element(
     library, op, precision, element
@@ -112,8 +113,25 @@ def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
     inputs = [
         x.astype(np.float16) if x.dtype == np.float32 else x for x in random_inputs(op, 1, 100, 16)
     ]
-    outputs = {p: run(op, inputs, library=library, precision=p) for p in ("fp32", "bf16")}
-    assert (outputs["fp32"] != outputs["bf16"]).any()
+    fp32, fp16, bf16 = (
+        run(op, inputs, library=library, precision=p) for p in ("fp32", "fp16", "bf16")
+    )
+    assert (fp32 != fp16).any()
+    assert (fp32 != bf16).any()
+    assert (fp16 != bf16).any()
+
+
+@pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
+@pytest.mark.parametrize("element", ["fp16", "bf16"])
+@pytest.mark.parametrize("reach", [1.0, 7.9, 8.1, 20.0, 74.0, 76.0, 150.0])
+def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element, reach):
+    """The largest keys meet the smallest biases of their rows, the case that loses most."""
+    inputs = random_inputs(op, 1, 150, 16)
+    inputs[3] = np.random.default_rng(1).uniform(-reach, 0, inputs[3].shape).astype(np.float32)
+    inputs[3][:, 0] = 0.0
+    inputs[3][:, 1::7] = -reach
+    inputs[1][0, 1::7] += reach
+    check_on_device(library, op, inputs, element, precision=safe_precision(element, reach))
 
 
 def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(

@@ -204,7 +204,7 @@ void aft_full(Case& one) {
   const auto& bias = one.input(one.tokens * width, one.range);
   auto p = one.params<aft::AftFull>(query, key, value);
   p.gate = one.gate;
-  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8});
+  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kFloat16, aft::Precision::kBfloat16});
   if (p.precision == aft::Precision::kBfloat16) one.bound = 1e-2;
   p.position_bias = bias.buffer->data();
   p.position_bias_width = width;

@@ -17,10 +17,12 @@ struct Choice {
 const Choice kChoices[] = {{nullptr, {kFloat32, kFloat32, kFloat32}},
                            {"fp32", {kFloat32, kFloat32, kFloat32}},
                            {"fp16", {kFloat32, kFloat16, kBFloat16}},
-                           {"bf16", {kFloat32, kBFloat16, kBFloat16}},
-                           {"int8", {kFloat32, kFloat32, kFloat32}}};
+                           {"bf16", {kFloat32, kBFloat16, kBFloat16}}};
 
-std::string bits_of(Buffer& buffer) { return {reinterpret_cast<const char*>(buffer.data()), buffer.bytes}; }
+std::string bits_of(Buffer& buffer) {
+  if (!buffer.read()) stop("writes behind a buffer");
+  return {reinterpret_cast<const char*>(buffer.host()), buffer.bytes};
+}
 
 std::string by_kernel(AftCudaAftFull call, AftCudaExpPrecision precision, size_t bytes) {
   Buffer output(bytes), workspace(aft_cuda_aft_full_workspace(&call));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "device.h"
 #include "host.h"
 #include "kernels.h"
 
@@ -34,21 +35,30 @@ struct Request {
 
 class Slices {  // packed copies of tensors, for TensorRT knows no strides
  public:
+  Slices() = default;
+  Slices(const Slices&) = delete;
+  ~Slices() {
+    for (void* copy : copies_) device::release(copy);
+  }
+
   const void* pack(const AftCudaTensor& tensor, int64_t batch, int64_t tokens, int64_t channels, size_t size) {
     if (!tensor.data || (tensor.token_stride == channels && tensor.batch_stride == tokens * channels))
       return tensor.data;
-    std::string& copy = copies_.emplace_back();
+    const size_t row = static_cast<size_t>(channels) * size;
+    std::vector<char> packed(static_cast<size_t>(batch * tokens) * row);
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t t = 0; t < tokens; ++t) {
         const int64_t first = b * tensor.batch_stride + t * tensor.token_stride;
-        copy.append(static_cast<const char*>(tensor.data) + static_cast<size_t>(first) * size,
-                    static_cast<size_t>(channels) * size);
+        device::read(&packed[static_cast<size_t>(b * tokens + t) * row],
+                     static_cast<const char*>(tensor.data) + static_cast<size_t>(first) * size, row);
       }
-    return copy.data();
+    copies_.push_back(device::allocate(packed.size()));
+    device::write(copies_.back(), packed.data(), packed.size());
+    return copies_.back();
   }
 
  private:
-  std::vector<std::string> copies_;
+  std::vector<void*> copies_;
 };
 
 struct Engine {

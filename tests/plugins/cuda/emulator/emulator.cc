@@ -200,9 +200,7 @@ void multiply_16bit(void* const (&lanes)[32], const Decode& decode) {
 }
 
 void multiply_half(void* const (&lanes)[32]) { multiply_16bit(lanes, half_to_float); }
-void multiply_bfloat(void* const (&lanes)[32]) {
-  multiply_16bit(lanes, [](uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); });
-}
+void multiply_bfloat(void* const (&lanes)[32]) { multiply_16bit(lanes, bfloat_to_float); }
 
 // The hardware looks at the upper 19 bits alone.
 void multiply_tf32(void* const (&lanes)[32]) {
@@ -233,31 +231,6 @@ static void distribute(void* const (&lanes)[32], bool transposed) {
 }
 void distribute_rows(void* const (&lanes)[32]) { distribute(lanes, false); }
 void distribute_rows_transposed(void* const (&lanes)[32]) { distribute(lanes, true); }
-
-float half_to_float(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
-                     : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
-                                     : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-  return bits >> 15 ? -size : size;
-}
-
-uint16_t float_to_half(float x) {
-  const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-  const float size = std::fabs(x);
-  if (std::isnan(x)) return 0x7fff;
-  if (size >= 65520.0f) return sign | 0x7c00;
-  // Units of the last place, subnormals included; rounding up to the next power carries into the exponent.
-  const int exponent = std::max(size > 0.0f ? std::ilogb(size) : -14, -14);
-  const int units = static_cast<int>(std::nearbyint(std::ldexp(size, 10 - exponent)));
-  return static_cast<uint16_t>(sign | (((exponent + 14) << 10) + units));
-}
-
-uint16_t float_to_bfloat(float x) {
-  if (std::isnan(x)) return 0x7fff;
-  const uint32_t bits = __float_as_uint(x);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 }  // namespace emulator
 

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "float16.h"
+
 #define __host__
 #define __device__
 #define __global__
@@ -77,10 +79,6 @@ struct MatrixRow {
   uint32_t* result;
 };
 Combine shuffle, multiply_half, multiply_bfloat, multiply_tf32, distribute_rows, distribute_rows_transposed;
-
-float half_to_float(uint16_t bits);
-uint16_t float_to_half(float x);
-uint16_t float_to_bfloat(float x);
 
 inline void check_aligned(const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) fail("an address is not aligned to what is moved");

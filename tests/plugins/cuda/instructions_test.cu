@@ -1,9 +1,11 @@
-// The emulated GPU against what its instructions are said to do.
+// The instructions that kernels use, on the emulated GPU or a real one, against what they are said to do.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "async_copy.cuh"
+#include "device.h"
+#include "float16.h"
 #include "launch.cuh"
 #include "mma.cuh"
 
@@ -18,6 +20,19 @@ void expect(bool condition, const char* what) {
   std::printf("FAILED: %s\n", what);
   ++failures;
 }
+
+// An array of the device and its copy on the host.
+template <class T, int count>
+struct Array {
+  T host[count] = {};
+  T* device = static_cast<T*>(device::allocate(sizeof host));
+
+  Array() { write(); }
+  Array(const Array&) = delete;
+  ~Array() { device::release(device); }
+  void write() { device::write(device, host, sizeof host); }
+  void read() { device::read(host, device, sizeof host); }
+};
 
 // Small integers, exact in every element type.
 float a_element(int row, int k) { return static_cast<float>((3 * row + 5 * k) % 13 - 6); }
@@ -66,24 +81,33 @@ void expect_product(const float* c, int depth, const char* what) {
 }
 
 void products() {
-  alignas(16) uint16_t a[16][16], b[16][8];
-  alignas(16) float c[16 * 8], a_single[16 * 8], b_single[8 * 8];
+  Array<uint16_t, 16 * 16> a;
+  Array<uint16_t, 16 * 8> b;
+  Array<float, 16 * 8> a_single, c;
+  Array<float, 8 * 8> b_single;
   for (bool half : {true, false}) {
     const auto encoded = [&](float x) { return half ? emulator::float_to_half(x) : emulator::float_to_bfloat(x); };
     for (int row = 0; row < 16; ++row) {
-      for (int k = 0; k < 16; ++k) a[row][k] = encoded(a_element(row, k));
-      for (int column = 0; column < 8; ++column) b[row][column] = encoded(b_element(row, column));
+      for (int k = 0; k < 16; ++k) a.host[row * 16 + k] = encoded(a_element(row, k));
+      for (int column = 0; column < 8; ++column) b.host[row * 8 + column] = encoded(b_element(row, column));
     }
-    launch<Operands>(half ? product_kernel<Half> : product_kernel<BFloat16>, 1, 32, nullptr, c, a[0], b[0]);
-    expect_product(c, 16, half ? "float16 product" : "bfloat16 product");
+    a.write();
+    b.write();
+    launch<Operands>(half ? product_kernel<Half> : product_kernel<BFloat16>, 1, 32, nullptr, c.device, a.device,
+                     b.device);
+    c.read();
+    expect_product(c.host, 16, half ? "float16 product" : "bfloat16 product");
   }
-  for (int i = 0; i < 16 * 8; ++i) a_single[i] = a_element(i / 8, i % 8);
-  for (int i = 0; i < 8 * 8; ++i) b_single[i] = b_element(i / 8, i % 8);
-  launch(product_tf32_kernel, 1, 32, nullptr, c, a_single, b_single);
-  expect_product(c, 8, "tf32 product");
+  for (int i = 0; i < 16 * 8; ++i) a_single.host[i] = a_element(i / 8, i % 8);
+  for (int i = 0; i < 8 * 8; ++i) b_single.host[i] = b_element(i / 8, i % 8);
+  a_single.write();
+  b_single.write();
+  launch(product_tf32_kernel, 1, 32, nullptr, c.device, a_single.device, b_single.device);
+  c.read();
+  expect_product(c.host, 8, "tf32 product");
 }
 
-// A copy shows as NaN until its group is waited for; bytes beyond those asked for become 0.
+// On the emulated GPU a copy shows as NaN until its group is waited for; bytes beyond those asked for become 0.
 __global__ void copy_kernel(float* seen, const float* source) {
   struct Two {
     alignas(16) float first[4], second[4];
@@ -123,13 +147,14 @@ __global__ void order_kernel(int* seen, bool barrier) {
 }
 
 bool order_holds(unsigned order, bool barrier) {
-  int seen[64];
-  emulator::seed(order);
+  Array<int, 64> seen;
+  device::order_threads(order);
   struct Flags {
     int set[64];
   };
-  launch<Flags>(order_kernel, 1, 64, nullptr, seen, barrier);
-  for (int holds : seen)
+  launch<Flags>(order_kernel, 1, 64, nullptr, seen.device, barrier);
+  seen.read();
+  for (int holds : seen.host)
     if (!holds) return false;
   return true;
 }
@@ -148,25 +173,39 @@ void conversions() {
   expect(emulator::float_to_bfloat(1.0f + 3.0f / 256) == 0x3f82, "bfloat16 tie to even, upwards");
 }
 
+void copies() {
+  Array<float, 4> source;
+  for (int i = 0; i < 4; ++i) source.host[i] = static_cast<float>(i + 1);
+  source.write();
+  Array<float, 5> seen;
+  struct Eight {
+    float floats[8];
+  };
+  launch<Eight>(copy_kernel, 1, 32, nullptr, seen.device, source.device);
+  seen.read();
+  const float* copied = seen.host;
+  if (device::kEmulated) expect(std::isnan(copied[0]) && std::isnan(copied[2]), "copies come when waited for");
+  expect(copied[1] == 4.0f && copied[3] == 2.0f && copied[4] == 0.0f, "copies come, and fill with 0");
+}
+
+void shuffles() {
+  Array<int, 32> lanes;
+  launch(shuffle_kernel, 1, 32, nullptr, lanes.device);
+  lanes.read();
+  for (int right : lanes.host) expect(right == 1, "shuffles");
+}
+
 }  // namespace
 
 int main() {
   conversions();
   products();
-  alignas(16) const float source[4] = {1.0f, 2.0f, 3.0f, 4.0f};
-  float copied[5];
-  struct Eight {
-    float floats[8];
-  };
-  launch<Eight>(copy_kernel, 1, 32, nullptr, copied, source);
-  expect(std::isnan(copied[0]) && copied[1] == 4.0f && std::isnan(copied[2]), "copies come when waited for");
-  expect(copied[3] == 2.0f && copied[4] == 0.0f, "copies fill with 0");
-  int lanes[32];
-  launch(shuffle_kernel, 1, 32, nullptr, lanes);
-  for (int right : lanes) expect(right == 1, "shuffles");
+  copies();
+  shuffles();
   for (unsigned order : {0, 1, 2, 3}) expect(order_holds(order, true), "a barrier orders");
 #if !defined(__SANITIZE_THREAD__)  // the race is there to be found
-  expect(!order_holds(1, false) && !order_holds(2, false), "a missing barrier shows");
+  if (device::kEmulated)
+    expect(!order_holds(1, false) && !order_holds(2, false), "a missing barrier shows");
 #endif
   std::printf("%d failures\n", failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;

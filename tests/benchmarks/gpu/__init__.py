@@ -1,0 +1,1 @@
+"""``make gpu-check``: the CUDA kernels on this machine's GPU, checked and timed."""

@@ -1,0 +1,45 @@
+"""``make gpu-check``: builds for this machine's GPU, checks every kernel, times them, reports.
+
+Exit status: 0 all is right; 1 something is not, as the record says; 3 the machine lacks what
+is needed.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.gpu import machine
+
+LENGTHS = tuple(1024 * 4**i for i in range(6))
+MACHINE_LACKS = 3
+
+
+def main() -> int:
+    lacks = machine.missing()
+    if lacks:
+        print(f"gpu-check needs {', and '.join(lacks)}.", file=sys.stderr)
+        return MACHINE_LACKS
+    # Imports torch.
+    from benchmarks.gpu.check import check
+    from benchmarks.gpu.workloads import MECHANISMS
+
+    parser = argparse.ArgumentParser(
+        prog="make gpu-check GPU_CHECK=",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--mechanism", nargs="+", choices=MECHANISMS, default=MECHANISMS)
+    add("--tokens", type=int, nargs="+", default=LENGTHS)
+    add("--batch", type=int, default=1)
+    add("--dim", type=int, default=512)
+    add("--rounds", type=int, default=21)
+    add("--no-kernels", action="store_true", help="do not check the kernels")
+    add("--no-timing", action="store_true", help="do not time them")
+    add("--no-models", action="store_true", help="leave exported models out")
+    add("--out", type=Path, default=Path(__file__).parent, help="folder of the record")
+    return 0 if check(parser.parse_args()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

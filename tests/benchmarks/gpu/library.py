@@ -1,0 +1,201 @@
+"""plugins/cuda/kernels.h from Python, on the memory of PyTorch's tensors."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class Gate(IntEnum):
+    SIGMOID, TANH, NONE = range(3)
+
+
+class ExpPrecision(IntEnum):
+    FLOAT32, FLOAT16, BFLOAT16 = range(3)
+
+
+class Normalization(IntEnum):
+    SOFTMAX, SCALING = range(2)
+
+
+class FeatureMap(IntEnum):
+    ELU, RELU = range(2)
+
+
+class CudaTensor(Structure):
+    _fields_ = [("data", c_void_p), ("batch_stride", c_int64), ("token_stride", c_int64)]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "CudaTensor":
+        if tensor.stride(2) != 1:
+            raise ValueError("the channels of a row must lie side by side")
+        return cls(tensor.data_ptr(), tensor.stride(0), tensor.stride(1))
+
+
+class Sequence(Structure):
+    _fields_ = [
+        ("element", c_int),
+        ("causal", c_int),
+        ("batch", c_int64),
+        ("tokens", c_int64),
+        ("channels", c_int64),
+        ("query", CudaTensor),
+        ("key", CudaTensor),
+        ("value", CudaTensor),
+        ("lengths", c_void_p),
+        ("output", c_void_p),
+    ]
+
+
+def _call(*fields: tuple[str, type]) -> type[Structure]:
+    return type("Call", (Structure,), {"_fields_": [("sequence", Sequence), *fields]})
+
+
+CALLS = {
+    "aft_simple": _call(("gate", c_int)),
+    "aft_full": _call(
+        ("gate", c_int),
+        ("position_bias", c_void_p),
+        ("position_bias_width", c_int64),
+        ("precision", c_int),
+    ),
+    "aft_local": _call(
+        ("gate", c_int), ("band", c_void_p), ("band_rows", c_int64), ("window", c_int64)
+    ),
+    "aft_conv": _call(("gate", c_int), ("filter", c_void_p), ("heads", c_int64), ("taps", c_int64)),
+    "efficient_attention": _call(("normalization", c_int), ("heads", c_int64), ("scale", c_float)),
+    "linear_attention": _call(("feature_map", c_int), ("heads", c_int64), ("eps", c_float)),
+    "fastformer": _call(("alpha_weight", c_void_p), ("beta_weight", c_void_p), ("heads", c_int64)),
+}
+"""The parameter struct of every mechanism, by stem."""
+
+
+class Kernels:
+    """libaft_cuda.so.
+
+    Args:
+        path: of the library; the emulated one of the tests takes tensors of the CPU.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def prepare(
+        self,
+        stem: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor,
+        *,
+        causal: bool = False,
+        **fields: Tensor | float,
+    ) -> Callable[[], Tensor]:
+        """Allocates for a call of a mechanism; what is returned enqueues it on the current stream.
+
+        Args:
+            stem: of the mechanism.
+            query, value: ``[B, T, D]``; their channels lie side by side.
+            key: likewise, ``[B, T, H]`` for ``aft_conv``.
+            lengths: int64 ``[B]``.
+            fields: the other members of the struct; tensors are contiguous.
+
+        Raises:
+            RuntimeError: where the kernel refuses the call.
+        """
+        call, output = self._call(stem, query, key, value, lengths, causal=causal, **fields)
+        workspace = self._workspace(stem, call, query)
+        kernel = self._function(f"aft_cuda_{stem}", type(call), c_void_p, c_void_p)
+
+        def run() -> Tensor:
+            _check(kernel(call, workspace.data_ptr(), _stream(query)))
+            return output
+
+        run.keeps = (query, key, value, lengths, fields)  # type: ignore[attr-defined]
+        return run
+
+    def prepare_product(
+        self,
+        weights: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor,
+        **fields: Tensor | float,
+    ) -> Callable[[], Tensor]:
+        """``prepare`` for AFT-full around a matrix product of PyTorch's.
+
+        Args:
+            weights: ``exp(position_bias - its row maxima)``, ``[T, T]``, in the precision of
+                the exponentials, which is the tensors' own.
+        """
+        call, output = self._call("aft_full", query, key, value, lengths, causal=False, **fields)
+        workspace = self._workspace("aft_full_prepare", call, query)
+        entries = query.new_empty(*query.shape[:2], 2 * query.shape[2])
+        products = torch.empty_like(entries)
+        before = self._function("aft_cuda_aft_full_prepare", type(call), *[c_void_p] * 3)
+        after = self._function("aft_cuda_aft_full_finish", type(call), *[c_void_p] * 2)
+
+        def run() -> Tensor:
+            stream = _stream(query)
+            _check(before(call, entries.data_ptr(), workspace.data_ptr(), stream))
+            torch.matmul(weights, entries, out=products)
+            _check(after(call, products.data_ptr(), stream))
+            return output
+
+        run.keeps = (key, value, lengths, fields)  # type: ignore[attr-defined]
+        return run
+
+    def _call(
+        self,
+        stem: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: Tensor,
+        *,
+        causal: bool,
+        **fields: Tensor | float,
+    ) -> tuple[Structure, Tensor]:
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        sequence = Sequence(
+            ELEMENTS[query.dtype],
+            causal,
+            *query.shape,
+            CudaTensor.of(query),
+            CudaTensor.of(key),
+            CudaTensor.of(value),
+            lengths.data_ptr(),
+            output.data_ptr(),
+        )
+        members = {
+            name: field.data_ptr() if isinstance(field, Tensor) else field
+            for name, field in fields.items()
+        }
+        return CALLS[stem](sequence, **members), output
+
+    def _workspace(self, stem: str, call: Structure, query: Tensor) -> Tensor:
+        size = self._function(f"aft_cuda_{stem}_workspace", type(call))
+        size.restype = c_size_t
+        return torch.empty(size(call), dtype=torch.uint8, device=query.device)
+
+    def _function(self, name: str, call: type[Structure], *arguments: type) -> Any:
+        function = self._library[name]
+        function.argtypes = [POINTER(call), *arguments]
+        return function
+
+
+def _stream(tensor: Tensor) -> int | None:
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"the kernel was refused: cudaError_t {status}")

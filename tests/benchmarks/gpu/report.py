@@ -1,0 +1,134 @@
+"""The record of a GPU: what was checked, how long everything took, and a plot of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.timing import (
+    COMPILED,
+    COPY,
+    EAGER,
+    GEMM,
+    GEMM_SIZE,
+    OURS,
+    PRODUCT,
+    SDPA,
+    Seconds,
+)
+from benchmarks.gpu.workloads import Workload
+
+_OTHERS = (PRODUCT, EAGER, COMPILED, SDPA)
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that is reported.
+
+    Attributes:
+        gpu: its name.
+        software: versions.
+        outcomes: of the checks.
+        times: of ``timing.measure``, for every workload.
+        left_out: what was not timed, and why.
+    """
+
+    gpu: str
+    software: Sequence[str]
+    outcomes: list[Outcome]
+    times: list[tuple[Workload, Seconds]]
+    left_out: list[str]
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Writes ``<gpu-name>.md``, and beside it a plot where matplotlib is installed."""
+    path = folder / f"{'-'.join(record.gpu.lower().split())}.md"
+    lines = [f"# {record.gpu}", "", "; ".join(record.software) + ".", "", "## Checked", ""]
+    lines += [f"- {outcome}" for outcome in record.outcomes]
+    lines += ["", "## Timed", ""]
+    if record.times:
+        plot = path.with_suffix(".png")
+        lines += [_explanation(record), "", _plot(record, plot), "", *_tables(record)]
+    else:
+        lines += ["Nothing was timed.", ""]
+    if record.left_out:
+        lines += ["## Left out", "", *(f"- {line}" for line in record.left_out), ""]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def limit(workload: Workload, seconds: Seconds) -> tuple[float, str]:
+    """The least time at the rates measured with the workload, and which bounds it."""
+    needed = {
+        COPY: seconds[COPY],
+        GEMM: seconds[GEMM] * workload.flops / (2.0 * GEMM_SIZE**3),
+    }
+    kind = max(needed, key=needed.__getitem__)
+    return needed[kind], kind
+
+
+def _explanation(record: Record) -> str:
+    first = record.times[0][0]
+    copy = max(workload.bytes_moved / seconds[COPY] for workload, seconds in record.times)
+    gemm = max(2.0 * GEMM_SIZE**3 / seconds[GEMM] for _, seconds in record.times)
+    return (
+        f"Medians of CUDA graphs replayed in turns, inputs not in the last cache; batch "
+        f"{first.batch}, {first.dim} channels, {str(first.dtype).removeprefix('torch.')}. "
+        f"Measured in between: copies of the same bytes, at most {copy / 1e9:,.0f} GB/s, and "
+        f"bfloat16 products of {GEMM_SIZE} x {GEMM_SIZE}, at most {gemm / 1e12:,.0f} TFLOP/s. "
+        "The limit is the longer of the copy and of the mechanism's multiply-adds at the "
+        f"products' rate. Ratios are times over {OURS}'s: above 1 {OURS} is the faster one. "
+        f"{SDPA} is another function of the same sizes."
+    )
+
+
+def _tables(record: Record) -> Iterable[str]:
+    titles = dict.fromkeys((workload.mechanism, workload.causal) for workload, _ in record.times)
+    for mechanism, causal in titles:
+        table = [
+            (workload, seconds)
+            for workload, seconds in record.times
+            if (workload.mechanism, workload.causal) == (mechanism, causal)
+        ]
+        others = [name for name in _OTHERS if any(name in seconds for _, seconds in table)]
+        yield f"### {mechanism}{', causal' if causal else ''}"
+        yield ""
+        yield "| tokens | µs | of the limit | " + " | ".join(others) + " |"
+        yield "|" + "---:|" * (3 + len(others))
+        for workload, seconds in table:
+            ours = seconds[OURS]
+            least, kind = limit(workload, seconds)
+            cells = [f"{workload.tokens:,}", f"{ours * 1e6:,.1f}", f"{least / ours:.0%} ({kind})"]
+            cells += [f"{seconds[n] / ours:.2f}" if n in seconds else "" for n in others]
+            yield "| " + " | ".join(cells) + " |"
+        yield ""
+
+
+def _plot(record: Record, path: Path) -> str:
+    """Draws nanoseconds a token; returns what the record shows in its place."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return "No plot: matplotlib is not installed."
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
+    for axes, causal in zip(panels, (False, True), strict=True):
+        chosen = [(w, seconds) for w, seconds in record.times if w.causal == causal]
+        for colour, mechanism in enumerate(dict.fromkeys(w.mechanism for w, _ in chosen)):
+            for name, style in ((OURS, "o-"), (COMPILED, "x--")):
+                points = {
+                    workload.tokens: seconds[name] / workload.tokens * 1e9
+                    for workload, seconds in chosen
+                    if workload.mechanism == mechanism and name in seconds
+                }
+                label = mechanism if name == OURS else None
+                axes.plot(points.keys(), points.values(), style, color=f"C{colour}", label=label)
+        axes.set(xscale="log", yscale="log", xlabel="tokens", title="causal" if causal else "")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("nanoseconds a token")
+    panels[0].legend(title=f"{OURS} —, {COMPILED} - -", fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return f"![nanoseconds a token]({path.name})"

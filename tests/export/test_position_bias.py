@@ -1,0 +1,176 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import toy
+from commands import run_here
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aftexport
+from aftexport.exporter import ENGINE_PRECISIONS, PRECISIONS, export
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.position_bias import (
+    LARGEST_RANGE,
+    choose_precisions,
+    position_biases,
+    row_range,
+    safe_precision,
+)
+from aftexport.trace import capture, to_onnx
+
+TOKENS = 20
+
+
+def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
+    """One layer for each range, whose biases fall along every row from it to 0."""
+    torch.manual_seed(0)
+    config = {"mechanism": "aft_full", "max_length": TOKENS, "depth": len(ranges), "causal": causal}
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
+    for layer, reach in zip(model.encoder.layers, ranges, strict=True):
+        with torch.no_grad():
+            layer.attention.row_factor.zero_()[:, 0] = 1.0
+            layer.attention.column_factor.zero_()[:, 0] = torch.linspace(reach, 0.0, TOKENS)
+    return model
+
+
+def written_in(model: onnx.ModelProto) -> list[str]:
+    """What the kernels read, node by node."""
+    nodes = [node for node in model.graph.node if node.op_type == "AftFull"]
+    return [a.s.decode() for node in nodes for a in node.attribute if a.name == "precision"]
+
+
+def traced(model: DocumentClassifier, precision: str) -> onnx.ModelProto:
+    program = capture(model, dtype=PRECISIONS[precision], max_tokens=TOKENS)
+    return to_onnx(program, precision=precision)
+
+
+@given(st.data())
+def test_the_range_of_a_row_is_that_of_the_keys_it_sees(data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 12))
+    numbers = st.floats(-1000, 1000, width=16)
+    row = st.lists(numbers, min_size=tokens, max_size=tokens)
+    bias = np.array(data.draw(st.lists(row, min_size=tokens, max_size=tokens)), np.float16)
+    for causal in (False, True):
+        expected = max(
+            float(bias[t, u]) - float(bias[t, v])
+            for t in range(tokens)
+            for u in range(t + 1 if causal else tokens)
+            for v in range(t + 1 if causal else tokens)
+        )
+        assert row_range(bias, causal=causal) == expected
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_a_bias_that_is_not_finite_has_no_range(number: float) -> None:
+    bias = np.zeros((3, 3), np.float32)
+    bias[1, 2] = number
+    assert row_range(bias, causal=False) is None
+    assert row_range(bias, causal=True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("precision", "below", "within", "beyond"),
+    [
+        ("fp16", "fp16", "bf16", "fp32"),
+        ("bf16", "bf16", "bf16", "fp32"),
+        ("int8", "bf16", "bf16", "fp32"),
+        ("fp32", "fp32", "fp32", "fp32"),
+    ],
+)
+def test_the_cheapest_safe_precision_is_chosen_on_both_sides_of_each_border(
+    precision: str, below: str, within: str, beyond: str
+) -> None:
+    half, bfloat = LARGEST_RANGE["fp16"], LARGEST_RANGE["bf16"]
+    assert (half, bfloat) == (8.0, 75.0)
+    for reach, expected in [
+        (0.0, below),
+        (half, below),
+        (math.nextafter(half, math.inf), within),
+        (bfloat, within),
+        (math.nextafter(bfloat, math.inf), beyond),
+        (1e30, beyond),
+    ]:
+        assert safe_precision(precision, reach) == expected
+    assert safe_precision(precision, None) == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen"),
+    [
+        ("fp16", ["fp16", "bf16", "bf16", "fp32"]),
+        ("bf16", ["bf16", "bf16", "bf16", "fp32"]),
+        ("fp32", ["fp32", "fp32", "fp32", "fp32"]),
+    ],
+)
+def test_every_node_says_what_its_own_bias_allows(precision: str, chosen: list[str]) -> None:
+    ranges = [7.9, 8.1, 74.5, 75.5]
+    biases = position_biases(traced(classifier(*ranges), precision))
+    assert [bias.precision for bias in biases] == chosen
+    np.testing.assert_allclose([bias.row_range for bias in biases], ranges, rtol=1e-3)
+    assert len({bias.node for bias in biases}) == len(ranges)
+
+
+def test_an_engine_in_bfloat16_is_measured_in_its_own_type() -> None:
+    model = classifier(74.5, 75.5)
+    program = capture(model, dtype=ENGINE_PRECISIONS["bf16"], max_tokens=TOKENS)
+    biases = position_biases(to_onnx(program, precision="bf16", fuse=False))
+    assert [(b.row_range, b.precision) for b in biases] == [(74.5, "bf16"), (75.5, "fp32")]
+
+
+def test_a_causal_row_ends_at_the_diagonal() -> None:
+    model = classifier(100.0, causal=True)
+    with torch.no_grad():  # rows reach 100, but above the diagonal
+        model.encoder.layers[0].attention.column_factor[:-1, 0] = 0.0
+        model.encoder.layers[0].attention.row_factor[-1, 0] = 0.0
+        model.encoder.layers[0].attention.column_factor[-1, 0] = 100.0
+    (bias,) = position_biases(traced(model, "fp16"))
+    assert (bias.row_range, bias.precision) == (0.0, "fp16")
+
+
+def test_a_bias_that_the_graph_computes_is_taken_for_the_worst() -> None:
+    model = traced(classifier(1.0), "fp16")
+    node = next(n for n in model.graph.node if n.op_type == "AftFull")
+    constant = node.input[3]
+    node.input[3] = "computed"
+    computing = onnx.helper.make_node("Neg", [constant], ["computed"])
+    model.graph.node.insert(0, computing)
+    choose_precisions(model, "fp16")
+    (bias,) = position_biases(model)
+    assert (bias.row_range, bias.precision) == (None, "fp32")
+
+
+def test_other_mechanisms_have_no_position_bias() -> None:
+    assert position_biases(to_onnx(capture(toy.classifier()))) == ()
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen"),
+    [
+        ("fp32", ["fp32", "fp32", "fp32"]),
+        ("fp16", ["fp16", "bf16", "fp32"]),
+        ("bf16", ["bf16", "bf16", "fp32"]),
+        ("int8", ["bf16", "bf16", "fp32"]),
+    ],
+)
+def test_the_bundle_and_inspect_say_what_was_measured_and_chosen(
+    precision: str,
+    chosen: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    aftexport.save(tmp_path / "model.pt", model=classifier(5.0, 20.0, 100.0), labels=toy.LABELS)
+    bundle = export(tmp_path / "model.pt", precision=precision)  # within tolerance, or it raises
+    biases = bundle.manifest.position_biases
+    assert [bias.row_range for bias in biases] == [5.0, 20.0, 100.0]
+    assert [bias.precision for bias in biases] == chosen
+    assert written_in(onnx.load(bundle.model_path)) == chosen
+    outcome = run_here(["inspect", bundle.path], capsys)
+    for bias in biases:
+        said = f"{bias.node}: range of a row {bias.row_range:.3g}, exponentials in {bias.precision}"
+        assert said in outcome.out

@@ -1,0 +1,208 @@
+"""What of ``make gpu-check`` needs no GPU: its binding, on the emulated library, and its report."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from enum import IntEnum
+from functools import partial
+
+import pytest
+import torch
+from benchmarks.gpu import machine, models, programs, report
+from benchmarks.gpu.library import (
+    CALLS,
+    ExpPrecision,
+    FeatureMap,
+    Gate,
+    Kernels,
+    Normalization,
+)
+from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
+from benchmarks.gpu.workloads import HEADS, MECHANISMS, WINDOW, Workload
+
+import aftplugins
+from aftexport.mechanisms import OPERATORS
+from aftexport.parity import TOLERANCES
+
+from . import emulated
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SETTINGS = {
+    "gate": Gate.TANH,
+    "normalization": Normalization.SCALING,
+    "scale": 0.25,
+    "feature_map": FeatureMap.RELU,
+    "eps": 0.5,
+}
+"""Members of the structs at other than their usual values."""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    if (why := emulated.missing()) is not None:
+        pytest.skip(why)
+    return Kernels(emulated.build() / "libaft_cuda.so")
+
+
+def small(mechanism: str, precision: str = "fp32", *, causal: bool = False) -> Workload:
+    return Workload(mechanism, 2, 2 * WINDOW, 8 * HEADS, DTYPES[precision], causal)
+
+
+def defined(workload: Workload, tensors: dict[str, torch.Tensor], **settings: object):
+    """The mechanism's operator in float64."""
+    operator = next(
+        operator
+        for operator in OPERATORS.values()
+        if operator.stem == workload.mechanism
+        and operator.op_type.startswith("Causal") == workload.causal
+    )
+    attributes = {a.name: settings.get(a.name, a.default) for a in operator.attributes}
+    if "num_heads" in attributes:
+        attributes["num_heads"] = HEADS
+    inputs = [tensors[name] for name in operator.inputs]
+    doubled = [x.double() if x.is_floating_point() else x for x in inputs]
+    return operator.compute(*doubled, **attributes)
+
+
+def assert_close(output: torch.Tensor, expected: torch.Tensor, precision: str) -> None:
+    error = (output.double() - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+    assert error < TOLERANCES[precision].bound
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_kernels_are_called_as_they_are_declared(kernels, mechanism, precision):
+    workload = small(mechanism, precision)
+    tensors = workload.tensors("cpu")
+    tensors["lengths"] = torch.tensor([workload.tokens, 77])
+    output = workload.kernel(kernels, tensors)()
+    expected = defined(workload, tensors)
+    assert_close(output[0], expected[0], precision)
+    assert_close(output[1, :77], expected[1, :77], precision)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_member_of_a_call_arrives(kernels, mechanism):
+    workload = small(mechanism, causal=True)
+    tensors = workload.tensors("cpu")
+    both = torch.cat((tensors["query"], tensors["value"]), 2)
+    tensors["query"], tensors["value"] = both.chunk(2, 2)
+    members = dict(CALLS[mechanism]._fields_)
+    settings = {name: value for name, value in SETTINGS.items() if name in members}
+    output = workload.kernel(kernels, tensors, **settings)()
+    named = {k: v.name.lower() if isinstance(v, IntEnum) else v for k, v in settings.items()}
+    assert_close(output, defined(workload, tensors, **named), "fp32")
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_aft_full_around_a_product(kernels, precision):
+    workload = small("aft_full", precision)
+    tensors = workload.tensors("cpu")
+    output = workload.product(kernels, tensors)()
+    assert_close(output, defined(workload, tensors), precision)
+
+
+def test_a_call_that_is_refused_says_so(kernels):
+    workload = small("aft_full")
+    run = workload.kernel(kernels, workload.tensors("cpu"), precision=ExpPrecision.BFLOAT16)
+    with pytest.raises(RuntimeError, match="refused"):
+        run()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_the_kernels_are_timed_against_computes_the_same(mechanism):
+    workload = replace(small(mechanism), tokens=5 * WINDOW)
+    tensors = workload.tensors("cpu")
+    output = workload.baseline()(*workload.baseline_inputs(tensors))
+    assert_close(output, defined(workload, tensors), "fp32")
+
+
+def test_without_a_gpu_it_says_so_and_exits_with_3():
+    if not machine.missing():
+        pytest.skip("this machine can run the check")
+    done = subprocess.run(
+        ["make", "gpu-check", f"PYTHON={sys.executable}"],
+        cwd=emulated.REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "gpu-check needs an NVIDIA GPU" in done.stderr
+    assert "Error 3" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stem", ["aft_simple", "aft_full"])
+def test_the_outcome_of_a_program_is_its_last_line(kernels, stem):
+    program = emulated.build() / f"{stem}_test"
+    right = programs.outcome(stem, program, *programs.BOUNDS, "12")
+    assert right.passed
+    assert "cases, 0 failures" in right.said
+    wrong = programs.outcome(stem, program, "1e-12", "1e-12", "1e-12", "12")
+    assert not wrong.passed
+    assert str(wrong).startswith(f"{stem}: FAILED, exit status 1; FAILED: case")
+
+
+@pytest.mark.parametrize("mechanism", ["aft_full", "fastformer"])
+def test_a_model_is_exported_and_verified_by_its_kernel(mechanism, monkeypatch):
+    monkeypatch.setattr(models, "TOKENS", 128)
+    monkeypatch.setattr(
+        models, "CONFIG", models.CONFIG | {"dim": 16, "depth": 1, "max_length": 128}
+    )
+    way = partial(models.in_onnxruntime, mechanism, precision="fp16", provider="cpu")
+    right = models.outcome(mechanism, way)
+    assert right.passed, right
+    assert "cases, error" in right.said
+    monkeypatch.setenv(aftplugins.DISABLE_VARIABLE, "1")
+    assert "a kernel was not used: " in str(models.outcome(mechanism, way))
+
+
+def test_runtimes_that_are_not_here_are_skipped_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(aftplugins, "__path__", aftplugins.__path__)
+    monkeypatch.setenv("AFTEXPORT_CACHE", "")
+    if models.lacks_tensorrt() is None:
+        pytest.skip("TensorRT and a GPU are here")
+    said = [str(outcome) for outcome in models.run(tmp_path, ["aft_simple"])]
+    assert said[-1].startswith("TensorRT, float16: skipped, ")
+    assert "TensorRT is not installed" in said[-1]
+
+
+def record() -> report.Record:
+    """Two lengths of a mechanism bound by memory and one of another, bound by arithmetic."""
+    seconds = {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5, COMPILED: 7e-5, SDPA: 1e-4}
+    workloads = [
+        Workload("aft_simple", 1, 1024, 512, torch.bfloat16, causal=False),
+        Workload("aft_simple", 1, 4096, 512, torch.bfloat16, causal=True),
+        Workload("aft_full", 1, 8192, 512, torch.bfloat16, causal=False),
+    ]
+    times = [
+        (w, {name: taken * w.tokens / 1024 for name, taken in seconds.items()
+             if name != COMPILED or not w.causal})
+        for w in workloads
+    ]  # fmt: skip
+    return report.Record(
+        "NVIDIA Sample 1000", ["CUDA 13.0"],
+        [Outcome("memcheck", "skipped, it is not installed"), Outcome("aft_conv", "1", False)],
+        times, ["aft_full, 1,048,576 tokens: takes 6145 GiB"],
+    )  # fmt: skip
+
+
+def test_the_record_has_checks_limits_ratios_and_what_was_left_out(tmp_path):
+    path = report.write(record(), tmp_path)
+    assert path == tmp_path / "nvidia-sample-1000.md"
+    text = path.read_text()
+    assert "- memcheck: skipped, it is not installed" in text
+    assert "- aft_conv: FAILED, 1" in text
+    assert "- aft_full, 1,048,576 tokens: takes 6145 GiB" in text
+    simple, causal, full = text.split("\n### ")[1:]
+    assert "| 1,024 | 20.0 | 50% (copy) | 3.50 | 5.00 |" in simple
+    assert "torch.compile" not in causal
+    assert "| 4,096 | 80.0 | 50% (copy) | 5.00 |" in causal
+    # 4 T^2 D operations at the rate of 2 n^3 in 8 ms
+    least = 4 * 8192**2 * 512 / (2 * 8192**3 / 8e-3)
+    assert f"| 8,192 | 160.0 | {least / 160e-6:.0%} (gemm) | 3.50 | 5.00 |" in full
+    assert path.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_a_run_without_timing_is_recorded(tmp_path):
+    empty = replace(record(), times=[], left_out=[])
+    assert "Nothing was timed." in report.write(empty, tmp_path).read_text()
