@@ -109,7 +109,7 @@ def make_requests(
     Args:
         documents: to draw from.
         count: of requests.
-        leaving: share of the clients that leave within half a second.
+        leaving: share of the clients that leave within a fifth of a second.
         hurried: share of the clients with a deadline between 20 ms and a second.
         seed: of the lot.
     """
@@ -122,7 +122,7 @@ def make_requests(
             document=document,
             body=forms[generator.integers(2)],
             deadline_seconds=generator.uniform(0.02, 1) if generator.random() < hurried else 60.0,
-            patience_seconds=generator.uniform(0, 0.5) if generator.random() < leaving else None,
+            patience_seconds=generator.uniform(0, 0.2) if generator.random() < leaving else None,
         )
 
 
