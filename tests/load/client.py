@@ -32,6 +32,15 @@ class Connection:
         self._host, self._port = place.hostname, place.port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
+    async def open(self) -> None:
+        """Connects, if it is not connected.
+
+        Raises:
+            ConnectionRefusedError: where nobody listens.
+        """
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
+
     async def post(self, path: str, body: bytes, **headers: str) -> Response:
         """Sends a request and waits for the answer; cancelled, it leaves the server.
 
@@ -42,8 +51,8 @@ class Connection:
         lines = [f"POST {path} HTTP/1.1", "Host: load", "Content-Type: application/json",
                  f"Content-Length: {len(body)}"]  # fmt: skip
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
+        await self.open()
+        assert self._streams is not None
         reader, writer = self._streams
         complete = False
         try:

@@ -1,12 +1,14 @@
 """Does the server keep memory that it no longer needs? With a leak to prove that one is found."""
 
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import numpy as np
 from clients import eventually, metric
-from servers import COMMAND, serving
+from servers import serving
 
 from load.documents import Document
 from load.traffic import make_requests, send
@@ -14,25 +16,24 @@ from load.traffic import make_requests, send
 MOST_MIB = 1.0
 """For each thousand requests, once the server is warm."""
 
-_LEAKING = """
-import sys
+# A server that gives back what is free before it is looked at: a leak would else fill what
+# the largest documents have left, and not be seen for hours.
+_SERVER = """
+import ctypes, gc, signal, sys
 from aftserve.cli import main
 from aftserve.service import Service
 
 classify, kept = Service.classify, []
 
-async def leaking(self, request, deadline):
-    kept.append(bytes({size}))
+async def keeping(self, request, deadline):
+    kept.append(bytearray(b"x" * {leak}))
     return await classify(self, request, deadline)
 
-Service.classify = leaking
+if {leak}:
+    Service.classify = keeping
+signal.signal(signal.SIGUSR1, lambda *_: (gc.collect(), ctypes.CDLL(None).malloc_trim(0)))
 sys.exit(main())
 """
-
-
-def leaking(size: int) -> tuple[str, ...]:
-    """A server that keeps so many bytes of every request."""
-    return "-c", _LEAKING.format(size=size)
 
 
 def growth(
@@ -44,7 +45,7 @@ def growth(
     requests: int,
     connections: int,
     options: Sequence[str] = (),
-    program: Sequence[str] = COMMAND,
+    leak: int = 0,
 ) -> tuple[float, list[float]]:
     """Resident memory of a server from round to round of mixed traffic.
 
@@ -52,27 +53,30 @@ def growth(
         bundle: that it serves.
         documents: that it is asked about; a fifth of the clients leaves.
         log: of the server.
-        rounds: that are measured, after as many for warming up.
+        rounds: that are measured, after half as many for warming up.
         requests: of each round.
         connections: at a time.
         options: of the server.
-        program: the server.
+        leak: bytes of every request that it keeps.
 
     Returns:
         MiB for each thousand requests, as the line through the rounds has it, and the MiB
         after each round.
     """
     resident = []
-    with serving(bundle, log, *options, program=program) as (address, _):
-        for number in range(2 * rounds):
+    program = "-c", _SERVER.format(leak=leak)
+    with serving(bundle, log, *options, program=program) as (address, process):
+        for number in range(rounds // 2 + rounds):
             send(
                 address,
                 make_requests(documents, requests, leaving=0.2, hurried=0.1, seed=number),
                 connections=connections,
             )
             eventually(lambda: _idle(address), "the queue is empty")
+            process.send_signal(signal.SIGUSR1)
+            eventually(lambda: httpx.get(f"{address}/healthz").is_success, "it has trimmed")
             resident.append(metric(address, "process_resident_memory_bytes") / (1 << 20))
-    slope = np.polyfit(np.arange(rounds), resident[rounds:], 1)[0]
+    slope = np.polyfit(np.arange(rounds), resident[-rounds:], 1)[0]
     return float(slope) * 1000 / requests, resident
 
 

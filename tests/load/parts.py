@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers import COMMAND, serving
+from servers import serving
 
 from load import memory, speed
 from load.documents import Document, bare_engine
@@ -84,7 +84,7 @@ def saturation(setting: Setting, report: Report) -> None:
         ways = {"bare engine": speed.in_a_loop(engine), "aftserve": served}
         speeds = speed.compare(ways, setting.documents * 2, setting.rounds)
     _show("saturation", speeds, report)
-    ratio = speeds["aftserve"].documents_per_second / speeds["bare engine"].documents_per_second
+    ratio = speeds["aftserve"].over(speeds["bare engine"])
     report.at_least("saturation: throughput over the bare engine's", ratio, 0.9, "")
 
 
@@ -103,28 +103,27 @@ def contenders(setting: Setting, report: Report) -> None:
     _show("contenders", speeds, report)
     ours = speeds["aftserve"]
     for name in speed.CONTENDERS:
-        other_speed = speeds[name]
-        faster = ours.documents_per_second / other_speed.documents_per_second
+        faster = ours.over(speeds[name])
         report.at_least(f"contenders: throughput over that of {name}", faster, 1.5, "")
-        later = ours.p99_seconds / other_speed.p99_seconds
+        later = ours.p99_seconds / speeds[name].p99_seconds
         report.at_most(f"contenders: p99 over that of {name}", later, 1, "")
 
 
 def growth(setting: Setting, report: Report) -> None:
     """Memory from round to round, and of a server with a leak."""
-    for name, program in {"memory": COMMAND, "a leak": memory.leaking(2048)}.items():
+    for name, leak in {"memory": 0, "a leak of 2 KiB": 2048}.items():
         grown, resident = memory.growth(
             setting.bundle,
             setting.documents,
             setting.log(name),
-            rounds=setting.rounds,
+            rounds=2 * setting.rounds,
             requests=1000,
             connections=setting.connections,
             options=setting.words,
-            program=program,
+            leak=leak,
         )
         report.shown(f"{name}: resident at the end", resident[-1], "MiB")
-        judge = report.at_most if program is COMMAND else report.at_least
+        judge = report.at_least if leak else report.at_most
         judge(f"{name}: growth per 1000 requests", grown, memory.MOST_MIB, "MiB")
 
 
