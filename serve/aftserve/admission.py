@@ -27,7 +27,10 @@ class Admission:
         Raises:
             BusyError: with the seconds after which it will not be.
         """
-        backlog = self._scheduler.backlog_seconds
+        backlog = self._scheduler.wait_seconds(in_chunks=False)
+        self._check(backlog)
+
+    def _check(self, backlog: float) -> None:
         if backlog > self._max_queue_seconds:
             raise BusyError(
                 f"The documents before this one take {backlog:.1f} s, "
@@ -50,10 +53,11 @@ class Admission:
         """
         if seconds_left <= 0:
             raise DeadlineError
-        self.check_queue()
         scheduler = self._scheduler
+        backlog = scheduler.wait_seconds(in_chunks=any(map(scheduler.in_chunks, tokens)))
+        self._check(backlog)
         own = sum(map(scheduler.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
-        predicted = scheduler.backlog_seconds + own
+        predicted = backlog + own
         if own > seconds_left:
             raise DocumentTooLongError(
                 f"{sum(tokens)} tokens take {own:.1f} s, the deadline is in {seconds_left:.1f} s.",

@@ -1,7 +1,7 @@
 """Which of the waiting documents share the next run."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
 from aftserve.calibration import Costs
@@ -13,15 +13,33 @@ _LOOK_AHEAD = 64
 
 
 @dataclass(eq=False)
+class Progress:
+    """Of a document that runs in chunks, one part in each run.
+
+    Attributes:
+        parts: the work; stops after each.
+        left: how many there are still, at least one.
+        started: when the first began, by ``time.monotonic``; 0 before that.
+        seconds: that the parts so far took.
+    """
+
+    parts: Generator[None, None, Answer]
+    left: int
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
 class Job:
     """A document that waits for its answer.
 
     Attributes:
         ids: its tokens.
-        seconds: of a run of it alone, as calibrated.
+        seconds: of a run of it alone, or of what is left of it, as calibrated.
         promised: when it was predicted to be answered, by ``time.monotonic``.
         future: of the answer; cancelled where nobody wants it any more.
         alone: it must not share a run, because one that it shared has failed.
+        progress: of a document that runs in chunks; None of any other.
     """
 
     ids: Tokens
@@ -29,6 +47,7 @@ class Job:
     promised: float
     future: "asyncio.Future[Result]"
     alone: bool = field(default=False)
+    progress: "Progress | None" = None
 
     @property
     def tokens(self) -> int:
@@ -71,7 +90,7 @@ def next_batch(
     jobs = iter(waiting)
     batch = [next(jobs)]
     longest = shortest = batch[0].tokens
-    if batch[0].alone or longest > costs.batch_tokens:
+    if batch[0].alone or batch[0].progress or longest > costs.batch_tokens:
         return batch
     together = batch[0].seconds
     for job, _ in zip(jobs, range(_LOOK_AHEAD), strict=False):
@@ -80,7 +99,8 @@ def next_batch(
             break
         high, low = max(longest, job.tokens), min(shortest, job.tokens)
         near = high <= _STRETCH * low if pads else high == low
-        if near and not job.alone and documents * high <= budget_tokens:
+        single = job.alone or job.progress is not None
+        if near and not single and documents * high <= budget_tokens:
             more = costs.together(documents, high)
             if more < _GAIN * (together + job.seconds):
                 batch.append(job)

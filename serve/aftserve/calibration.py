@@ -48,9 +48,18 @@ class Costs:
 
     Args:
         measurements: of single documents of at least one length, and of batches.
+        in_chunks: of documents that ran in one and in two chunks, where longer ones run so.
+        whole_tokens: most tokens of a document that does not.
     """
 
-    def __init__(self, measurements: Iterable[Measurement]) -> None:
+    def __init__(
+        self,
+        measurements: Iterable[Measurement],
+        in_chunks: Sequence[Measurement] = (),
+        whole_tokens: int = 0,
+    ) -> None:
+        self._in_chunks = in_chunks
+        self._whole_tokens = whole_tokens
         self.measurements = sorted(measurements, key=lambda m: (m.documents, m.tokens))
         self._curves: dict[int, list[Measurement]] = {}
         for measurement in self.measurements:
@@ -61,7 +70,11 @@ class Costs:
         self.batch_documents = max((m.documents for m in pays), default=1)
 
     def alone(self, tokens: int) -> float:
-        """Seconds of a run of one document."""
+        """Seconds of a run of one document, or of all its chunks."""
+        if self._in_chunks and tokens > self._whole_tokens:
+            one, two = self._in_chunks
+            slope = max(0.0, two.seconds - one.seconds) / (two.tokens - one.tokens)
+            return one.seconds + slope * (tokens - one.tokens)
         longest = self._curves[1][-1]
         if tokens > longest.tokens:
             return float(longest.seconds * (tokens / longest.tokens) ** self._power)
@@ -96,6 +109,7 @@ class Costs:
             "measurements": [asdict(m) | {"pays": self.pays(m)} for m in self.measurements],
             "batch_up_to_tokens": self.batch_tokens,
             "batch_up_to_documents": self.batch_documents,
+            "in_chunks": [asdict(m) for m in self._in_chunks],
         }
 
 
@@ -128,15 +142,26 @@ class Pace:
 
 
 def calibrate(
-    run: Callable[[int, int], object], *, min_tokens: int, max_tokens: int, budget_tokens: int
+    run: Callable[[int, int], object],
+    *,
+    min_tokens: int,
+    max_tokens: int,
+    budget_tokens: int,
+    run_in_chunks: Callable[[int], object] | None = None,
+    chunk_tokens: int = 0,
 ) -> Costs:
     """Times runs of growing documents and batches, some seconds in all.
 
     Args:
         run: runs a batch of so many documents of so many tokens.
-        min_tokens, max_tokens: of a document.
+        min_tokens, max_tokens: of a document that runs whole.
         budget_tokens: of a run, padding included.
+        run_in_chunks: runs one document in chunks, where longer ones run so.
+        chunk_tokens: of a chunk.
     """
+    in_chunks: list[Measurement] = []
+    if run_in_chunks is not None:
+        in_chunks = [_measure_chunks(run_in_chunks, chunk_tokens, n) for n in (1, 2)]
     longest = max(min(max_tokens, budget_tokens), min_tokens)
     measurements: list[Measurement] = []
     for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
@@ -150,7 +175,7 @@ def calibrate(
             if documents * tokens > budget_tokens or expected > _SLOW_SECONDS:
                 break
             measurements.append(_measure(run, documents, tokens))
-    return Costs(measurements)
+    return Costs(measurements, in_chunks, max_tokens)
 
 
 def _measure(run: Callable[[int, int], object], documents: int, tokens: int) -> Measurement:
@@ -161,6 +186,12 @@ def _measure(run: Callable[[int, int], object], documents: int, tokens: int) -> 
         run(documents, tokens)
         seconds.append(time.perf_counter() - start)
     return Measurement(documents, tokens, min(seconds))
+
+
+def _measure_chunks(run: Callable[[int], object], chunk_tokens: int, count: int) -> Measurement:
+    start = time.perf_counter()
+    run(count * chunk_tokens)
+    return Measurement(1, count * chunk_tokens, time.perf_counter() - start)
 
 
 def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:

@@ -1,19 +1,24 @@
 """Documents in, labels out: the tokenizer, the checks and the scores of a bundle."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle import Bundle
 from aftexport.engines import Engine, Stop
+from aftexport.engines.chunked import ChunkedModel
 from aftexport.errors import EngineError, InputError
 from aftexport.manifest import MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 
 Tokens = NDArray[np.int64]
 """Token ids of one document, ``[T]``."""
+
+Policy = Literal["exact", "reject", "head", "tail"]
+"""What becomes of a document over the memory budget."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class Classifier:
         min_tokens: refuse shorter documents.
         max_tokens: refuse longer documents; the bundle's own limit comes first.
         max_characters: refuse longer texts before they are tokenized.
+        chunked: the model for documents over the memory budget; None where it has none.
+        whole_tokens: most tokens within that budget; None where that is not known.
+        policy: for documents over it.
     """
 
     def __init__(
@@ -50,6 +58,9 @@ class Classifier:
         min_tokens: int = 1,
         max_tokens: int | None = None,
         max_characters: int | None = None,
+        chunked: ChunkedModel | None = None,
+        whole_tokens: int | None = None,
+        policy: Policy = "exact",
     ) -> None:
         self.manifest = bundle.manifest
         self.engine = engine
@@ -58,6 +69,11 @@ class Classifier:
         limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.max_characters = max_characters
+        self.chunked = chunked
+        self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
+        self.policy: Policy = policy
+        if policy != "exact":
+            self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
     @property
     def pads(self) -> bool:
@@ -107,7 +123,7 @@ class Classifier:
 
         Raises:
             InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
-            DocumentTooLongError: for more than ``max_tokens``.
+            DocumentTooLongError: for more than ``max_tokens``, where the policy is not to cut.
         """
         if len(ids) == 0:
             raise InputError("The document has no tokens.", "Send some text.")
@@ -116,7 +132,7 @@ class Classifier:
                 f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
                 "Send a longer one; it knows of no padding.",
             )
-        if len(ids) > self.max_tokens:
+        if len(ids) > self.max_tokens and self.policy in ("exact", "reject"):
             raise DocumentTooLongError(
                 f"The document has {len(ids)} tokens, this server takes {self.max_tokens}.",
                 "Send a shorter one; it is never truncated silently.",
@@ -133,6 +149,31 @@ class Classifier:
             )
         return np.asarray(ids, dtype=np.int64)
 
+    def cut(self, ids: Tokens) -> Tokens:
+        """What the policy leaves of a checked document."""
+        if len(ids) <= self.max_tokens:
+            return ids
+        return ids[: self.max_tokens] if self.policy == "head" else ids[-self.max_tokens :]
+
+    def in_chunks(self, tokens: int) -> bool:
+        """Whether a document of so many tokens is over the memory budget."""
+        return self.chunked is not None and tokens > self.whole_tokens
+
+    def part_count(self, tokens: int) -> int:
+        """Of a document of so many tokens that runs in chunks."""
+        assert self.chunked is not None  # in_chunks sees to it
+        return self.chunked.count(tokens)
+
+    def parts(self, ids: Tokens) -> Generator[None, None, Answer]:
+        """Classifies a checked document in chunks; stops after every part of the work.
+
+        Raises:
+            EngineError: where the engine fails, or answers no numbers.
+        """
+        assert self.chunked is not None  # in_chunks sees to it
+        (answer,) = self._answers((yield from self.chunked.parts(ids)))
+        return answer
+
     def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
         """Classifies checked documents in one run, padded to the longest.
 
@@ -146,7 +187,10 @@ class Classifier:
             row[: len(ids)] = ids
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        logits = outputs["logits"].astype(np.float64)
+        return self._answers(outputs["logits"])
+
+    def _answers(self, outputs: NDArray[np.generic]) -> list[Answer]:
+        logits = outputs.astype(np.float64)
         if not np.isfinite(logits).all():
             raise EngineError("The model's answer is not a number.", "Send another document.")
         return [self._answer(row) for row in logits]

@@ -23,20 +23,43 @@ class Run:
     Attributes:
         batch: whose documents it answers.
         classifier: that runs them.
+        calibrated: seconds its documents, or its part of one, take one by one.
         predicted: seconds it takes.
-        ended: its answers, or the error that came instead; of the event loop.
+        ended: its answers, None where there are more parts to come, or the error that
+            came instead; of the event loop.
         stop: ends it early.
         started: when it began, by ``time.monotonic``.
         seconds: that it took; known once it has ended.
+        unfinished: whether it did one part of a document, and there are more.
     """
 
     batch: Sequence[Job]
     classifier: Classifier
+    calibrated: float
     predicted: float
-    ended: "asyncio.Future[list[Answer]]"
+    ended: "asyncio.Future[list[Answer] | None]"
     stop: Stop = field(default_factory=Stop)
     started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
+    unfinished: bool = False
+
+    @property
+    def seconds_after(self) -> float:
+        """What the parts after this one take, as calibrated."""
+        return self.batch[0].seconds - self.calibrated if self.batch[0].progress else 0.0
+
+    def work(self) -> list[Answer] | None:
+        """Runs the engine; see ``ended``."""
+        progress = self.batch[0].progress
+        if progress is None:
+            return self.classifier.classify([job.ids for job in self.batch], self.stop)
+        try:
+            next(progress.parts)
+        except StopIteration as finished:
+            return [finished.value]
+        finally:
+            progress.left = max(1, progress.left - 1)
+        return None
 
 
 class EngineThread:
@@ -73,10 +96,11 @@ class EngineThread:
             self._tell(self._ended)
 
     def _answer(self, run: Run) -> None:
-        answers: list[Answer] = []
+        answers: list[Answer] | None = []
         failure: BaseException | None = EngineThreadError("The engine's thread has ended.")
         try:
-            answers = run.classifier.classify([job.ids for job in run.batch], run.stop)
+            answers = run.work()
+            run.unfinished = answers is None
             failure = None
         except Exception as error:
             failure = error
@@ -90,7 +114,9 @@ class EngineThread:
 
 
 def _settle(
-    ended: "asyncio.Future[list[Answer]]", answers: list[Answer], failure: BaseException | None
+    ended: "asyncio.Future[list[Answer] | None]",
+    answers: list[Answer] | None,
+    failure: BaseException | None,
 ) -> None:
     if ended.done():
         return

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle import CHUNKED, Bundle
 from aftexport.choice import Choice, choose
+from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.parity import Comparison
 from aftexport.report import stage
@@ -87,22 +88,45 @@ def load_safe_model(bundle: Bundle, settings: Settings) -> LoadedModel:
 
 def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) -> LoadedModel:
     limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
+    chunked = _chunked(bundle, settings, choice, safe)
     classifier = Classifier(
         bundle,
         choice.engine,
         min_tokens=choice.min_tokens,
         max_tokens=min(limits, default=None),
         max_characters=settings.max_characters,
+        chunked=chunked,
+        whole_tokens=chunked.whole_tokens if chunked else None,
+        policy=settings.long_documents,
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
     costs = calibrate(
         lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
         min_tokens=classifier.min_tokens,
-        max_tokens=classifier.max_tokens,
+        max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
+        run_in_chunks=(lambda tokens: chunked.run(np.zeros(tokens, np.int64)))
+        if chunked and classifier.in_chunks(classifier.max_tokens)
+        else None,
+        chunk_tokens=chunked.chunk_tokens if chunked else 0,
     )
     return LoadedModel(classifier, _golden(bundle, choice, safe), costs, choice.reason, safe)
+
+
+def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> ChunkedModel | None:
+    """The model for documents over the memory budget; an engine of TensorRT has none."""
+    plan = bundle.manifest.chunked
+    if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
+        return None
+    return ChunkedModel(
+        bundle.path / CHUNKED,
+        plan,
+        threads=settings.threads or 0,
+        memory_budget=settings.memory_budget,
+        folder=settings.spill,
+        fused=not safe,
+    )
 
 
 def _golden(bundle: Bundle, choice: Choice, safe: bool) -> list[Comparison]:

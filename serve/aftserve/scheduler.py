@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
-from aftserve.batching import Job, Result, next_batch
+from aftserve.batching import Job, Progress, Result, next_batch
 from aftserve.calibration import Costs, Pace
 from aftserve.classifier import Classifier, Tokens
 from aftserve.engine_thread import EngineThread, EngineThreadError, Run
@@ -74,10 +74,30 @@ class Scheduler:
     @property
     def backlog_seconds(self) -> float:
         """Until everything accepted so far is answered, as predicted."""
-        run = self._running
+        return self.wait_seconds(in_chunks=True)
+
+    def wait_seconds(self, *, in_chunks: bool) -> float:
+        """Until a document that came now would have its turn, as predicted.
+
+        Args:
+            in_chunks: it runs so, and others of the kind go first; else it goes between
+                their parts.
+        """
+        run, waiting = self._running, self._waiting
         # A run that is late by some time may well take as long again.
         running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
-        return running + self._waiting.seconds * self.pace.value
+        seconds = waiting.seconds
+        after = run.seconds_after if run else 0.0
+        if in_chunks:
+            seconds += waiting.chunked_seconds + after
+        else:
+            # One part after each of the runs before it, at most.
+            seconds += min(after, len(waiting) * (run.calibrated if run else 0.0))
+        return running + seconds * self.pace.value
+
+    def in_chunks(self, tokens: int) -> bool:
+        """Whether a document of so many tokens runs in chunks, others between them."""
+        return self._classifier.in_chunks(tokens)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,6 +132,9 @@ class Scheduler:
             future.set_exception(self._closed)
             return future
         job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
+        if self._classifier.in_chunks(len(ids)):
+            parts, count = self._classifier.parts(ids), self._classifier.part_count(len(ids))
+            job.progress = Progress(parts, count)
         future.add_done_callback(lambda _: self._settled(job))
         self._waiting.put(job)
         return future
@@ -138,17 +161,42 @@ class Scheduler:
     def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
         """Waits for documents, and begins a run of them; on the engine's thread."""
 
+        last = self._running
+        others_turn = last is not None and last.unfinished
+
         def choose(jobs: Iterable[Job]) -> Sequence[Job]:
+            if others_turn:
+                jobs = [job for job in jobs if job.progress is None] or jobs
             pads, budget, now = self._classifier.pads, self._budget_tokens, time.monotonic()
             batch = next_batch(jobs, self.costs, budget_tokens=budget, pads=pads, now=now)
+            calibrated = sum(job.seconds for job in batch)
             longest = max(job.tokens for job in batch)
-            predicted = self.costs.together(len(batch), longest) * self.pace.value
+            together = self.costs.together(len(batch), longest)
+            if (progress := batch[0].progress) is not None:
+                calibrated = together = batch[0].seconds / progress.left
+            predicted = together * self.pace.value
             # Before they leave the queue: whoever gives one up finds it here or there.
-            self._running = Run(batch, self._classifier, predicted, loop.create_future())
+            self._running = Run(
+                batch, self._classifier, calibrated, predicted, loop.create_future()
+            )
             return batch
 
+        if last is not None and last.unfinished:
+            self._go_on_later(last)
         self._running = None
         return self._running if self._waiting.take(choose) else None
+
+    def _go_on_later(self, run: Run) -> None:
+        """After one part of a document, another has its turn; on the engine's thread."""
+        (job,) = run.batch
+        assert job.progress is not None  # of parts alone more is to come
+        if job.future.done():
+            job.progress.parts.close()
+            return
+        job.progress.started = job.progress.started or run.started
+        job.progress.seconds += run.seconds
+        job.seconds = max(0.0, job.seconds - run.calibrated)
+        self._waiting.put_back([job])
 
     def _settled(self, job: Job) -> None:
         """Drops a job that was cancelled, or stops its run if nobody else waits for it."""
@@ -156,11 +204,11 @@ class Scheduler:
             job.future.exception()  # a request that failed by another document asks for none
             return
         run = self._running
-        if (
-            not self._waiting.remove(job)
-            and run is not None
-            and job in run.batch
-            and all(other.future.done() for other in run.batch)
+        if self._waiting.remove(job):
+            if job.progress is not None:
+                job.progress.parts.close()
+        elif (
+            run is not None and job in run.batch and all(other.future.done() for other in run.batch)
         ):
             run.stop.request()
 
@@ -168,12 +216,18 @@ class Scheduler:
         batch = run.batch
         match run.ended.exception():
             case None:
-                self.pace.observe(sum(job.seconds for job in batch), run.seconds)
-                self._metrics.observe_run([job.tokens for job in batch], run.seconds)
-                for job, answer in zip(batch, run.ended.result(), strict=True):
+                self.pace.observe(run.calibrated, run.seconds)
+                if (answers := run.ended.result()) is None:
+                    self._metrics.stopped_runs.inc(batch[0].future.done())
+                    return
+                started, seconds = run.started, run.seconds
+                if (progress := batch[0].progress) is not None:
+                    started = progress.started or started
+                    seconds += progress.seconds
+                self._metrics.observe_run([job.tokens for job in batch], seconds)
+                for job, answer in zip(batch, answers, strict=True):
                     if not job.future.done():
-                        result = Result(answer, run.started, run.seconds, len(batch))
-                        job.future.set_result(result)
+                        job.future.set_result(Result(answer, started, seconds, len(batch)))
             case EngineThreadError() as error:
                 raise error
             case RunStoppedError():

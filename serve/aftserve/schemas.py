@@ -53,6 +53,9 @@ class DocumentResult(BaseModel):
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
+    policy: Literal["exact", "reject", "head", "tail"] = Field(
+        description="For documents over the memory budget: exact cuts none."
+    )
     timings: Timings
 
 
@@ -84,6 +87,9 @@ class Limits(BaseModel):
     max_queue_seconds: float = Field(description="Predicted work before it; more is refused.")
     deadline_seconds: float = Field(description="From its first line to the answer.")
     budget_tokens: int = Field(description="Of one run of several documents, with padding.")
+    whole_tokens: int = Field(description="A longer document runs in chunks, or as the policy is.")
+    long_documents: Literal["exact", "reject", "head", "tail"]
+    whole_only: str | None = Field(description="Why no document can run in chunks, if so.")
 
 
 class GoldenCase(BaseModel):
@@ -158,12 +164,21 @@ class MeasuredRun(BaseModel):
     pays: bool = Field(description="Clearly less than the documents one by one.")
 
 
+class ChunkedRun(BaseModel):
+    """A document that ran in chunks, timed at start."""
+
+    documents: int
+    tokens: int
+    seconds: float
+
+
 class Calibration(BaseModel):
     """What documents cost on this machine."""
 
     measurements: list[MeasuredRun]
     batch_up_to_tokens: int = Field(description="Documents longer than this run alone.")
     batch_up_to_documents: int
+    in_chunks: list[ChunkedRun] = Field(description="Of one chunk and of two.")
     pace: float = Field(description="Time of the last runs, over what was calibrated.")
 
 

@@ -15,7 +15,7 @@ from aftexport.errors import InputError
 from aftserve.admission import Admission
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
-from aftserve.errors import UnavailableError
+from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.health import Health
 from aftserve.loading import LoadedModel, load_safe_model
 from aftserve.metrics import Metrics
@@ -124,15 +124,16 @@ class Service:
         """
         documents = [await self._tokens(index, request) for index in range(request.count)]
         admitted = time.monotonic()
-        tokens = [ids for ids, _ in documents]
+        tokens = [self.model.classifier.cut(ids) for ids, _ in documents]
         predicted, done = await self._run(tokens, deadline)
         results = [
             DocumentResult(
                 label=result.answer.label,
                 scores=result.answer.scores,
                 tokens_total=len(ids),
-                tokens_used=len(ids),
-                truncated=False,
+                tokens_used=len(used),
+                truncated=len(used) < len(ids),
+                policy=self.settings.long_documents,
                 timings=Timings(
                     tokenize_seconds=tokenize_seconds,
                     queue_seconds=result.started - admitted,
@@ -140,11 +141,12 @@ class Service:
                     predicted_seconds=predicted,
                 ),
             )
-            for result, (ids, tokenize_seconds) in zip(done, documents, strict=True)
+            for result, used, (ids, tokenize_seconds) in zip(done, tokens, documents, strict=True)
         ]
         self._count(results, predicted, time.monotonic() - admitted)
         for ids, result in zip(tokens, done, strict=True):
-            self.parity.sample(ids, result)
+            if not self.scheduler.in_chunks(len(ids)):  # PyTorch has no chunks
+                self.parity.sample(ids, result)
         return results
 
     async def compare(self, request: ParityRequest, deadline: float) -> ParityCheck:
@@ -154,6 +156,12 @@ class Service:
             ReferenceError: where there is no PyTorch model, or it fails.
         """
         ids, _ = await self._tokens(0, request.as_infer())
+        if self.scheduler.in_chunks(len(ids)):
+            raise DocumentTooLongError(
+                f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over the "
+                "memory budget.",
+                "Send a shorter one.",
+            )
         _, (result,) = await self._run([ids], deadline)
         return await self.parity.check(ids, result.answer.logits)
 
@@ -230,6 +238,12 @@ class Service:
             self.scheduler.use(model.classifier, model.costs)
             logger.warning("serving by portable bodies alone from now on")
 
+    @property
+    def _whole_only(self) -> str | None:
+        if self.model.classifier.chunked is not None:
+            return None
+        return self._bundle.manifest.whole_only or f"{self.model.classifier.engine.name} has none"
+
     def info(self) -> Info:
         """What ``GET /info`` answers."""
         classifier, settings = self.model.classifier, self.settings
@@ -251,6 +265,9 @@ class Service:
                 max_queue_seconds=settings.max_queue_seconds,
                 deadline_seconds=settings.deadline_seconds,
                 budget_tokens=settings.budget_tokens,
+                whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
+                long_documents=settings.long_documents,
+                whole_only=self._whole_only,
             ),
             calibration=Calibration(
                 pace=self.scheduler.pace.value, **self.scheduler.costs.to_dict()

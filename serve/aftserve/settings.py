@@ -53,6 +53,20 @@ class Settings(BaseSettings):
         16_384, description="most tokens of one run, padding included, unless one document has more"
     )
 
+    long_documents: Literal["exact", "reject", "head", "tail"] = Field(
+        "exact",
+        description="what becomes of a document over the memory budget: run it in chunks with the "
+        "same answer, refuse it, or cut it to its head or tail",
+    )
+    memory_budget_mib: PositiveFloat = Field(
+        512, description="MiB one document may take beside the model; a longer one runs in chunks"
+    )
+    spill: Path | None = Field(
+        None,
+        description="folder for what such a document keeps between layers; the system's for "
+        "temporary files where it is left out",
+    )
+
     max_tokens: PositiveInt | None = Field(
         None, description="refuse longer documents; the model's own limit where it is left out"
     )
@@ -100,6 +114,11 @@ class Settings(BaseSettings):
     )
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes one document may take beside the model."""
+        return int(self.memory_budget_mib * _MIB)
 
     @property
     def max_body_bytes(self) -> int:

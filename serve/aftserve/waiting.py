@@ -16,7 +16,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._seconds = 0.0
+        self._seconds = self._chunked_seconds = 0.0
         self._changed = threading.Condition()
         self._paused = self._closed = False
 
@@ -26,21 +26,26 @@ class Waiting:
 
     @property
     def seconds(self) -> float:
-        """They take one by one, as calibrated."""
+        """They take one by one, as calibrated, but for those that run in chunks."""
         return self._seconds
+
+    @property
+    def chunked_seconds(self) -> float:
+        """Those take that run in chunks."""
+        return self._chunked_seconds
 
     def put(self, job: Job) -> None:
         """Adds a job as the last."""
         with self._changed:
             self._jobs.append(job)
-            self._seconds += job.seconds
+            self._count([job])
             self._changed.notify()
 
     def put_back(self, jobs: Sequence[Job]) -> None:
         """Puts jobs before all others, in their order."""
         with self._changed:
             self._jobs.extendleft(reversed(jobs))
-            self._seconds += sum(job.seconds for job in jobs)
+            self._count(jobs)
             self._changed.notify()
 
     def remove(self, job: Job) -> bool:
@@ -74,11 +79,23 @@ class Waiting:
             self._closed = True
             left = list(self._jobs)
             self._jobs.clear()
-            self._seconds = 0.0
+            self._seconds = self._chunked_seconds = 0.0
             self._changed.notify()
             return left
 
     def _drop(self, job: Job) -> None:
         self._jobs.remove(job)
-        # Rounding must not add up over the life of the process.
-        self._seconds = self._seconds - job.seconds if self._jobs else 0.0
+        if job.progress is None:
+            self._seconds -= job.seconds
+        else:
+            self._chunked_seconds -= job.seconds
+        if not self._jobs:
+            # Rounding must not add up over the life of the process.
+            self._seconds = self._chunked_seconds = 0.0
+
+    def _count(self, jobs: Iterable[Job] = ()) -> None:
+        for job in jobs:
+            if job.progress is None:
+                self._seconds += job.seconds
+            else:
+                self._chunked_seconds += job.seconds

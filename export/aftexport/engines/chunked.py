@@ -129,6 +129,10 @@ class ChunkedModel:
             files by default.
         fused: use the kernel library where it is built.
         chunk_tokens: of a chunk at most; None to choose by the budget.
+
+    Attributes:
+        whole_tokens: a document up to this fits the budget as a whole.
+        chunk_tokens: of a chunk at most.
     """
 
     def __init__(
@@ -142,6 +146,7 @@ class ChunkedModel:
         fused: bool = True,
         chunk_tokens: int | None = None,
     ) -> None:
+        self.whole_tokens = max(1, memory_budget // plan.token_bytes)
         self._archive = archive
         self._plan = plan
         self._threads = threads
@@ -177,6 +182,12 @@ class ChunkedModel:
                 others = yield from self._summarised(number, stage, document, chunks)
                 kept = yield from self._applied(number, stage, document, chunks, others, files)
             return (yield from self._pooled(_Document(ids, kept), chunks))
+
+    def count(self, tokens: int) -> int:
+        """The parts of a document of so many tokens."""
+        chunks = len(self._chunks(tokens))
+        pieces = [1 + bool(s.left) + bool(s.right) if chunks > 1 else 1 for s in self._plan.stages]
+        return chunks * (sum(pieces) + len(pieces) + 1) + 1
 
     def _chunks(self, tokens: int) -> list[tuple[int, int]]:
         count = -(-tokens // self.chunk_tokens)

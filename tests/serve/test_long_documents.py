@@ -1,0 +1,115 @@
+"""Documents over the memory budget: in chunks with the same answer, others between them."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import toy
+from clients import eventually, head, metric, raw_connection
+from servers import serving
+
+from aftexport.bundle import Bundle
+from aftexport.parity import TOLERANCES
+
+WHOLE = 100
+"""Tokens within the budget."""
+
+
+@pytest.fixture(scope="module")
+def budget(bundle_folder: Path) -> tuple[str, str]:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    return "--memory-budget-mib", str((WHOLE + 0.5) * plan.token_bytes / (1 << 20))
+
+
+@pytest.fixture(scope="module")
+def address(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("long") / "log"
+    with serving(bundle_folder, log, *budget) as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def document(tokens: int) -> list[int]:
+    return np.random.default_rng(tokens).integers(0, toy.VOCABULARY, tokens).tolist()
+
+
+def post(address: str, ids: list[int], **headers: str) -> httpx.Response:
+    return httpx.post(f"{address}/infer", json={"input_ids": [ids]}, headers=headers, timeout=120)
+
+
+def answer(address: str, ids: list[int]) -> dict[str, object]:
+    response = post(address, ids)
+    assert response.status_code == 200, response.text
+    (result,) = response.json()["results"]
+    return dict(result)
+
+
+@pytest.mark.parametrize("tokens", [WHOLE, WHOLE + 1, 2 * WHOLE, 3457])
+def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+    ids = document(tokens)
+    in_chunks, whole = answer(address, ids), answer(server, ids)
+    assert in_chunks["scores"] == pytest.approx(whole["scores"], abs=TOLERANCES["fp32"].bound)
+    assert in_chunks["label"] == whole["label"]
+    said = [in_chunks[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert said == [tokens, tokens, False, "exact"]
+
+
+def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        for tokens in range(1, 11):
+            assert answer(address, document(tokens))["tokens_used"] == tokens
+        assert not any(future.done() for future in long), [f.result() for f in long if f.done()]
+        assert [future.result()["tokens_used"] for future in long] == [300_000, 300_001]
+
+
+def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
+    stopped = metric(address, "aftserve_stopped_runs_total")
+    body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body)) + body)
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+    eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
+    assert metric(address, "aftserve_stopped_runs_total") == stopped + 1
+    assert answer(address, document(7))["tokens_used"] == 7
+
+
+def test_what_cannot_be_done_by_the_deadline_is_refused_at_once(address: str) -> None:
+    response = post(address, document(200_000), **{"Deadline-Seconds": "0.2"})
+    assert response.status_code == 422 or response.status_code == 413
+    assert "the deadline is in" in response.json()["detail"]
+
+
+def test_info_says_what_becomes_of_them(address: str) -> None:
+    info = httpx.get(f"{address}/info").json()
+    assert info["limits"]["whole_tokens"] == WHOLE
+    assert info["limits"]["long_documents"] == "exact"
+    assert info["limits"]["whole_only"] is None
+    measured = info["calibration"]["in_chunks"]
+    assert [run["tokens"] for run in measured] == [WHOLE, 2 * WHOLE]
+
+
+@pytest.mark.parametrize("policy", ["head", "tail", "reject"])
+def test_other_policies(
+    policy: str, bundle_folder: Path, budget: tuple[str, str], server: str, tmp_path: Path
+) -> None:
+    ids = document(3 * WHOLE)
+    arguments = (*budget, "--long-documents", policy)
+    with serving(bundle_folder, tmp_path / "log", *arguments) as (address, _):
+        if policy == "reject":
+            response = post(address, ids)
+            assert response.status_code == 413
+            assert "300 tokens, this server takes 100" in response.json()["detail"]
+            return
+        found = answer(address, ids)
+    part = ids[:WHOLE] if policy == "head" else ids[-WHOLE:]
+    assert found["scores"] == pytest.approx(answer(server, part)["scores"], abs=1e-4)
+    said = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert said == [3 * WHOLE, WHOLE, True, policy]
