@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 MODEL = "model.onnx"
 MODEL_DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
+CHUNKED = "chunked.zip"
 GOLDEN = "golden.safetensors"
 PARITY = "parity.json"
 PARITY_PAGE = "parity.html"
@@ -80,7 +81,7 @@ class Bundle:
                 )
             if sha256(file) != entry.sha256:
                 raise BundleError(path, f"{name} was changed or damaged", _EXPORT_AGAIN)
-        for required in (MODEL, GOLDEN):
+        for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
                 raise BundleError(path, f"{MANIFEST} does not list {required}", _EXPORT_AGAIN)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})

@@ -16,6 +16,7 @@ from torch import nn
 
 from aftexport import __version__
 from aftexport.bundle import (
+    CHUNKED,
     PARITY,
     PARITY_PAGE,
     TOKENIZER,
@@ -28,6 +29,8 @@ from aftexport.bundle import (
 )
 from aftexport.cases import model_cases, operator_cases
 from aftexport.checkpoint import Checkpoint, load
+from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.summary import WholeOnlyError
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.engine_export import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
@@ -47,7 +50,15 @@ from aftexport.report import (
     write_parity_page,
 )
 from aftexport.tokenization import check_tokenizer
-from aftexport.trace import DEFAULT_OPSET, InputSpec, capture, input_spec, operators_in, to_onnx
+from aftexport.trace import (
+    DEFAULT_OPSET,
+    InputSpec,
+    capture,
+    finish,
+    input_spec,
+    lower,
+    operators_in,
+)
 from aftexport.verification import verify, worst
 
 PRECISIONS = {
@@ -64,8 +75,9 @@ TARGETS = ("onnx", *ENGINE_TARGETS)
 
 @dataclass(frozen=True)
 class Traced:
-    """A model in ONNX, and what is needed to judge it."""
+    """A model in ONNX, before and after fusing, and what is needed to judge it."""
 
+    lowered: onnx.ModelProto
     model: onnx.ModelProto
     spec: InputSpec
     precision: str
@@ -146,6 +158,8 @@ def export(
     with aside_folder(out) as folder:
         with stage(console, "Writing the bundle"):
             manifest = _manifest(checkpoint, traced, names, opset)
+            if to == "onnx":
+                manifest = _in_chunks(folder, traced, manifest)
             write_model(folder, traced.model)
             write_golden(folder, list(traced.cases))
             if text is not None:
@@ -249,11 +263,12 @@ def _trace(
         program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
     spec = input_spec(program)
-    model = to_onnx(program, opset=opset, precision=precision, fuse=to == "onnx")
+    lowered = lower(program, opset=opset, precision=precision)
+    model = finish(lowered, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
-    return Traced(model, spec, precision, cases)
+    return Traced(lowered, model, spec, precision, cases)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
@@ -323,6 +338,16 @@ def _manifest(
             },
         }
     )
+
+
+def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
+    """Writes the graphs for documents longer than memory, where the model has them."""
+    try:
+        plan = write_chunked(folder / CHUNKED, traced.lowered, precision=traced.precision)
+    except WholeOnlyError as reason:
+        (folder / CHUNKED).unlink(missing_ok=True)
+        return manifest.model_copy(update={"whole_only": str(reason)})
+    return manifest.model_copy(update={"chunked": plan})
 
 
 def _print_summary(

@@ -30,6 +30,11 @@ def show_bundle(path: Path, console: Console) -> None:
         "inputs": ", ".join(manifest.inputs),
         "vocabulary": manifest.vocab_size,
         "longest document": _tokens(manifest.max_tokens),
+        "longer than memory": f"no: {manifest.whole_only}"
+        if manifest.whole_only
+        else "in chunks"
+        if manifest.chunked
+        else None,
         "labels": ", ".join(manifest.labels),
         "precision": manifest.precision,
         **_position_biases(manifest),

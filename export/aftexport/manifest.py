@@ -57,6 +57,43 @@ class EnginePlan(BaseModel):
     deferred: tuple[str, ...]
 
 
+Pooling = Literal["sum", "max", "first"]
+"""How what is pooled from parts of a document combines."""
+
+
+class ChunkedStage(BaseModel):
+    """One attention of a model that runs chunk by chunk.
+
+    Attributes:
+        left, right: tokens before and after a chunk that it is run with.
+        causal: only what is before a token counts.
+        keeps: what was kept of every token before it and is needed after it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    left: Annotated[int, Ge(0)]
+    right: Annotated[int, Ge(0)]
+    causal: bool
+    keeps: tuple[str, ...]
+
+
+class ChunkedPlan(BaseModel):
+    """How the graphs in ``chunked.zip`` run a document of any length.
+
+    Attributes:
+        stages: in order.
+        pooled: each value pooled from the tokens, to how those of chunks combine.
+        token_bytes: at most what a token takes while a graph runs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    stages: tuple[ChunkedStage, ...]
+    pooled: dict[str, Pooling]
+    token_bytes: Count
+
+
 class Manifest(BaseModel):
     """What a bundle says of itself, apart from its files.
 
@@ -77,6 +114,8 @@ class Manifest(BaseModel):
         hardware: what the model file needs; ``any`` for ONNX.
         versions: of the tools that made the bundle.
         engine: the TensorRT engine it was exported for; None for ONNX alone.
+        chunked: how a document longer than memory runs; None where it cannot.
+        whole_only: why it cannot.
     """
 
     # From JSON: a tuple is a list there, and nothing else is converted.
@@ -96,6 +135,8 @@ class Manifest(BaseModel):
     hardware: str
     versions: dict[str, str]
     engine: EnginePlan | None = None
+    chunked: ChunkedPlan | None = None
+    whole_only: str | None = None
 
     @model_validator(mode="after")
     def _labels_differ(self) -> Self:

@@ -17,6 +17,7 @@ from typing import Any
 
 import onnx
 import onnx.inliner
+import onnx_ir as ir
 import sympy
 import torch
 from onnxscript import values
@@ -158,14 +159,22 @@ def to_onnx(
     precision: str = "fp32",
     fuse: bool = True,
 ) -> onnx.ModelProto:
-    """Lowers a captured program to ONNX; every custom node has its portable body in the file.
+    """``lower`` and ``finish`` in one."""
+    return finish(lower(program, opset=opset, precision=precision), precision=precision, fuse=fuse)
+
+
+def lower(
+    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
+) -> onnx.ModelProto:
+    """Lowers a captured program to ONNX with bare custom nodes.
 
     Args:
         program: see ``capture``.
         opset: of the standard operators.
         precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
-        fuse: make operators of what surrounds the attention. TensorRT fuses that itself,
-            and their bodies would have it multiply in float32.
+
+    Returns:
+        The graph, with the shapes of what is between.
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
@@ -196,10 +205,6 @@ def to_onnx(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    if fuse:
-        products = "fp32" if precision == "fp16" else precision
-        fuse_fastformer(exported.model, precision=products)
-        fuse_encoder(exported.model, precision=products)
     model = exported.model_proto
     produced = next(o.version for o in model.opset_import if o.domain == "")
     if produced != opset:
@@ -208,8 +213,30 @@ def to_onnx(
             f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
         )
     _strip_metadata(model)
+    return model
+
+
+def finish(
+    lowered: onnx.ModelProto, *, precision: str = "fp32", fuse: bool = True
+) -> onnx.ModelProto:
+    """Fuses what surrounds the attention, and gives every custom node its portable body.
+
+    Args:
+        lowered: see ``lower``; not changed.
+        precision: see ``lower``.
+        fuse: make operators of what surrounds the attention. TensorRT fuses that itself,
+            and their bodies would have it multiply in float32.
+    """
+    graph = ir.from_proto(lowered)
+    if fuse:
+        products = "fp32" if precision == "fp16" else precision
+        fuse_fastformer(graph, precision=products)
+        fuse_encoder(graph, precision=products)
+    model = ir.to_proto(graph)
+    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
+    del model.graph.value_info[:]
     choose_precisions(model, precision)
-    return attach_bodies(model, opset)
+    return attach_bodies(model, next(o.version for o in model.opset_import if o.domain == ""))
 
 
 def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -290,8 +317,6 @@ def _strip_metadata(model: onnx.ModelProto) -> None:
                  *graph.initializer, *model.functions):  # fmt: skip
         del item.metadata_props[:]
         item.doc_string = ""
-    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
-    del graph.value_info[:]
     graph.name = "main"
 
 

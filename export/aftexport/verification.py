@@ -1,13 +1,15 @@
 """Running a bundle's golden cases through an engine."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
-from aftexport.bundle import Bundle
+from aftexport.bundle import CHUNKED, Bundle
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.engines import Engine
+from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
 from aftexport.parity import Case, Comparison, compare
@@ -45,8 +47,23 @@ def verify(
             alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
             output = np.concatenate(list(alone.values()), axis=-1)
         results.append(compare(case, output, bundle.manifest.precision))
+        if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
+            results += _in_chunks(bundle, case, fused)
         advance()
     return results
+
+
+def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
+    """The same case in three chunks or more, where it is of one whole document."""
+    ids = case.inputs["input_ids"]
+    plan = bundle.manifest.chunked
+    if plan is None or len(ids) > 1:
+        return []
+    model = ChunkedModel(
+        bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
+    )
+    result = compare(case, model.run(ids[0]), bundle.manifest.precision)
+    return [replace(result, subject="model in chunks")]
 
 
 def verify_engine(

@@ -1,0 +1,82 @@
+"""``chunked.zip``: the graphs of both passes, as they stand in a bundle."""
+
+import zipfile
+from pathlib import Path
+
+import onnx
+
+from aftexport.bundle import MAX_MODEL_BYTES
+from aftexport.chunked.means import as_means
+from aftexport.chunked.partition import Partition, partition
+from aftexport.chunked.summary import WholeOnlyError
+from aftexport.chunked.tokenwise import constants_of
+from aftexport.manifest import ChunkedPlan, ChunkedStage
+from aftexport.trace import finish
+
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> ChunkedPlan:
+    """Cuts a model and writes its parts.
+
+    Args:
+        path: of the archive.
+        model: the graph of bare operators, before anything around them is fused.
+        precision: that the model is exported in.
+
+    Returns:
+        How to run the parts.
+
+    Raises:
+        WholeOnlyError: saying what stands against it.
+    """
+    if model.ByteSize() > MAX_MODEL_BYTES:
+        raise WholeOnlyError("its graphs would be over 2 GiB")
+    parts = partition(as_means(model))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, graph in _named(parts).items():
+            finished = _finished(graph, precision)
+            archive.writestr(zipfile.ZipInfo(f"{name}.onnx", _LONG_AGO), finished)
+    return ChunkedPlan(
+        stages=tuple(
+            ChunkedStage(left=s.reach.left, right=s.reach.right, causal=s.causal, keeps=s.keeps)
+            for s in parts.stages
+        ),
+        pooled=parts.pooled,
+        token_bytes=max(_token_bytes(graph) for graph in _named(parts).values()),
+    )
+
+
+def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
+    named = {}
+    for number, stage in enumerate(parts.stages):
+        named[f"{number}.reduce"] = stage.reduce
+        named[f"{number}.merge"] = stage.merge
+        named[f"{number}.apply"] = stage.apply
+    return {**named, "pool": parts.pool, "head": parts.head}
+
+
+def _finished(model: onnx.ModelProto, precision: str) -> bytes:
+    summaries = list(model.functions)
+    del model.functions[:]
+    finished = finish(model, precision=precision)
+    finished.functions.extend(summaries)
+    return bytes(finished.SerializeToString(deterministic=True))
+
+
+def _token_bytes(model: onnx.ModelProto) -> int:
+    """At most what one token takes while a graph runs: every product and a copy of it."""
+    weights = constants_of(model.graph)
+    widths = [
+        weights[node.input[1]].shape[-1]
+        for node in model.graph.node
+        if node.op_type == "MatMul" and node.input[1] in weights
+    ]
+    tables = [
+        weights[node.input[0]].shape[-1]
+        for node in model.graph.node
+        if node.op_type == "Gather"
+        and node.input[0] in weights
+        and weights[node.input[0]].ndim == 2
+    ]
+    return 8 * int(sum((*widths, *tables)))

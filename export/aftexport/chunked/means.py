@@ -1,0 +1,129 @@
+"""Rewrites Fastformer and pooling by a softmax as means over the tokens, which have a summary.
+
+    Fastformer:  g_q = mean of Q with logits Q Wa / sqrt(d),  P = K * g_q,
+                 g_k = mean of P with logits P Wb / sqrt(d),  Y = V * g_k
+    pooling:     sum_t softmax_T(s)[t] x[t]
+
+A mean with one logit for each head is AFT-conv with a filter of one tap that is 0.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.parser
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from aftexport.domain import DOMAIN, VERSION
+
+_LOCAL = "aftexport.chunked"
+
+
+def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns ``model``, a graph before its operators have bodies, with such nodes rewritten."""
+    rewritten = onnx.ModelProto()
+    rewritten.CopyFrom(model)
+    graph = rewritten.graph
+    opset = next(o.version for o in model.opset_import if o.domain == "")
+    _pooling_by_softmax(graph)
+    weights = {i.name: i for i in graph.initializer}
+    functions: dict[str, onnx.FunctionProto] = {}
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type.removeprefix("Causal") == "Fastformer":
+            weight = weights[node.input[3]]
+            dim, num_heads = weight.dims
+            function = _fastformer(node.op_type, num_heads, opset)
+            functions[function.name] = function
+            node.domain, node.op_type = _LOCAL, function.name
+            node.input.append(_constant(graph, np.zeros((num_heads, 1)), weight.data_type))
+            scale = np.asarray(1 / math.sqrt(dim // num_heads))
+            node.input.append(_constant(graph, scale, weight.data_type))
+            del node.attribute[:]
+    if functions:
+        rewritten.functions.extend(functions.values())
+        rewritten.opset_import.append(onnx.helper.make_opsetid(_LOCAL, 1))
+        rewritten = onnx.inliner.inline_local_functions(rewritten)
+    used = ir.from_proto(rewritten)
+    RemoveUnusedNodesPass()(used)
+    return ir.to_proto(used)
+
+
+def _constant(graph: onnx.GraphProto, value: NDArray[np.generic], element: int) -> str:
+    name = f"mean_constant_{len(graph.initializer)}"
+    typed = value.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
+    graph.initializer.append(onnx.numpy_helper.from_array(typed, name))
+    return name
+
+
+def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
+    causal = "Causal" if op_type.startswith("Causal") else ""
+    mean = f'{DOMAIN}.{causal}AftConv <num_heads = {num_heads}, gate = "none">'
+    return onnx.parser.parse_function(f"""
+        <domain: "{_LOCAL}", opset_import: ["" : {opset}, "{DOMAIN}" : {VERSION}]>
+        {op_type}_{num_heads}
+            (query, key, value, alpha_weight, beta_weight, lengths, filter, scale) => (output)
+        {{
+            alpha_products = MatMul(query, alpha_weight)
+            alpha_logits = Mul(alpha_products, scale)
+            global_query = {mean} (query, alpha_logits, query, filter, lengths)
+            keyed = Mul(key, global_query)
+            beta_products = MatMul(keyed, beta_weight)
+            beta_logits = Mul(beta_products, scale)
+            global_key = {mean} (keyed, beta_logits, keyed, filter, lengths)
+            output = Mul(value, global_key)
+        }}
+    """)
+
+
+def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
+    """Makes ``ReduceSum(Mul(Softmax(s), x))`` over the tokens the first row of such a mean."""
+    producers = {output: node for node in graph.node for output in node.output}
+    constants = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
+
+    def made_by(name: str, op_type: str) -> onnx.NodeProto | None:
+        node = producers.get(name)
+        return node if node is not None and node.op_type == op_type else None
+
+    for index, total in enumerate(graph.node):
+        if not is_sum_over_tokens(total, constants) or keeps_axis(total):
+            continue
+        product = made_by(total.input[0], "Mul")
+        if product is None:
+            continue
+        for weights, x in (product.input, reversed(product.input)):
+            softmax = made_by(weights, "Softmax")
+            if softmax is not None and _axis(softmax) == 1:
+                name = total.output[0]
+                filter = _constant(graph, np.zeros((1, 1)), onnx.TensorProto.FLOAT)
+                row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
+                mean = onnx.helper.make_node(
+                    "AftConv",
+                    [x, softmax.input[0], x, filter, "lengths"],
+                    [f"{name}_mean"],
+                    domain=DOMAIN,
+                    num_heads=1,
+                    gate="none",
+                )
+                first = onnx.helper.make_node("Gather", [f"{name}_mean", row], [name], axis=1)
+                graph.node[index].CopyFrom(first)
+                graph.node.insert(index, mean)
+                return
+
+
+def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Tells whether a node is a ReduceSum over axis 1 alone."""
+    axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+    return node.op_type == "ReduceSum" and axes is not None and axes.tolist() == [1]
+
+
+def keeps_axis(node: onnx.NodeProto) -> bool:
+    """Tells whether a reduction leaves an axis of one."""
+    return next((a.i == 1 for a in node.attribute if a.name == "keepdims"), True)
+
+
+def _axis(node: onnx.NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "axis"), -1)

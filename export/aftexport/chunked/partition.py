@@ -1,0 +1,273 @@
+"""Cuts a graph into what reduces and what applies each attention, chunk by chunk."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from aftexport.chunked.summary import DOMAIN as SUMMARY_DOMAIN
+from aftexport.chunked.summary import Reach, reach, summary
+from aftexport.chunked.tokenwise import Kind, classify, constants_of, pooling
+from aftexport.domain import DOMAIN
+from aftexport.manifest import Pooling
+from aftexport.mechanisms._numerics import MASKED
+
+FLOAT = onnx.TensorProto.FLOAT
+_IDS = "input_ids"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One attention.
+
+    Attributes:
+        reduce: what is kept of every token, to ``few_keys`` and ``few_values`` of a chunk.
+        merge: ``key`` and ``value`` of several summaries, to those of one.
+        apply: what is kept, ``other_keys`` and ``other_values``, to what is kept next.
+        reach: tokens around a chunk that ``apply`` takes with it.
+        causal: only what is before counts.
+        keeps: what was kept before it and is needed after it.
+    """
+
+    reduce: onnx.ModelProto
+    merge: onnx.ModelProto
+    apply: onnx.ModelProto
+    reach: Reach
+    causal: bool
+    keeps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model in parts.
+
+    Attributes:
+        stages: in order.
+        pool: what is kept after the last, to what ``head`` takes.
+        pooled: each output of ``pool``, to how those of chunks combine: sum, max or first.
+        head: what is pooled, to the logits.
+    """
+
+    stages: tuple[Stage, ...]
+    pool: onnx.ModelProto
+    pooled: dict[str, Pooling]
+    head: onnx.ModelProto
+
+
+def partition(model: onnx.ModelProto) -> Partition:
+    """Cuts a graph of bare operators, that ``as_means`` has been applied to.
+
+    Raises:
+        WholeOnlyError: saying what stands against it.
+    """
+    return _Cutter(model).cut()
+
+
+class _Cutter:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.nodes = list(model.graph.node)
+        self.kinds = classify(model)
+        self.constants = constants_of(model.graph)
+        self.opset = next(o.version for o in model.opset_import if o.domain == "")
+        graph = model.graph
+        self.known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+
+    def cut(self) -> Partition:
+        attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
+        kept = [_IDS]
+        stages = []
+        for place, index in enumerate(attentions):
+            node = self.nodes[index]
+            end = attentions[place + 1] if place + 1 < len(attentions) else len(self.nodes)
+            after = self._narrowest([*kept, *node.output], index, end)
+            stages.append(self._stage(node, kept, after))
+            kept = after
+        reductions = {
+            node.output[0]: how
+            for node in self.nodes
+            if self.kinds[node.output[0]] is Kind.POOLED
+            and any(self.kinds[name] is Kind.TOKENS for name in node.input)
+            and (how := pooling(node, self.constants)) is not None
+        }
+        logits = self.model.graph.output[0].name
+        pool = self._model(self._subgraph([*kept, _IDS, "lengths"], list(reductions)))
+        head = self._model(self._subgraph([*reductions, _IDS, "lengths"], [logits]))
+        return Partition(tuple(stages), pool, reductions, head)
+
+    def _narrowest(self, kept: Sequence[str], start: int, end: int) -> list[str]:
+        """The last value before ``end`` that all of what follows is made from; else ``kept``."""
+        if len(kept) == 1:
+            return list(kept)
+        for node in reversed(self.nodes[start + 1 : end]):
+            for name in node.output:
+                if self.kinds[name] is Kind.TOKENS and not self._reachable(kept, name, end):
+                    return [name]
+        return [name for name in kept if self._reachable([name], "", end)]
+
+    def _reachable(self, sources: Iterable[str], without: str, end: int) -> bool:
+        """Whether what is from ``end`` on, or pooled, comes of ``sources``, ``without`` aside."""
+        made = set(sources) - {without}
+        for index, node in enumerate(self.nodes):
+            if node.op_type == "Shape" or not made.intersection(node.input):
+                continue
+            if index >= end or self.kinds[node.output[0]] is Kind.POOLED:
+                return True
+            made.update(set(node.output) - {without})
+        return False
+
+    def _stage(self, node: onnx.NodeProto, kept: list[str], after: list[str]) -> Stage:
+        causal = node.op_type.startswith("Causal")
+        bias = self.constants.get(node.input[3]) if len(node.input) > 4 else None
+        span = reach(node, causal, bias)
+        function = summary(node, self.opset)
+        key, value = node.input[1:3]
+
+        to_summary = self._subgraph([*kept, _IDS, "lengths"], [key, value])
+        to_summary.node.extend([_cast(key, "key_f", FLOAT), _cast(value, "value_f", FLOAT)])
+        to_summary.node.append(_summarise("key_f", "value_f"))
+        del to_summary.output[:]
+        to_summary.output.extend([_value("few_keys", FLOAT), _value("few_values", FLOAT)])
+
+        merge = onnx.helper.make_graph(
+            [_summarise("key", "value")],
+            "main",
+            [_value("key", FLOAT), _value("value", FLOAT)],
+            [_value("few_keys", FLOAT), _value("few_values", FLOAT)],
+        )
+
+        new = [name for name in after if name not in kept]
+        apply = self._subgraph([*kept, _IDS, "lengths"], new)
+        place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
+        attended = apply.node.pop(place)
+        for offset, inserted in enumerate(self._attend_with_others(attended, span.left)):
+            apply.node.insert(place + offset, inserted)
+        apply.initializer.extend(_constants(span.left))
+        apply.input.extend([_value("other_keys", FLOAT), _value("other_values", FLOAT)])
+        return Stage(
+            self._model(to_summary, function),
+            self._model(merge, function),
+            self._model(apply),
+            span,
+            causal,
+            tuple(name for name in after if name in kept and name != _IDS),
+        )
+
+    def _attend_with_others(self, node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]:
+        """The attention in float32 over summaries, ``left`` tokens of no weight, and the chunk.
+
+        Those between keep the summaries, which have no place, out of the window of the first.
+        """
+        query, key, value, *biases, _ = node.input
+        result = node.output[0]
+        make = onnx.helper.make_node
+        nodes = []
+        before = {"query": "other_values", "key": "other_keys", "value": "other_values"}
+        for name, given in zip(before, (query, key, value), strict=True):
+            filler = f"chunk_nothing_{name}"
+            own = f"chunk_{name}_own"
+            nodes.append(_cast(given, own, FLOAT))
+            parts = [before[name], own]
+            if left:
+                nodes += [
+                    make("Shape", [own], [f"{filler}_width"], start=2, end=3),
+                    make("Concat", ["chunk_gap", f"{filler}_width"], [f"{filler}_shape"], axis=0),
+                    make(
+                        "Expand",
+                        ["chunk_masked" if name == "key" else "chunk_zero", f"{filler}_shape"],
+                        [filler],
+                    ),
+                ]
+                parts.insert(1, filler)
+            nodes.append(make("Concat", parts, [f"chunk_{name}"], axis=1))
+        for place, bias in enumerate(biases):
+            nodes.append(_cast(bias, f"chunk_bias_{place}", FLOAT))
+        attended = onnx.NodeProto()
+        attended.CopyFrom(node)
+        del attended.input[:], attended.output[:]
+        attended.input.extend(["chunk_query", "chunk_key", "chunk_value"])
+        attended.input.extend(f"chunk_bias_{place}" for place in range(len(biases)))
+        attended.input.append("chunk_length")
+        attended.output.append("chunk_attended")
+        nodes += [
+            make("Shape", ["chunk_key"], ["chunk_length"], start=1, end=2),
+            attended,
+            make("Shape", ["chunk_query_own"], ["chunk_tokens"], start=1, end=2),
+            make("Sub", ["chunk_length", "chunk_tokens"], ["chunk_start"]),
+            make(
+                "Slice",
+                ["chunk_attended", "chunk_start", "chunk_length", "chunk_axis"],
+                ["chunk_result"],
+            ),
+            make("CastLike", ["chunk_result", query], [result]),
+        ]
+        return nodes
+
+    def _subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
+        """What computes ``outputs``, with those of ``inputs`` that it needs."""
+        needed, nodes = set(outputs), []
+        for node in reversed(self.nodes):
+            if any(name in needed and name not in inputs for name in node.output):
+                nodes.append(node)
+                needed.update(node.input)
+        taken = [name for name in dict.fromkeys(inputs) if name in needed]
+        made = {name for node in nodes for name in node.output}
+        return onnx.helper.make_graph(
+            nodes[::-1],
+            "main",
+            [self._described(name) for name in taken],
+            [self._described(name) for name in outputs],
+            [i for i in self.model.graph.initializer if i.name in needed],
+            value_info=[
+                v for v in self.model.graph.value_info if v.name in made and v.name not in outputs
+            ],
+        )
+
+    def _described(self, name: str) -> onnx.ValueInfoProto:
+        known: onnx.ValueInfoProto | None = self.known.get(name)
+        return known or _value(name, self._element(name))
+
+    def _element(self, name: str) -> int:
+        """The type of a value that ``as_means`` may have made: that of what it is made from."""
+        if name in self.known:
+            return int(self.known[name].type.tensor_type.elem_type)
+        node = next(node for node in self.nodes if name in node.output)
+        return self._element(next(n for n in node.input if self.kinds[n] is Kind.TOKENS))
+
+    def _model(
+        self, graph: onnx.GraphProto, function: onnx.FunctionProto | None = None
+    ) -> onnx.ModelProto:
+        imports = [o for o in self.model.opset_import if o.domain in ("", DOMAIN)]
+        if function is not None:
+            imports.append(onnx.helper.make_opsetid(SUMMARY_DOMAIN, 1))
+        return onnx.helper.make_model(
+            graph,
+            opset_imports=imports,
+            functions=[function] if function is not None else [],
+            ir_version=self.model.ir_version,
+        )
+
+
+def _value(name: str, element: int) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, element, (1, None, None))
+
+
+def _cast(name: str, result: str, element: int) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [name], [result], to=element)
+
+
+def _summarise(key: str, value: str) -> onnx.NodeProto:
+    return onnx.helper.make_node(
+        "Summary", [key, value], ["few_keys", "few_values"], domain=SUMMARY_DOMAIN
+    )
+
+
+def _constants(left: int) -> list[onnx.TensorProto]:
+    named = {
+        "chunk_gap": np.array([1, left]),
+        "chunk_masked": np.float32(MASKED),
+        "chunk_zero": np.float32(0),
+        "chunk_axis": np.array([1]),
+    }
+    return [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in named.items()]

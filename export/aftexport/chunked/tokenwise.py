@@ -1,0 +1,161 @@
+"""Tells, of every value in a graph, what it is made of; refuses what no chunk can compute.
+
+A graph can be cut where each of its nodes acts on every token alone, is one of our attentions,
+or reduces the tokens by an associative operation, and where a chunk's own length may stand for
+the document's: in masks of padding, which a chunk has none of.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum, auto
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from aftexport.chunked.means import is_sum_over_tokens
+from aftexport.chunked.summary import WholeOnlyError
+from aftexport.domain import DOMAIN
+from aftexport.manifest import Pooling
+
+Array = NDArray[np.generic]
+
+
+class Kind(Enum):
+    """What a value is made of."""
+
+    CONSTANT = auto()
+    DOCUMENT = auto()
+    """The number of tokens or of documents, and what follows from it."""
+    POSITIONS = auto()
+    MASK = auto()
+    """Which places are a document's own, ``[B, T, ...]``."""
+    TOKENS = auto()
+    """``[B, T]`` or ``[B, T, C]``, each token's from that token alone, or an attention's."""
+    POOLED = auto()
+    """``[B, ...]``, of the whole document."""
+
+
+_ELEMENTWISE = frozenset((
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal",
+    "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish",
+    "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mul", "Neg",
+    "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
+    "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+))  # fmt: skip
+_COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+_LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
+_RESHAPES = frozenset(("Expand", "Reshape", "Squeeze", "Unsqueeze"))
+
+
+def classify(model: onnx.ModelProto) -> dict[str, Kind]:
+    """Returns the kind of every value of a graph.
+
+    Raises:
+        WholeOnlyError: naming the node that stands against it.
+    """
+    constants = constants_of(model.graph)
+    kinds = dict.fromkeys(constants, Kind.CONSTANT)
+    kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.DOCUMENT})
+    for node in model.graph.node:
+        if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
+            raise WholeOnlyError(f"{node.op_type} ({node.output[0]}) branches or loops")
+        kind = _kind(node, kinds, constants)
+        kinds.update(dict.fromkeys(node.output, kind))
+    for output in model.graph.output:
+        if kinds[output.name] is not Kind.POOLED:
+            raise WholeOnlyError(f"{output.name} is not pooled from the tokens")
+    return kinds
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, Array]:
+    """Initializers and the outputs of Constant nodes."""
+    found = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            value = onnx.helper.get_attribute_value(node.attribute[0])
+            if isinstance(value, onnx.TensorProto):
+                value = onnx.numpy_helper.to_array(value)
+            found[node.output[0]] = np.asarray(value)
+    return found
+
+
+def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | None:
+    """How a node pools the tokens: ``sum``, ``max`` or ``first``; None where it does not."""
+    if node.op_type == "Gather":
+        index = constants.get(node.input[1])
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        return "first" if axis == 1 and index is not None and index.tolist() in (0, [0]) else None
+    if is_sum_over_tokens(node, constants):
+        return "sum"
+    if node.op_type == "ReduceMax" and len(node.input) > 1:
+        axes = constants.get(node.input[1])
+        return "max" if axes is not None and axes.tolist() == [1] else None
+    return None
+
+
+def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
+    given = {kinds[name] for name in node.input}
+    if node.domain == DOMAIN:
+        return Kind.TOKENS
+    if node.op_type == "Shape":
+        return Kind.DOCUMENT if given != {Kind.CONSTANT} else Kind.CONSTANT
+    if given <= {Kind.CONSTANT}:
+        return Kind.CONSTANT
+    if node.op_type == "Range":
+        return Kind.POSITIONS
+    if Kind.POSITIONS in given:
+        if node.op_type in _COMPARISONS and given == {Kind.POSITIONS, Kind.DOCUMENT}:
+            return Kind.MASK
+        if node.op_type in ("Cast", "Unsqueeze"):
+            return Kind.POSITIONS
+        raise _refused(node, "uses the positions of tokens")
+    if given <= {Kind.CONSTANT, Kind.DOCUMENT}:
+        return Kind.DOCUMENT
+    if Kind.TOKENS not in given:
+        if Kind.POOLED in given:
+            if Kind.MASK in given:
+                raise _refused(node, "brings the pooled document back to its tokens")
+            return Kind.POOLED
+        if node.op_type in _ELEMENTWISE | _RESHAPES:
+            return Kind.MASK
+        raise _refused(node, "is not known to act on each token alone")
+    if Kind.POOLED in given:
+        raise _refused(node, "brings the pooled document back to its tokens")
+    if pooling(node, constants) is not None:
+        return Kind.POOLED
+    if Kind.DOCUMENT in given:
+        raise _refused(node, "scales tokens by the document's length")
+    if not _acts_on_each_token(node, kinds, constants):
+        raise _refused(node, "is not known to act on each token alone")
+    return Kind.TOKENS
+
+
+def _acts_on_each_token(
+    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
+) -> bool:
+    axis = next((a.i for a in node.attribute if a.name == "axis"), None)
+    operands = list(_shapes(node, kinds, constants))
+    if node.op_type in _ELEMENTWISE:
+        # What has an axis of tokens of its own is made for one length.
+        return all(len(shape) < 2 or shape[-2] == 1 for shape in operands)
+    match node.op_type:
+        case "MatMul":
+            return kinds[node.input[0]] is Kind.TOKENS and [len(s) for s in operands] == [2]
+        case "Gather":
+            return kinds[node.input[0]] is Kind.CONSTANT and axis in (None, 0)
+        case "Concat" | "Split":
+            return axis == -1 and not operands
+        case _:
+            return node.op_type in _LAST_AXIS and axis in (None, -1)
+
+
+def _shapes(
+    node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
+) -> Iterator[tuple[int, ...]]:
+    for name in node.input:
+        if name and kinds[name] is Kind.CONSTANT:
+            yield constants[name].shape if name in constants else (0, 0)
+
+
+def _refused(node: onnx.NodeProto, why: str) -> WholeOnlyError:
+    return WholeOnlyError(f"{node.op_type} ({node.output[0]}) {why}")

@@ -1,0 +1,273 @@
+"""Runs a document chunk by chunk, in memory that does not grow; see ``aftexport.chunked``."""
+
+import tempfile
+import zipfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.manifest import ChunkedPlan, ChunkedStage
+
+Array = NDArray[np.generic]
+Parts = Generator[None, None, NDArray[np.generic]]
+"""Stops after every part of the work; returns the logits."""
+
+MEMORY_BUDGET = 512 << 20
+"""Bytes a document may take beside the model."""
+_MOST_TOKENS = 8192
+"""Of a chunk: longer ones are no faster, and others wait for one."""
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """Keys ``[1, S, *]`` and values ``[1, S, D]`` that stand for the tokens up to ``end``."""
+
+    start: int
+    end: int
+    keys: Array
+    values: Array
+
+
+class _Rows:
+    """What is kept of each token, ``[1, T, C]``, in a file that has no name."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, of the document's stack
+        self._like: Array = np.empty((1, 0, 0))
+
+    def append(self, rows: Array) -> None:
+        self._like = rows[:, :0]
+        self.file.write(np.ascontiguousarray(rows).data)
+
+    def read(self, start: int, end: int) -> Array:
+        width = self._like.shape[2]
+        self.file.seek(start * width * self._like.itemsize)
+        rows = np.empty((1, end - start, width), self._like.dtype)
+        self.file.readinto(rows.data)
+        self.file.seek(0, 2)
+        return rows
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A document's ids, int64 ``[T]``, and what is kept of each of its tokens."""
+
+    ids: NDArray[np.int64]
+    kept: Mapping[str, _Rows]
+
+    def inputs(self, engine: OnnxRuntimeEngine, start: int, end: int) -> dict[str, Array]:
+        """What an engine takes of the tokens from ``start`` to ``end``."""
+        given: dict[str, Array] = {}
+        for name in engine.input_names:
+            if name == "input_ids":
+                given[name] = self.ids[None, start:end]
+            elif name == "lengths":
+                given[name] = np.array([end - start])
+            elif name in self.kept:
+                given[name] = self.kept[name].read(start, end)
+        return given
+
+
+class _Others:
+    """What each chunk attends to beside its own tokens and those around it.
+
+    Args:
+        pieces: the summaries of each chunk, cut at the margins of its neighbours.
+        stage: whose they are.
+        merge: one summary of several.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Sequence[_Summary]],
+        stage: ChunkedStage,
+        merge: Callable[[Sequence[_Summary]], _Summary],
+    ) -> None:
+        self._pieces = pieces
+        self._stage = stage
+        chunks = [merge(found) for found in pieces]
+        # Of all chunks before, and of all after: differences of sums would cancel.
+        self._before = list(accumulate(chunks, lambda a, b: merge([a, b])))
+        self._after = list(accumulate(chunks[::-1], lambda a, b: merge([b, a])))[::-1]
+
+    def of(self, index: int) -> tuple[Array, Array]:
+        """Keys ``[1, S, *]`` and values ``[1, S, D]`` for a chunk."""
+        pieces, stage = self._pieces, self._stage
+        start, end = pieces[index][0].start, pieces[index][-1].end
+        found = self._before[index - 2 : index - 1] if index > 1 else []
+        if index:
+            found += [p for p in pieces[index - 1] if p.end <= start - stage.left]
+        if not stage.causal and index + 1 < len(pieces):
+            found += [p for p in pieces[index + 1] if p.start >= end + stage.right]
+            found += self._after[index + 2 : index + 3]
+        if found:
+            return _joined(found)
+        one = pieces[0][0]
+        return one.keys[:, :0], one.values[:, :0]
+
+
+def _joined(summaries: Sequence[_Summary]) -> tuple[Array, Array]:
+    keys = np.concatenate([s.keys for s in summaries], 1)
+    return keys, np.concatenate([s.values for s in summaries], 1)
+
+
+class ChunkedModel:
+    """A model that takes one document of any length.
+
+    Args:
+        archive: ``chunked.zip``.
+        plan: how to run what is in it.
+        threads: of one operator; 0 for as many as there are cores.
+        memory_budget: bytes a document may take in memory beside the model.
+        folder: where what is kept between layers is written; the system's for temporary
+            files by default.
+        fused: use the kernel library where it is built.
+        chunk_tokens: of a chunk at most; None to choose by the budget.
+    """
+
+    def __init__(
+        self,
+        archive: Path,
+        plan: ChunkedPlan,
+        *,
+        threads: int = 0,
+        memory_budget: int = MEMORY_BUDGET,
+        folder: Path | None = None,
+        fused: bool = True,
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self._archive = archive
+        self._plan = plan
+        self._threads = threads
+        self._fused = fused
+        self._folder = folder
+        around = max((s.left + s.right for s in plan.stages), default=0)
+        # Chunks of a document are of like lengths, so that half of one holds both margins.
+        self.chunk_tokens = max(
+            chunk_tokens or min(_MOST_TOKENS, memory_budget // plan.token_bytes - around),
+            2 * around,
+            1,
+        )
+
+    def run(self, ids: NDArray[np.int64]) -> Array:
+        """Logits ``[1, C]`` of one document, int64 ``[T]``; raises EngineError."""
+        parts = self.parts(ids)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as stop:
+                return np.asarray(stop.value)
+
+    def parts(self, ids: NDArray[np.int64]) -> Parts:
+        """The same, stopping after every part, so that others can go between.
+
+        To give up, close the generator.
+        """
+        chunks = self._chunks(ids.size)
+        with ExitStack() as files:
+            kept: dict[str, _Rows] = {}
+            for number, stage in enumerate(self._plan.stages):
+                document = _Document(ids, kept)
+                others = yield from self._summarised(number, stage, document, chunks)
+                kept = yield from self._applied(number, stage, document, chunks, others, files)
+            return (yield from self._pooled(_Document(ids, kept), chunks))
+
+    def _chunks(self, tokens: int) -> list[tuple[int, int]]:
+        count = -(-tokens // self.chunk_tokens)
+        ends = [tokens * i // count for i in range(count + 1)]
+        return list(pairwise(ends))
+
+    def _summarised(
+        self,
+        number: int,
+        stage: ChunkedStage,
+        document: _Document,
+        chunks: Sequence[tuple[int, int]],
+    ) -> Generator[None, None, _Others]:
+        reduce, merge = self._engine(f"{number}.reduce"), self._engine(f"{number}.merge")
+        pieces = []
+        for start, end in chunks:
+            # Cut where a neighbour's margins end, because what is in them it takes as tokens.
+            cuts = sorted({start, start + stage.right, end - stage.left, end})
+            if len(chunks) == 1:
+                cuts = [start, end]
+            found = []
+            for first, last in pairwise(cuts):
+                few = reduce.run(document.inputs(reduce, first, last))
+                found.append(_Summary(first, last, few["few_keys"], few["few_values"]))
+                yield
+            pieces.append(found)
+
+        def merged(summaries: Sequence[_Summary]) -> _Summary:
+            if len(summaries) == 1:
+                return summaries[0]
+            keys, values = _joined(summaries)
+            few = merge.run({"key": keys, "value": values})
+            return _Summary(
+                summaries[0].start, summaries[-1].end, few["few_keys"], few["few_values"]
+            )
+
+        return _Others(pieces, stage, merged)
+
+    def _applied(
+        self,
+        number: int,
+        stage: ChunkedStage,
+        document: _Document,
+        chunks: Sequence[tuple[int, int]],
+        others: _Others,
+        files: ExitStack,
+    ) -> Generator[None, None, dict[str, _Rows]]:
+        apply = self._engine(f"{number}.apply")
+        kept: dict[str, _Rows] = {}
+        if number + 1 == len(self._plan.stages) and self._first_alone:
+            chunks = chunks[:1]
+        for index, (start, end) in enumerate(chunks):
+            low, high = max(start - stage.left, 0), min(end + stage.right, document.ids.size)
+            keys, values = others.of(index)
+            inputs = document.inputs(apply, low, high)
+            outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
+            for name, rows in outputs.items():
+                if name not in kept:
+                    kept[name] = _Rows(self._folder)
+                    files.enter_context(kept[name].file)
+                kept[name].append(rows[:, start - low : end - low])
+            yield
+        for name, old in document.kept.items():
+            if name in stage.keeps:
+                kept[name] = old
+            else:
+                old.file.close()
+        return kept
+
+    def _pooled(self, document: _Document, chunks: Sequence[tuple[int, int]]) -> Parts:
+        pool, head = self._engine("pool"), self._engine("head")
+        pooled: dict[str, Array] = {}
+        combine = {"sum": np.add, "max": np.maximum}
+        for start, end in chunks[:1] if self._first_alone else chunks:
+            outputs = pool.run(document.inputs(pool, start, end))
+            for name, how in self._plan.pooled.items():
+                if name not in pooled:
+                    pooled[name] = outputs[name]
+                elif how != "first":
+                    pooled[name] = combine[how](pooled[name], outputs[name])
+            yield
+        whole = document.inputs(head, 0, document.ids.size)
+        return head.run({**whole, **pooled})["logits"]
+
+    @property
+    def _first_alone(self) -> bool:
+        """Whether nothing but the first token's row is pooled."""
+        return all(how == "first" for how in self._plan.pooled.values())
+
+    def _engine(self, name: str) -> OnnxRuntimeEngine:
+        # Made when its turn comes: not more than a layer's weights are there twice.
+        with zipfile.ZipFile(self._archive) as archive:
+            model = archive.read(f"{name}.onnx")
+        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)

@@ -1,0 +1,156 @@
+"""A document in chunks has the answer of the whole document."""
+
+import gc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftexport.bundle import CHUNKED, Bundle
+from aftexport.chunked.archive import write_chunked
+from aftexport.engines.chunked import ChunkedModel
+from aftexport.manifest import ChunkedPlan
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity import TOLERANCES
+from aftexport.trace import capture, lower
+
+MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
+              "linear_attention")  # fmt: skip
+
+
+class Chunkable:
+    """A model of two layers, in float64 and in chunks."""
+
+    def __init__(self, mechanism: str, causal: bool, folder: Path) -> None:
+        torch.manual_seed(1)
+        settings = {
+            "mechanism": mechanism,
+            "causal": causal,
+            "depth": 2,
+            "window": 4,
+            "pooling": "attention" if causal else "mean",
+        }
+        model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings)).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.5)
+        self.path = folder / CHUNKED
+        self.plan: ChunkedPlan = write_chunked(self.path, lower(capture(model)), precision="fp32")
+        self.truth = model.double()
+
+    def error(self, ids: np.ndarray, *, chunk_tokens: int, fused: bool = True) -> float:
+        with torch.inference_mode():
+            expected = self.truth(torch.from_numpy(ids)[None], torch.tensor([ids.size])).numpy()
+        model = ChunkedModel(
+            self.path, self.plan, threads=1, chunk_tokens=chunk_tokens, fused=fused
+        )
+        found = model.run(ids)
+        assert found.shape == expected.shape
+        return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(m, c) for m in MECHANISMS for c in (False, True)],
+    ids=lambda p: f"{'causal ' if p[1] else ''}{p[0]}",
+)
+def chunkable(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Chunkable:
+    return Chunkable(*request.param, tmp_path_factory.mktemp("chunked"))
+
+
+@given(
+    st.one_of(st.integers(1, 40), st.integers(100, 300)),
+    st.integers(1, 64),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=8, deadline=None)
+def test_any_length_in_chunks_of_any_length(
+    chunkable: Chunkable, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
+) -> None:
+    random = np.random.default_rng(tokens)
+    ids = np.full(tokens, 7) if repeated else random.integers(0, toy.VOCABULARY, tokens)
+    error = chunkable.error(ids, chunk_tokens=chunk_tokens, fused=fused)
+    assert error <= TOLERANCES["fp32"].bound
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 65, 96])
+def test_at_the_edges_of_chunks(chunkable: Chunkable, tokens: int) -> None:
+    ids = np.arange(tokens) * 37 % toy.VOCABULARY
+    assert chunkable.error(ids, chunk_tokens=32) <= TOLERANCES["fp32"].bound
+
+
+def test_every_token_counts(chunkable: Chunkable) -> None:
+    ids = np.arange(200) % 50
+    model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+    before = model.run(ids)
+    for place in (0, 100, 199):
+        changed = ids.copy()
+        changed[place] = 299
+        assert np.abs(model.run(changed) - before).max() > 1e-5, place
+
+
+@pytest.fixture(scope="module")
+def model(bundle_folder: Path) -> ChunkedModel:
+    bundle = Bundle.open(bundle_folder)
+    assert bundle.manifest.chunked is not None
+    return ChunkedModel(bundle_folder / CHUNKED, bundle.manifest.chunked, chunk_tokens=100)
+
+
+def open_files() -> set[str]:
+    folder = Path("/proc/self/fd")
+    found = set()
+    for link in folder.iterdir():
+        try:
+            found.add(str(link.readlink()))
+        except OSError:
+            continue  # the one that lists them
+    return {name for name in found if "(deleted)" in name}
+
+
+def test_it_stops_after_every_part_and_can_be_given_up(model: ChunkedModel) -> None:
+    before = open_files()
+    parts = model.parts(np.zeros(1000, np.int64))
+    for _ in range(12):
+        next(parts)
+    assert open_files() - before, "nothing was kept of the first chunks"
+    parts.close()
+    gc.collect()
+    assert open_files() == before
+
+
+def test_nothing_is_left_behind(model: ChunkedModel, tmp_path: Path) -> None:
+    before = open_files()
+    model.run(np.zeros(1000, np.int64))
+    gc.collect()
+    assert open_files() == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_chunks_follow_the_budget(bundle_folder: Path) -> None:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    archive = bundle_folder / CHUNKED
+    small = ChunkedModel(archive, plan, memory_budget=100 * plan.token_bytes)
+    large = ChunkedModel(archive, plan, memory_budget=1 << 40)
+    assert small.chunk_tokens == 100
+    assert large.chunk_tokens == 8192
+    windowed = plan.model_copy(
+        update={"stages": (plan.stages[0].model_copy(update={"left": 90, "right": 90}),)}
+    )
+    assert ChunkedModel(archive, windowed, memory_budget=1).chunk_tokens == 360
+
+
+def test_the_archive_holds_both_passes_of_each_attention(bundle_folder: Path) -> None:
+    with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
+        assert archive.namelist() == [
+            "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx"
+        ]  # fmt: skip
+        assert archive.testzip() is None
