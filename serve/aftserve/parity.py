@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 Logits = NDArray[np.float64]
 _MOST_PENDING = 4
+_MOST_TOKENS = 1 << 16
+"""Of a document checked in passing: PyTorch in float64 would take minutes and gigabytes."""
 
 
 class Parity:
@@ -101,7 +103,7 @@ class Parity:
         """Checks an answered document in passing, if its lot is drawn; waits for nothing."""
         if random.random() >= self._share:
             return
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MOST_PENDING or len(ids) > _MOST_TOKENS:
             self._metrics.skipped_checks.inc()
             return
         task = asyncio.create_task(self._shadow(ids, result))

@@ -46,19 +46,11 @@ class ReferenceProcess:
             ReferenceError: where the process cannot be started, dies or fails.
         """
         async with self._turn:
-            process = await self._running()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(ids.tolist()).encode() + b"\n")
-                await process.stdin.drain()
-                line = await process.stdout.readline()
-            except asyncio.CancelledError:
-                # Its answer would be taken for that of the next document.
-                process.kill()
-                raise
-            except OSError:
-                line = b""
+            before = self._process
+            line = await self._ask(ids)
+            if not line and self._process is before:
+                # It may have died of something else, and not have been missed yet.
+                line = await self._ask(ids)
         if not line:
             raise ReferenceError(
                 "The PyTorch reference has ended.", "See the server's log, and ask again."
@@ -74,6 +66,25 @@ class ReferenceProcess:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+    async def _ask(self, ids: Tokens) -> bytes:
+        """The line that a running process, or a new one, answers; empty where it dies."""
+        process = await self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        try:
+            process.stdin.write(json.dumps(ids.tolist()).encode() + b"\n")
+            await process.stdin.drain()
+            answer = await process.stdout.readline()
+            line = answer if answer.endswith(b"\n") else b""
+        except OSError:
+            pass
+        finally:
+            # Cut off, its answer would be taken for that of the next document.
+            if not line:
+                await self.close()
+        return line
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:

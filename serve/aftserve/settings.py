@@ -99,7 +99,10 @@ class Settings(BaseSettings):
         False, description="let that file be a pickled module, which runs code from it"
     )
     shadow: float = Field(
-        0, ge=0, le=1, description="share of live documents that are checked in passing"
+        0,
+        ge=0,
+        le=1,
+        description="share of live documents, of up to 65,536 tokens, that are checked in passing",
     )
     on_breach: Literal["unready", "fallback"] = Field(
         "unready",

@@ -14,6 +14,7 @@ from load.stopping import stop_under_load
 from load.traffic import make_requests, send
 
 _STOPS = 3
+_STOP_REQUESTS = 200
 _OVERHEAD_BLOCKS = 20
 _CONTENDERS_DOCUMENTS = 60
 """Of the slower contenders' rounds, or the run would take an hour."""
@@ -134,7 +135,7 @@ def stops(setting: Setting, report: Report) -> None:
             setting.bundle,
             setting.documents,
             setting.log("stopped"),
-            seconds=number,
+            after=number * _STOP_REQUESTS,
             connections=setting.connections,
             options=setting.words,
         )

@@ -1,16 +1,15 @@
 """A server told to stop while many ask: whatever it accepted is answered."""
 
-import asyncio
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from servers import serving
 
 from load.documents import Document
-from load.traffic import Results, make_requests, send_from
+from load.traffic import Request, Results, make_requests, send
 
 
 @dataclass(frozen=True)
@@ -35,30 +34,27 @@ def stop_under_load(
     documents: Sequence[Document],
     log: Path,
     *,
-    seconds: float,
+    after: int,
     connections: int,
     options: Sequence[str] = (),
 ) -> Stopped:
-    """Sends SIGTERM to a server after so many seconds of traffic.
+    """Sends SIGTERM to a server ``after`` so many requests.
 
     Nobody leaves and nobody is in a hurry: each of its clients wants its answer.
     """
     words = ("--log-format", "json", "--drain-seconds", "0.2", *options)
     with serving(bundle, log, *words) as (address, process):
+        before = 0
 
-        async def run() -> tuple[Results, int]:
-            before = 0
+        def requests() -> Iterator[Request]:
+            nonlocal before
+            for number, request in enumerate(make_requests(documents, 1 << 30)):
+                if number == after:
+                    before = len(_taken(log))
+                    process.send_signal(signal.SIGTERM)
+                yield request
 
-            def terminate() -> None:
-                nonlocal before
-                before = len(_taken(log))
-                process.send_signal(signal.SIGTERM)
-
-            asyncio.get_running_loop().call_later(seconds, terminate)
-            endless = make_requests(documents, 1 << 30)
-            return await send_from(address, endless, connections), before
-
-        results, before = asyncio.run(run())
+        results = send(address, requests(), connections=connections)
         exit_status = process.wait(60)
     right = {o.request.name for o in results.outcomes if o.state == "right"}
     taken = _taken(log)

@@ -86,7 +86,7 @@ def test_memory_does_not_grow_and_a_leak_would_be_found(
 def test_told_to_stop_under_load_it_loses_nothing_that_it_accepted(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
-    stopped = stop_under_load(bundle_folder, documents, tmp_path / "log", seconds=1, connections=50)
+    stopped = stop_under_load(bundle_folder, documents, tmp_path / "log", after=200, connections=50)
     assert stopped.exit_status == 0
     assert stopped.lost == []
     assert stopped.results.states["right"] > stopped.answered_after > 0

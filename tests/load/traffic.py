@@ -127,12 +127,14 @@ def make_requests(
 
 
 def send(address: str, requests: Iterable[Request], *, connections: int) -> Results:
-    """Sends requests by so many clients, each its next as soon as the one before has ended."""
-    return asyncio.run(send_from(address, iter(requests), connections))
+    """Sends requests by so many clients, each its next as soon as the one before has ended.
+
+    Clients stop once nobody listens.
+    """
+    return asyncio.run(_send(address, iter(requests), connections))
 
 
-async def send_from(address: str, requests: Iterator[Request], connections: int) -> Results:
-    """Like ``send``, in a loop that runs. Clients stop once nobody listens."""
+async def _send(address: str, requests: Iterator[Request], connections: int) -> Results:
     results = Results()
 
     async def client(connection: Connection) -> None:

@@ -129,6 +129,8 @@ def test_live_documents_are_compared_and_a_breach_takes_the_server_out_of_servic
             lambda: metric(address, "aftserve_parity_checks_total", **within) == 1, "it is compared"
         )
         assert httpx.get(f"{address}/readyz").status_code == 200
+        assert post(address, [5] * 65_537).status_code == 200
+        assert metric(address, "aftserve_skipped_parity_checks_total") == 1
         assert post(address, [ODD, 6]).status_code == 200
         eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "it is found out")
         assert "PyTorch" in httpx.get(f"{address}/readyz").json()["status"]
