@@ -31,8 +31,8 @@ from aftexport.verification import verify
 
 def test_a_bundle_holds_what_the_design_says(bundle_folder: Path) -> None:
     assert {path.name for path in bundle_folder.iterdir()} == {
-        "manifest.json", "model.onnx", "tokenizer.json", "golden.safetensors", "parity.json",
-        "parity.html",
+        "manifest.json", "model.onnx", "chunked.zip", "tokenizer.json", "golden.safetensors",
+        "parity.json", "parity.html",
     }  # fmt: skip
     bundle = Bundle.open(bundle_folder)
     assert bundle.manifest.hardware == "any"

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,11 @@ class _Summary:
     end: int
     keys: Array
     values: Array
+
+    @classmethod
+    def of(cls, outputs: Mapping[str, Array], start: int, end: int) -> Self:
+        """Copies it: what a runtime returns may keep all of a run's memory."""
+        return cls(start, end, outputs["few_keys"].copy(), outputs["few_values"].copy())
 
 
 class _Rows:
@@ -211,7 +217,7 @@ class ChunkedModel:
             found = []
             for first, last in pairwise(cuts):
                 few = reduce.run(document.inputs(reduce, first, last))
-                found.append(_Summary(first, last, few["few_keys"], few["few_values"]))
+                found.append(_Summary.of(few, first, last))
                 yield
             pieces.append(found)
 
@@ -220,9 +226,7 @@ class ChunkedModel:
                 return summaries[0]
             keys, values = _joined(summaries)
             few = merge.run({"key": keys, "value": values})
-            return _Summary(
-                summaries[0].start, summaries[-1].end, few["few_keys"], few["few_values"]
-            )
+            return _Summary.of(few, summaries[0].start, summaries[-1].end)
 
         return _Others(pieces, stage, merged)
 
@@ -281,4 +285,5 @@ class ChunkedModel:
         # Made when its turn comes: not more than a layer's weights are there twice.
         with zipfile.ZipFile(self._archive) as archive:
             model = archive.read(f"{name}.onnx")
-        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
+        # With an arena, which goes when the engine does: chunks need the same memory again.
+        return OnnxRuntimeEngine(model, threads=self._threads, arena=True, fused=self._fused)
