@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the core operators, or with ``--model`` a whole model."""
+"""``python -m benchmarks``: the core operators, a whole model, or documents in chunks."""
 
 import argparse
 from pathlib import Path
@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("--model", action="store_true", help="a whole model in place of the core operators")
+    add("--chunks", action="store_true", help="documents longer than memory, against whole ones")
     add("--quick", action="store_true", help="core operators in under a minute")
     add("--mechanism", nargs="+", choices=list(OP_TYPES), default=list(OP_TYPES))
     add("--tokens", type=int, nargs="+", help="lengths of the documents")
@@ -25,9 +26,10 @@ def main() -> None:
     options = parser.parse_args()
     setup.prepare(options.threads)
     # Imported once the process is prepared.
-    from benchmarks import model, operators
+    from benchmarks import chunks, model, operators
 
-    (model if options.model else operators).run(options, Console(width=180))
+    chosen = model if options.model else chunks if options.chunks else operators
+    chosen.run(options, Console(width=180))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Documents in chunks: against the whole document where both fit, and a million tokens."""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from aftexport.chunked.archive import write_chunked
+from aftexport.engines.chunked import ChunkedModel
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.timing import interleave, peak_mib
+from aftexport.trace import capture, finish, lower
+from benchmarks.model import build
+from benchmarks.setup import cpu_name
+from benchmarks.workloads import Workload
+
+BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000
+Row = dict[str, Any]
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Measures the mechanisms that ``options`` name; writes ``build/bench_chunks.json``."""
+    both, long = options.tokens or (BOTH_TOKENS, LONG_TOKENS)
+    mechanisms = [m for m in options.mechanism if m != "aft_full"]
+    rows = [
+        measure(mechanism, both, long, options.dim, options.threads, options.rounds or 3)
+        for mechanism in track(mechanisms, "Documents in chunks", console=console)
+    ]
+    out = options.out or Path("build/bench_chunks.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record = {"cpu": cpu_name(), "threads": options.threads, "rows": rows}
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+    console.print(f"{cpu_name()}, {options.threads} threads; rows in {out}")
+
+
+def measure(mechanism: str, both: int, long: int, dim: int, threads: int, rounds: int) -> Row:
+    """One model of four layers.
+
+    Args:
+        mechanism: of its attention.
+        both: tokens of a document that runs whole as well.
+        long: tokens of a document that does not.
+        dim: channels.
+        threads: of the engine.
+        rounds: timed runs of each.
+    """
+    task = build(Workload(mechanism, 1, both, dim))
+    lowered = lower(capture(task.model))
+    ids = np.random.default_rng(0).integers(0, 8_192, long)
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / "chunked.zip"
+        plan = write_chunked(archive, lowered, precision="fp32")
+        chunked = ChunkedModel(archive, plan, threads=threads)
+        parts, long_mib = _watched(chunked, ids)
+        whole = OnnxRuntimeEngine(finish(lowered).SerializeToString(), threads=threads)
+        expected = whole.run(task.arrays)["logits"]
+        part = task.arrays["input_ids"][0]
+        error = np.abs(chunked.run(part) - expected).max() / max(1.0, np.abs(expected).max())
+        runs = {"whole": lambda: whole.run(task.arrays), "chunks": lambda: chunked.run(part)}
+        times = interleave(runs, rounds)
+    return {
+        "mechanism": mechanism,
+        "tokens": both,
+        "whole_seconds": times["whole"],
+        "chunks_seconds": times["chunks"],
+        "error": float(error),
+        "long_tokens": long,
+        "long_seconds": sum(parts),
+        "long_mib": long_mib,
+        "longest_part_seconds": max(parts),
+    }
+
+
+def _watched(model: ChunkedModel, ids: NDArray[np.int64]) -> tuple[list[float], float | None]:
+    """Seconds of each part, and how far memory rose."""
+    seconds: list[float] = []
+
+    def run() -> None:
+        last = time.perf_counter()
+        for _ in model.parts(ids):
+            seconds.append(time.perf_counter() - last)
+            last = time.perf_counter()
+
+    return seconds, peak_mib(run)
