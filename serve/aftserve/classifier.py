@@ -16,6 +16,8 @@ from aftserve.settings import Policy
 
 Tokens = NDArray[np.int64]
 """Token ids of one document, ``[T]``."""
+Document = str | Sequence[int] | Tokens
+"""A text, or token ids that were not checked yet."""
 
 
 @dataclass(frozen=True)

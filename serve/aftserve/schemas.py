@@ -1,9 +1,11 @@
 """What goes over the wire."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
 
+from aftserve.classifier import Document
 from aftserve.settings import Policy
 
 TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
@@ -31,9 +33,9 @@ class InferRequest(BaseModel):
         return self
 
     @property
-    def count(self) -> int:
-        """Number of documents."""
-        return 1 if self.text is not None else len(self.texts or self.input_ids or [])
+    def documents(self) -> Sequence[Document]:
+        """Texts, or token ids."""
+        return [self.text] if self.text is not None else self.texts or self.input_ids or []
 
 
 class Timings(BaseModel):
@@ -129,10 +131,10 @@ class ParityRequest(BaseModel):
             raise ValueError("give exactly one of text and input_ids")
         return self
 
-    def as_infer(self) -> InferRequest:
-        """The request for the document's answer alone."""
-        ids = [self.input_ids] if self.input_ids is not None else None
-        return InferRequest(text=self.text, texts=None, input_ids=ids)
+    @property
+    def document(self) -> Document:
+        """A text, or token ids."""
+        return self.text if self.text is not None else self.input_ids or []
 
 
 class OutputParity(BaseModel):
