@@ -27,7 +27,6 @@ from aftexport.bundle import (
     write_manifest,
     write_model,
 )
-from aftexport.cases import model_cases, operator_cases
 from aftexport.checkpoint import Checkpoint, load
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
@@ -40,14 +39,16 @@ from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
-from aftexport.parity import Case, Comparison
+from aftexport.parity import Case, Comparison, worst
+from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.parity.page import write_page
+from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
 from aftexport.report import (
     operator_table,
     parity_table,
     size_table,
     stage,
-    write_parity_page,
 )
 from aftexport.tokenization import check_tokenizer
 from aftexport.trace import (
@@ -59,7 +60,7 @@ from aftexport.trace import (
     lower,
     operators_in,
 )
-from aftexport.verification import verify, worst
+from aftexport.verification import verify
 
 PRECISIONS = {
     "fp32": torch.float32,
@@ -183,7 +184,7 @@ def export(
                 "cases": [r.to_dict() for r in compared],
             }
         write_json(folder / PARITY, record)
-        write_parity_page(folder / PARITY_PAGE, manifest, results)
+        write_page(folder / PARITY_PAGE, _report(manifest, results, traced.cases))
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:
@@ -348,6 +349,17 @@ def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
         (folder / CHUNKED).unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})
     return manifest.model_copy(update={"chunked": plan})
+
+
+def _report(manifest: Manifest, results: Sequence[Comparison], cases: Sequence[Case]) -> Report:
+    deferred = manifest.engine.deferred if manifest.engine else ()
+    return Report(
+        manifest,
+        results,
+        against="PyTorch in float64",
+        notes=[f"Deferred: {line}" for line in deferred],
+        inputs=inputs_of(cases),
+    )
 
 
 def _print_summary(

@@ -1,0 +1,135 @@
+"""What was compared, and whether to ship."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aftexport.manifest import Manifest
+from aftexport.parity.case import Array, Case
+from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.tolerance import TOLERANCES
+
+SCHEMA_VERSION = 1
+_SHOWN_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compared, and whether to ship.
+
+    Attributes:
+        manifest: of the bundle.
+        comparisons: every case by every engine.
+        against: what the reference is: PyTorch's outputs stored in the bundle, or PyTorch.
+        notes: what was not compared, and why.
+        inputs: of each case of the model, by its name.
+        environment: of the machine it was compared on; none where that is no matter.
+    """
+
+    manifest: Manifest
+    comparisons: Sequence[Comparison]
+    against: str = "PyTorch's float64 outputs stored in the bundle"
+    notes: Sequence[str] = ()
+    inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything compared is within tolerance, and something was."""
+        return bool(self.comparisons) and all(c.passed for c in self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """``Ship``, ``Do not ship`` or ``Not checked``."""
+        if not self.comparisons:
+            return "Not checked"
+        return "Ship" if self.passed else "Do not ship"
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The comparison furthest over, or least within, its bound."""
+        return worst(self.comparisons) if self.comparisons else None
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        furthest = self.worst
+        if furthest is None:
+            return "The export was asked not to compare with PyTorch."
+        count = len(self.comparisons)
+        outside = sum(not c.passed for c in self.comparisons)
+        place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
+        if not outside:
+            return (
+                f"All {count} comparisons with PyTorch are within tolerance; the "
+                f"largest error is {_percent(furthest.error / furthest.bound)} of what is allowed "
+                f"({place})."
+            )
+        how = (
+            f"is off by {furthest.error:.1e} where {furthest.bound:.0e} is allowed"
+            if np.isfinite(furthest.error)
+            else "gives numbers that are not finite, or another shape"
+        )
+        return f"{outside} of {count} comparisons are outside tolerance: {place} {how}."
+
+    def worst_tokens(self) -> list[int] | None:
+        """Token ids of the worst case of the model, its first row, a part where it is long."""
+        cases = [c for c in self.comparisons if c.case in self.inputs and c.subject != "operator"]
+        if not cases:
+            return None
+        row = np.asarray(self.inputs[worst(cases).case]["input_ids"])[0]
+        return [int(token) for token in row[:_SHOWN_TOKENS]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        tolerance = TOLERANCES[self.manifest.precision]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "reason": self.reason,
+            "against": self.against,
+            "precision": self.manifest.precision,
+            "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
+            "comparisons": [c.to_dict() for c in self.comparisons],
+            "worst_tokens": self.worst_tokens(),
+            "notes": list(self.notes),
+            "environment": dict(self.environment),
+            "made_with": dict(self.manifest.versions),
+        }
+
+
+def inputs_of(cases: Sequence[Case]) -> dict[str, Mapping[str, Array]]:
+    """The inputs of the model's cases, by name."""
+    return {case.name: case.inputs for case in cases if case.subject == "model"}
+
+
+def environment(**versions: str) -> dict[str, str]:
+    """This machine, and the versions that matter on it."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123, a device file
+            lines = [line.split(":", 1) for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0][1].strip() if lines else platform.processor() or platform.machine()
+
+
+def _subject(comparison: Comparison) -> str:
+    return "the model" if comparison.subject == "model" else comparison.subject
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"
