@@ -45,7 +45,7 @@ class Differences:
         Args:
             output: floating-point, in the type it was computed in.
             expected: of the same shape, in float64.
-            rows: bool ``[B, T]``, those of the first two axes that count; None for all.
+            rows: bool, what counts, in their shape or that of their first axes; None for all.
         """
         actual, wanted = np.asarray(output), np.asarray(expected, np.float64)
         kinds: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32}
@@ -53,7 +53,9 @@ class Differences:
         wide = actual.astype(np.float64)
         # Rows of padding are whatever the kernel finds convenient, infinities included.
         if rows is not None and wide.shape == wanted.shape:
-            wide, wanted = wide[rows], wanted[rows]
+            counting = rows.reshape(rows.shape + (1,) * (wide.ndim - rows.ndim))
+            counting = np.broadcast_to(counting, wide.shape)
+            wide, wanted = wide[counting], wanted[counting]
         if wide.shape != wanted.shape or not wide.size or not _finite(wide, wanted):
             lost = _NOT_COMPARABLE
             return cls(
@@ -66,7 +68,7 @@ class Differences:
                 cosine=float("nan"),
             )
         difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
-        smallest, largest = float(np.finfo(kind).tiny), float(np.finfo(kind).max)
+        smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
         some = magnitude >= smallest
         relative = difference[some] / magnitude[some]
         larger = np.clip(np.maximum(magnitude, np.abs(wide)), smallest, largest)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -76,6 +76,7 @@ def test_the_margin_is_that_of_the_reference_label_in_the_closest_row() -> None:
     assert compared([[1.0]], [[1.0]]).closest_margin is None
 
 
+@settings(deadline=None)
 @given(
     arrays.arrays(np.float64, (2, 5), elements=st.floats(-1e6, 1e6)),
     arrays.arrays(np.float64, (2, 5), elements=st.floats(-1e6, 1e6)),
