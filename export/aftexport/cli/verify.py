@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from aftexport.cli._options import lengths, make_parser
+from aftexport.cli._options import lengths, make_parser, positive
 
 _EPILOG = """\
 Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is
@@ -13,6 +13,7 @@ needed. With it PyTorch runs in float64 beside the bundle, on the bundle's own c
 
   aftexport verify model.bundle --report parity.html
   aftexport verify model.bundle --model model.pt --data documents.jsonl --lengths 100,5000
+  aftexport verify model.bundle --model model.pt --search 500 --layers --report parity.html
 
 documents.jsonl has one JSON object a line: {"text": "..."} or {"input_ids": [...]}.
 
@@ -40,6 +41,11 @@ def run(words: list[str]) -> int:
     add("--data", type=Path, metavar="FILE", help="your documents, as above; needs --model")
     add("--lengths", type=lengths, default=[], metavar="N,N,...",
         help="documents of so many random tokens; needs --model")  # fmt: skip
+    add("--search", type=positive, default=0, metavar="N",
+        help="try so many inputs for the worst there is; needs --model")  # fmt: skip
+    add("--layers", action="store_true",
+        help="compare every tensor between, name the first outside tolerance, and say whether "
+        "kernel, precision or export is to blame; needs --model")  # fmt: skip
     add("--portable", action="store_true", help="use the portable bodies, not the fused kernels")
     add("--provider", choices=["cpu", "cuda"], default="cpu",
         help="ONNX Runtime's execution provider")  # fmt: skip
@@ -62,6 +68,8 @@ def run(words: list[str]) -> int:
         allow_pickle=options.allow_pickle,
         data=options.data,
         lengths=options.lengths,
+        search=options.search,
+        layers=options.layers,
         fused=not options.portable,
         provider=options.provider,
     )
@@ -71,6 +79,8 @@ def run(words: list[str]) -> int:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     colour = "green" if report.passed else "bold red"
     console.print(f"[{colour}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
+    if report.blame is not None:
+        console.print(escape(report.blame), soft_wrap=True)
     if options.json is not None:
         write_json(options.json, report.to_dict())
     if options.report is not None:

@@ -12,8 +12,7 @@ The operator in question runs again, alone, on the very inputs it was served wit
 Each differs from the next in one thing alone, so the largest step names the cause.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,59 +23,10 @@ from aftexport.engines.onnxruntime import Provider
 from aftexport.parity.case import Array
 from aftexport.parity.comparison import Differences
 from aftexport.parity.cone import Cone
+from aftexport.parity.findings import Blame
 from aftexport.parity.program import Program, Span
 
 Mask = NDArray[np.bool_] | None
-
-
-@dataclass(frozen=True)
-class Blame:
-    """Where an error comes from.
-
-    Attributes:
-        tensor: the first to leave tolerance, or one before it whose operator errs more by itself.
-        modules: paths of the PyTorch modules that its operator computes, in order.
-        operator: of the node that gives it.
-        path: ``fused kernel``, ``portable body`` or ``standard operator``.
-        cause: ``kernel``, ``precision`` or ``export``.
-        error: of the operator alone, against PyTorch in float64 on the same inputs.
-        steps: what each form of the operator differs by from the next.
-        findings: sentences that say more.
-    """
-
-    tensor: str
-    modules: Sequence[str]
-    operator: str
-    path: str
-    cause: str
-    error: float
-    steps: Mapping[str, float]
-    findings: Sequence[str]
-
-    @property
-    def sentence(self) -> str:
-        """Where and why, in a sentence."""
-        return (
-            f"{self.operator} ({self.path}) in {', '.join(self.modules)}: {_WHY[self.cause]}; "
-            f"alone it is off by {self.error:.1e}."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {
-            **vars(self),
-            "modules": list(self.modules),
-            "error": _plain(self.error),
-            "steps": {name: _plain(step) for name, step in self.steps.items()},
-            "findings": list(self.findings),
-        }
-
-
-_WHY = {
-    "kernel": "the fused kernel differs from the operator's portable body",
-    "precision": "the numbers it computes in are too narrow",
-    "export": "what was exported is not what PyTorch computes",
-}
 
 
 def find_blame(
@@ -262,7 +212,3 @@ def _transposed(cone: Cone, rounded: Array, apart: Callable[[Array, Array], floa
             if apart(turned, rounded) < before / 100:
                 return [f"{tensor.name} is transposed: turned round, the difference is gone."]
     return []
-
-
-def _plain(value: float) -> float | str:
-    return value if np.isfinite(value) else str(value)

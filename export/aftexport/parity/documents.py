@@ -39,7 +39,7 @@ def read_documents(
         if not line.strip():
             continue
         try:
-            found[f"document {number}"] = _inputs(_ids(line, manifest, tokenizer), manifest)
+            found[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
         except ValueError as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
@@ -84,11 +84,15 @@ def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, In
                 f"Give {manifest.max_tokens} or less.",
             )
         ids = generator.integers(0, manifest.vocab_size, length, np.int64)
-        found[f"{length} random tokens"] = _inputs(ids, manifest)
+        found[f"{length} random tokens"] = as_inputs([ids], manifest)
     return found
 
 
-def _inputs(ids: Sequence[int] | Array, manifest: Manifest) -> Inputs:
-    row = np.asarray(ids, np.int64)[None]
-    given = {"input_ids": row, "lengths": np.array([row.shape[1]], np.int64)}
+def as_inputs(documents: Sequence[Sequence[int] | Array], manifest: Manifest) -> Inputs:
+    """Documents of token ids as the model takes them, padded on the right."""
+    lengths = [len(ids) for ids in documents]
+    padded = np.zeros((len(documents), max(lengths)), np.int64)
+    for row, ids in zip(padded, documents, strict=True):
+        row[: len(ids)] = ids
+    given = {"input_ids": padded, "lengths": np.array(lengths, np.int64)}
     return {name: given[name] for name in manifest.inputs}

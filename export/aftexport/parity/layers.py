@@ -2,9 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,77 +10,14 @@ import onnx
 from aftexport.bundle import MODEL, write_model
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
-from aftexport.parity.blame import Blame, find_blame
+from aftexport.engines.widening import has_bfloat16, widen
+from aftexport.parity.blame import find_blame
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Differences
+from aftexport.parity.findings import Layer, Layers
 from aftexport.parity.program import Program
 
 OUTPUT = "logits"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One tensor of the graph that is served, beside PyTorch's.
-
-    Attributes:
-        tensor: its name in the graph.
-        module: the path of the PyTorch module that computes it.
-        operator: of the node that gives it.
-        path: ``fused kernel``, ``portable body`` or ``standard operator``.
-        error: as ``Differences.error``.
-        outside: whether that is more than the tolerance.
-    """
-
-    tensor: str
-    module: str
-    operator: str
-    path: str
-    error: float
-    outside: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        error = self.error if np.isfinite(self.error) else str(self.error)
-        return {**vars(self), "error": error}
-
-
-@dataclass(frozen=True)
-class Layers:
-    """What a comparison layer by layer found.
-
-    Attributes:
-        case: what it was run on.
-        bound: the tolerance.
-        layers: in the order of the graph.
-        altered: tensors that could only be seen in a graph that ONNX Runtime fuses otherwise
-            than the one that is served.
-        unmatched: tensors of the graph that PyTorch's program lacks.
-        blame: whose fault it is; None where everything is within tolerance.
-    """
-
-    case: str
-    bound: float
-    layers: Sequence[Layer]
-    altered: Sequence[str]
-    unmatched: Sequence[str]
-    blame: Blame | None
-
-    @property
-    def first(self) -> Layer | None:
-        """The first layer that leaves tolerance."""
-        return next((layer for layer in self.layers if layer.outside), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {
-            "case": self.case,
-            "bound": self.bound,
-            "layers": [layer.to_dict() for layer in self.layers],
-            "first": self.first.tensor if self.first else None,
-            "altered": list(self.altered),
-            "unmatched": list(self.unmatched),
-            "blame": self.blame.to_dict() if self.blame else None,
-        }
 
 
 def compare_layers(
@@ -108,6 +43,8 @@ def compare_layers(
         EngineError: where the runtime refuses the graph.
     """
     model = onnx.load(path)
+    if has_bfloat16(model):
+        widen(model)  # as it runs
     names = [name for node in model.graph.node for name in node.output if name in program]
     expected = program.run(names, case.inputs)
     probe = _Probe(model, case.inputs, fused=fused, provider=provider)

@@ -32,9 +32,17 @@ def write_page(path: Path, report: Report) -> None:
         for c in report.comparisons
         if c.subject.startswith("model")
     ]
+    by_layer = None
+    if report.layers is not None and report.layers.layers:
+        found, bound = report.layers.layers, report.layers.bound
+        by_layer = error_plot(
+            [(i, t.error, f"{i}, {t.tensor} in {t.module}", bound) for i, t in enumerate(found, 1)],
+            names=[layer.tensor for layer in found],
+        )
     page = _TEMPLATES.get_template("page.html").render(
         report=report,
         tolerance=TOLERANCES[report.manifest.precision],
         by_length=error_plot(by_length) if by_length else None,
+        by_layer=by_layer,
     )
     path.write_text(page, "utf-8")

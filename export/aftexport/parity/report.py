@@ -10,10 +10,11 @@ import numpy as np
 from aftexport.manifest import Manifest
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.findings import Layers
 from aftexport.parity.tolerance import TOLERANCES
 
 SCHEMA_VERSION = 1
-_SHOWN_TOKENS = 256
+_SHOWN_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Report:
         notes: what was not compared, and why.
         inputs: of each case of the model, by its name.
         environment: of the machine it was compared on; none where that is no matter.
+        layers: what a comparison of every tensor between found; None where none was asked for.
     """
 
     manifest: Manifest
@@ -35,6 +37,7 @@ class Report:
     notes: Sequence[str] = ()
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    layers: Layers | None = None
 
     @property
     def passed(self) -> bool:
@@ -75,9 +78,28 @@ class Report:
         )
         return f"{outside} of {count} comparisons are outside tolerance: {place} {how}."
 
+    @property
+    def blame(self) -> str | None:
+        """What the comparison layer by layer says, in a sentence or two; None where none was."""
+        if self.layers is None:
+            return None
+        if self.layers.first is None or self.layers.blame is None:
+            count = len(self.layers.layers)
+            return f"All {count} tensors between, on the case {self.layers.case!r}, are within."
+        first, blame = self.layers.first, self.layers.blame
+        return " ".join(
+            [
+                f"The first tensor to leave tolerance, on the case {self.layers.case!r}, is "
+                f"{first.tensor} in {first.module or 'the model itself'}. To blame is the "
+                f"{blame.cause}: {blame.sentence}",
+                *blame.findings,
+            ]
+        )
+
     def worst_tokens(self) -> list[int] | None:
         """Token ids of the worst case of the model, its first row, a part where it is long."""
-        cases = [c for c in self.comparisons if c.case in self.inputs and c.subject != "operator"]
+        cases = [c for c in self.comparisons if c.subject.startswith("model")]
+        cases = [c for c in cases if c.case in self.inputs]
         if not cases:
             return None
         row = np.asarray(self.inputs[worst(cases).case]["input_ids"])[0]
@@ -96,6 +118,7 @@ class Report:
             "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
             "comparisons": [c.to_dict() for c in self.comparisons],
             "worst_tokens": self.worst_tokens(),
+            "layers": self.layers.to_dict() if self.layers else None,
             "notes": list(self.notes),
             "environment": dict(self.environment),
             "made_with": dict(self.manifest.versions),

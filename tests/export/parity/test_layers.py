@@ -1,3 +1,4 @@
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from bundles import resealed
+from commands import run_here
 from torch import Tensor, nn
 
 import aftplugins
@@ -16,7 +19,7 @@ from aftexport.parity.layers import Layers, compare_layers
 from aftexport.parity.program import Program
 from aftexport.trace import capture, finish, lower
 
-from .faults import EXPORT, KERNEL, PRECISION, Fault
+from .faults import EXPORT, KERNEL, PRECISION, Fault, rewrite
 from .mixed import DIM, LABELS, VOCABULARY, Mixed, config
 
 needs_kernels = pytest.mark.skipif(
@@ -162,3 +165,48 @@ def test_an_overflow_of_float16_is_found(kind: str, module: str, tmp_path: Path)
     fault = Fault(kind, lambda _: None, module, "precision", "overflows")
     for fused in (True, False):
         check(broken.compare(broken.copy(), tmp_path, fused=fused), fault)
+
+
+def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) -> None:
+    """Where a tensor is an output, what runs is another graph, by this much."""
+    real = layers._Probe._run
+
+    def run(self: Any, marked: Any) -> Any:
+        found = real(self, marked)
+        if "add_99" in marked:
+            found["logits"] = found["logits"] + np.float32(1e-6)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers._Probe, "_run", run)
+        found = mixed.compare(mixed.copy(), tmp_path)
+    assert found.altered == ["add_99"]
+    assert found.blame is None
+    assert [layer.tensor for layer in found.layers if layer.tensor == "add_99"]
+
+
+def test_the_command_names_the_layer_and_the_cause(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.load(bundle_copy / "model.onnx")
+    rewrite(model, "head.bias", lambda array: array + 1)
+    onnx.save(model, bundle_copy / "model.onnx")
+    words = ["verify", resealed(bundle_copy), "--model", checkpoint_file, "--layers"]
+    words += ["--json", tmp_path / "p.json", "--report", tmp_path / "p.html"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 1
+    assert "first tensor to leave tolerance" in outcome.out
+    assert "is logits in head. To blame is the export" in outcome.out
+    assert "head.bias: the graph's head.bias differs in 3 of 3" in outcome.out
+    record = json.loads((tmp_path / "p.json").read_text("utf-8"))["layers"]
+    assert (record["first"], record["blame"]["cause"]) == ("logits", "export")
+    assert "Error by layer" in (tmp_path / "p.html").read_text("utf-8")
+
+
+def test_the_command_says_that_all_is_within(
+    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0, outcome.err
+    assert "tensors between" in outcome.out
