@@ -1,18 +1,16 @@
 """The HTTP interface."""
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Request, Response
-from pydantic import BaseModel
+from fastapi import FastAPI, Request, Response
 
 from aftexport import __version__
-from aftserve import bodies
+from aftserve import bodies, presence
 from aftserve.logs import RequestLog, note
-from aftserve.presence import while_wanted
-from aftserve.problems import RESPONSES, handle_problems
+from aftserve.open_inference.routes import create_router
+from aftserve.presence import DeadlineSeconds, while_wanted
+from aftserve.problems import handle_problems, responses
 from aftserve.receiving import ReceivingLimits
 from aftserve.schemas import (
     DocumentResult,
@@ -22,19 +20,10 @@ from aftserve.schemas import (
     ParityCheck,
     ParityReport,
     ParityRequest,
+    Problem,
     Status,
 )
 from aftserve.service import Service
-
-DeadlineSeconds = Annotated[
-    float | None,
-    Header(
-        alias="Deadline-Seconds",
-        gt=0,
-        allow_inf_nan=False,
-        description="Most seconds until the answer; the server's limit comes first.",
-    ),
-]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -62,37 +51,38 @@ def create_app(service: Service) -> FastAPI:
     handle_problems(app)
 
     def deadline_of(request: Request, seconds: float | None) -> float:
-        started: float = request.state.started
-        return started + min(seconds or math.inf, settings.deadline_seconds)
+        return presence.deadline_of(request, seconds, settings.deadline_seconds)
 
-    @app.post("/infer", responses=RESPONSES, openapi_extra=_takes(InferRequest))
+    @app.post("/infer", responses=responses(Problem), openapi_extra=bodies.takes(InferRequest))
     async def infer(
         request: Request, deadline_seconds: DeadlineSeconds = None
     ) -> DocumentResult | InferResponse:
         """Classifies one document (`text`) or several (`texts`, `input_ids`)."""
         service.check_open()
         most = settings.max_documents
-        documents = await bodies.read(request, InferRequest, texts=most, input_ids=most)
+        body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
         results = await while_wanted(
-            service.classify(documents, deadline), request.receive, deadline
+            service.classify(body.documents, deadline), request.receive, deadline
         )
         note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
-        return results[0] if documents.text is not None else InferResponse(results=results)
+        return results[0] if body.text is not None else InferResponse(results=results)
 
     @app.get("/parity")
     async def parity() -> ParityReport:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @app.post("/parity", responses=RESPONSES, openapi_extra=_takes(ParityRequest))
+    @app.post("/parity", responses=responses(Problem), openapi_extra=bodies.takes(ParityRequest))
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
         most = service.model.classifier.max_tokens
-        document = await bodies.read(request, ParityRequest, input_ids=most)
+        body = await bodies.read(request, ParityRequest, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
-        return await while_wanted(service.compare(document, deadline), request.receive, deadline)
+        return await while_wanted(
+            service.compare(body.document, deadline), request.receive, deadline
+        )
 
     @app.get("/healthz")
     async def healthz() -> Status:
@@ -115,10 +105,5 @@ def create_app(service: Service) -> FastAPI:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
+    app.include_router(create_router(service))
     return app
-
-
-def _takes(model: type[BaseModel]) -> dict[str, Any]:
-    """How the interface describes a body that is read only once it is wanted."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

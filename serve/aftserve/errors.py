@@ -24,6 +24,12 @@ class RefusedError(AftexportError):
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
 
 
+class NotFoundError(RefusedError):
+    """There is nothing of that name."""
+
+    status = 404
+
+
 class BusyError(RefusedError):
     """The documents that came before take too long."""
 

@@ -1,8 +1,12 @@
 """What goes over the wire."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
+
+from aftserve.classifier import Document
+from aftserve.settings import Policy
 
 TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
 
@@ -29,9 +33,9 @@ class InferRequest(BaseModel):
         return self
 
     @property
-    def count(self) -> int:
-        """Number of documents."""
-        return 1 if self.text is not None else len(self.texts or self.input_ids or [])
+    def documents(self) -> Sequence[Document]:
+        """Texts, or token ids."""
+        return [self.text] if self.text is not None else self.texts or self.input_ids or []
 
 
 class Timings(BaseModel):
@@ -53,9 +57,7 @@ class DocumentResult(BaseModel):
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
-    policy: Literal["exact", "reject", "head", "tail"] = Field(
-        description="For documents over the memory budget: exact cuts none."
-    )
+    policy: Policy = Field(description="For documents over the memory budget: exact cuts none.")
     timings: Timings
 
 
@@ -88,7 +90,7 @@ class Limits(BaseModel):
     deadline_seconds: float = Field(description="From its first line to the answer.")
     budget_tokens: int = Field(description="Of one run of several documents, with padding.")
     whole_tokens: int = Field(description="A longer document runs in chunks, or as the policy is.")
-    long_documents: Literal["exact", "reject", "head", "tail"]
+    long_documents: Policy
     whole_only: str | None = Field(description="Why no document can run in chunks, if so.")
 
 
@@ -129,10 +131,10 @@ class ParityRequest(BaseModel):
             raise ValueError("give exactly one of text and input_ids")
         return self
 
-    def as_infer(self) -> InferRequest:
-        """The request for the document's answer alone."""
-        ids = [self.input_ids] if self.input_ids is not None else None
-        return InferRequest(text=self.text, texts=None, input_ids=ids)
+    @property
+    def document(self) -> Document:
+        """A text, or token ids."""
+        return self.text if self.text is not None else self.input_ids or []
 
 
 class OutputParity(BaseModel):

@@ -17,6 +17,9 @@ from pydantic_settings import (
 from aftexport.errors import UsageError
 
 Seconds = Annotated[float, Field(ge=0)]
+Policy = Literal["exact", "reject", "head", "tail"]
+"""What becomes of a document over the memory budget."""
+
 _MIB = 1 << 20
 
 
@@ -38,6 +41,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
+    model_name: str | None = Field(
+        None,
+        description="of the model below /v2; the bundle's folder, without .bundle, where left out",
+    )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
         "auto",
         description="auto: TensorRT where the bundle has an engine and the machine its GPU. An "
@@ -53,7 +60,7 @@ class Settings(BaseSettings):
         16_384, description="most tokens of one run, padding included, unless one document has more"
     )
 
-    long_documents: Literal["exact", "reject", "head", "tail"] = Field(
+    long_documents: Policy = Field(
         "exact",
         description="what becomes of a document over the memory budget: run it in chunks with the "
         "same answer, refuse it, or cut it to its head or tail",
@@ -117,6 +124,11 @@ class Settings(BaseSettings):
     )
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+
+    @property
+    def served_name(self) -> str:
+        """Of the model, in the Open Inference Protocol."""
+        return self.model_name or self.bundle.absolute().name.removesuffix(".bundle")
 
     @property
     def memory_budget(self) -> int:
