@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve import bodies, presence
+from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference.routes import create_router
 from aftserve.presence import DeadlineSeconds, while_wanted
@@ -26,8 +28,13 @@ from aftserve.schemas import (
 from aftserve.service import Service
 
 
-def create_app(service: Service) -> FastAPI:
-    """Builds the application around a service; its lifespan runs the scheduler."""
+def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
+    """Builds the application around a service; its lifespan runs the scheduler.
+
+    Args:
+        service: that classifies.
+        keys: of those who may ask; None for everybody.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,12 +55,22 @@ def create_app(service: Service) -> FastAPI:
         seconds=settings.receive_seconds,
     )
     app.add_middleware(RequestLog, responses=service.metrics.responses)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "Deadline-Seconds", "X-API-Key"],
+        )
     handle_problems(app)
+    problems = responses(Problem)
+    guards = [Depends(keys.dependency())] if keys is not None else []
+    guarded = APIRouter(dependencies=guards)
 
     def deadline_of(request: Request, seconds: float | None) -> float:
         return presence.deadline_of(request, seconds, settings.deadline_seconds)
 
-    @app.post("/infer", responses=responses(Problem), openapi_extra=bodies.takes(InferRequest))
+    @guarded.post("/infer", responses=problems, openapi_extra=bodies.takes(InferRequest))
     async def infer(
         request: Request, deadline_seconds: DeadlineSeconds = None
     ) -> DocumentResult | InferResponse:
@@ -68,12 +85,12 @@ def create_app(service: Service) -> FastAPI:
         note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
         return results[0] if body.text is not None else InferResponse(results=results)
 
-    @app.get("/parity")
+    @guarded.get("/parity")
     async def parity() -> ParityReport:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @app.post("/parity", responses=responses(Problem), openapi_extra=bodies.takes(ParityRequest))
+    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(ParityRequest))
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
@@ -95,15 +112,16 @@ def create_app(service: Service) -> FastAPI:
         response.status_code = 200 if service.health.ready else 503
         return Status(status=service.health.status)
 
-    @app.get("/info")
+    @guarded.get("/info")
     async def info() -> Info:
         """The model, the limits, and what a document costs on this machine."""
         return service.info()
 
-    @app.get("/metrics", response_class=Response)
+    @guarded.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    app.include_router(create_router(service))
+    app.include_router(guarded)
+    app.include_router(create_router(service, guards))
     return app

@@ -16,11 +16,12 @@ from aftserve.errors import DocumentTooLongError, RefusedError
 logger = logging.getLogger(__name__)
 
 _DESCRIPTIONS = {
+    401: "There is no API key, or a wrong one.",
     408: "The request arrived too slowly.",
     413: "The body or a document is over a limit, or takes longer than the deadline alone.",
     415: "The body is not JSON.",
     422: "The request is malformed, or a document cannot be classified.",
-    429: "The queue is too long; Retry-After says when it will not be.",
+    429: "The queue, or the API key's rate, is at its bound; Retry-After says when to ask again.",
     500: "The engine fails on this document.",
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
@@ -45,8 +46,7 @@ def handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        return _problem(request, str(error), error.status, headers)
+        return _problem(request, str(error), error.status, error.headers)
 
     @app.exception_handler(EngineError)
     async def engine_error(request: Request, error: EngineError) -> JSONResponse:

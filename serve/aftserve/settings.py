@@ -74,6 +74,14 @@ class Settings(BaseSettings):
         "temporary files where it is left out",
     )
 
+    api_keys: Path | None = Field(
+        None,
+        description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
+    )
+    cors_origins: list[str] = Field(
+        [], description="origins whose pages a browser lets ask, as https://example.org; none"
+    )
+
     max_tokens: PositiveInt | None = Field(
         None, description="refuse longer documents; the model's own limit where it is left out"
     )

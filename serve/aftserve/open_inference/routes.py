@@ -1,8 +1,9 @@
 """The addresses below ``/v2``."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response, params
 
 from aftexport import __version__
 from aftexport.errors import InputError
@@ -39,8 +40,13 @@ JsonBytes = Annotated[
 ]
 
 
-def create_router(service: Service) -> APIRouter:
-    """Builds what answers the protocol for a service."""
+def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Builds what answers the protocol.
+
+    Args:
+        service: that classifies.
+        guards: who may ask of the model.
+    """
     model_name = service.settings.served_name
     problems = responses(ProtocolProblem)
     problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
@@ -72,7 +78,7 @@ def create_router(service: Service) -> APIRouter:
         return Ready(ready=service.health.ready)
 
     for path in (_MODEL, _VERSIONED):
-        model = APIRouter(prefix=path, dependencies=[Depends(known)])
+        model = APIRouter(prefix=path, dependencies=[*guards, Depends(known)])
 
         @model.get("/ready", responses={404: problems[404], 503: {"model": ModelReady}})
         async def model_ready(name: str, response: Response) -> ModelReady:
