@@ -48,7 +48,7 @@ def verify(
             single = operator_model(model, case).SerializeToString()
             alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
             output = np.concatenate(list(alone.values()), axis=-1)
-        results.append(compare(case, output, bundle.manifest.precision))
+        results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
         advance()
@@ -64,7 +64,8 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     model = ChunkedModel(
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
     )
-    result = compare(case, model.run(ids[0]), bundle.manifest.precision)
+    logits = model.run(ids[0])
+    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
     return [replace(result, subject="model in chunks")]
 
 
@@ -94,13 +95,19 @@ def verify_engine(
             and min_tokens <= case.inputs["input_ids"].shape[1] <= max_tokens
         ):
             logits = engine.run(case.inputs)["logits"]
-            results.append(compare(case, logits, bundle.manifest.precision))
+            bound = _bound(bundle, case)
+            results.append(compare(case, logits, bundle.manifest.precision, bound=bound))
     if not results:
         raise EngineError(
             f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
             "Export with another --min-length or --max-length.",
         )
     return results
+
+
+def _bound(bundle: Bundle, case: Case) -> float | None:
+    """The bundle's own tolerance, which is for the model; None for the table's."""
+    return bundle.manifest.tolerance if case.subject == "model" else None
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:

@@ -20,8 +20,7 @@ from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.documents import random_documents, read_documents
 from aftexport.parity.findings import Layers
-from aftexport.parity.report import Report, environment, inputs_of
-from aftexport.parity.tolerance import TOLERANCES
+from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
 from aftexport.report import stage
 from aftexport.verification import verify
 
@@ -154,7 +153,7 @@ def _layers(
         bundle.model_path,
         Program.of(checkpoint, bundle.manifest),
         _telling(cases, results),
-        bound=TOLERANCES[bundle.manifest.precision].bound,
+        bound=tolerance_of(bundle.manifest).bound,
         fused=request.fused,
         provider=request.provider,
     )

@@ -5,8 +5,7 @@ from pathlib import Path
 import jinja2
 
 from aftexport.parity.plots import error_plot
-from aftexport.parity.report import Report
-from aftexport.parity.tolerance import TOLERANCES
+from aftexport.parity.report import Report, tolerance_of
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.parity", "."),
@@ -41,7 +40,7 @@ def write_page(path: Path, report: Report) -> None:
         )
     page = _TEMPLATES.get_template("page.html").render(
         report=report,
-        tolerance=TOLERANCES[report.manifest.precision],
+        tolerance=tolerance_of(report.manifest),
         by_length=error_plot(by_length) if by_length else None,
         by_layer=by_layer,
     )

@@ -11,7 +11,7 @@ from aftexport.manifest import Manifest
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.findings import Layers
-from aftexport.parity.tolerance import TOLERANCES
+from aftexport.parity.tolerance import TOLERANCES, Tolerance
 
 SCHEMA_VERSION = 1
 _SHOWN_TOKENS = 64
@@ -107,7 +107,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
-        tolerance = TOLERANCES[self.manifest.precision]
+        tolerance = tolerance_of(self.manifest)
         return {
             "schema_version": SCHEMA_VERSION,
             "verdict": self.verdict,
@@ -115,6 +115,7 @@ class Report:
             "reason": self.reason,
             "against": self.against,
             "precision": self.manifest.precision,
+            "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
             "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
             "comparisons": [c.to_dict() for c in self.comparisons],
             "worst_tokens": self.worst_tokens(),
@@ -123,6 +124,13 @@ class Report:
             "environment": dict(self.environment),
             "made_with": dict(self.manifest.versions),
         }
+
+
+def tolerance_of(manifest: Manifest) -> Tolerance:
+    """What the model of a bundle is judged by: its own tolerance, or the table's."""
+    if manifest.tolerance is not None:
+        return Tolerance(manifest.tolerance, "this was given as --tolerance")
+    return TOLERANCES[manifest.precision]
 
 
 def inputs_of(cases: Sequence[Case]) -> dict[str, Mapping[str, Array]]:
