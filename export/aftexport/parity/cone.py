@@ -1,24 +1,13 @@
 """The part of a model that computes one tensor from others."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
-import numpy as np
 import onnx
-import onnx.inliner
-import onnx.reference
-import torch
-from onnx import TensorProto
-from onnx.reference.op_run import OpRun
 
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
-from aftexport.engines.widening import widen
-from aftexport.operators import OnnxOperator
 from aftexport.parity.case import Array
-from aftexport.registry import ALL_OPERATORS
-
-_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+from aftexport.parity.float64 import run_bodies, run_definitions
 
 
 class Cone:
@@ -70,35 +59,11 @@ class Cone:
 
     def run_wide(self) -> Array:
         """Computes the tensor in float64, custom operators by their bodies."""
-        model = _widened(onnx.inliner.inline_local_functions(self.model))
-        # ONNX's reference scans forwards along the first axis alone; ONNX Runtime does it all,
-        # but has no Gelu in float64.
-        if _scans(model.graph):
-            engine = OnnxRuntimeEngine(model.SerializeToString(), fused=False)
-            return engine.run(self._wide_inputs())[self._target]
-        return self._referred(model, [])
+        return run_bodies(self.model, self.inputs)
 
     def run_defined(self) -> Array:
-        """Computes the tensor in float64, custom operators by their definitions.
-
-        Standard operators are those of the ONNX standard's own reference.
-        """
-        model = _widened(self.model)
-        del model.functions[:]
-        used = {n.op_type for n in model.graph.node if n.domain == DOMAIN}
-        return self._referred(model, [_definition(ALL_OPERATORS[name]) for name in sorted(used)])
-
-    def _referred(self, model: onnx.ModelProto, own: list[type[OpRun]]) -> Array:
-        with np.errstate(all="ignore"):  # weights that overflowed are infinite
-            evaluator = onnx.reference.ReferenceEvaluator(model, new_ops=[_GELU, *own])
-            outputs: Any = evaluator.run(None, self._wide_inputs())
-            return np.asarray(outputs[0])
-
-    def _wide_inputs(self) -> dict[str, Array]:
-        return {
-            name: value.astype(np.float64) if value.dtype.kind == "f" else value
-            for name, value in self.inputs.items()
-        }
+        """Computes the tensor in float64, custom operators by their definitions."""
+        return run_definitions(self.model, self.inputs)
 
     def with_attribute(self, name: str, value: str) -> "Cone | None":
         """The same with another setting of its custom nodes; None where none has it so far."""
@@ -147,40 +112,3 @@ def _nodes(graph: onnx.GraphProto, target: str, known: Collection[str]) -> list[
 def _reads(node: onnx.NodeProto) -> set[str]:
     inner = (n for a in node.attribute if a.HasField("g") for n in a.g.node)
     return {name for name in node.input if name}.union(*(_reads(n) for n in inner))
-
-
-def _gelu(self: Any, x: Array, approximate: str = "none") -> tuple[Array]:
-    wide = torch.from_numpy(np.array(x))
-    return (torch.nn.functional.gelu(wide, approximate=approximate).numpy(),)
-
-
-_GELU = type("Gelu", (OpRun,), {"op_domain": "", "_run": _gelu})
-"""Which ONNX's reference evaluator lacks."""
-
-
-def _definition(operator: OnnxOperator) -> type[OpRun]:
-    """The operator for ONNX's reference evaluator, by its definition."""
-
-    def run(self: Any, *inputs: Array, **_: object) -> tuple[Array, ...]:
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in self.onnx_node.attribute}
-        attributes = {}
-        for attribute in operator.attributes:
-            value = given.get(attribute.name, attribute.default)
-            attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
-        tensors = [torch.from_numpy(np.array(array)) for array in inputs]
-        with torch.inference_mode():
-            return tuple(t.numpy() for t in operator.expected(*tensors, **attributes))
-
-    return type(operator.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
-
-
-def _scans(graph: onnx.GraphProto) -> bool:
-    inner = (a.g for node in graph.node for a in node.attribute if a.HasField("g"))
-    return any(node.op_type == "Scan" for node in graph.node) or any(map(_scans, inner))
-
-
-def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
-    widen(wide, _NARROW, TensorProto.DOUBLE)
-    return wide
