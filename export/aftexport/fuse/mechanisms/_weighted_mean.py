@@ -1,0 +1,244 @@
+"""What the AFT mechanisms have in common: a mean of values, weighted channel by channel.
+
+    G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.fuse import algebra
+from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
+from aftexport.fuse.axes import Axis, Dims, flat
+from aftexport.fuse.measured import Measured
+from aftexport.fuse.pattern import (
+    Factor,
+    NearMissError,
+    Operand,
+    Subject,
+    aligned,
+    by_dependence,
+    check_maxima,
+    gate,
+    holds_infinity,
+    logits_of,
+    packed,
+    refuse_changed_denominator,
+    refuse_clamped,
+    same_size,
+    sums,
+    without,
+)
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """A mean over ``summed`` that is a row of the output for each of ``tokens``.
+
+    Attributes:
+        subject: the value that it is.
+        keys: factors of the weights that do not depend on the query's position.
+        biases: those that do, on nothing but the two positions.
+        value: what is averaged.
+        outer: what the mean is multiplied by.
+        summed: axis of the keys' positions.
+        tokens: axes of the queries'.
+        batch: axes that are packed into the first dim.
+        channels: axes that are packed into the last.
+        causal: whether keys after the query's position are left out.
+    """
+
+    subject: Subject
+    keys: Product
+    biases: Product
+    value: Product
+    outer: Product
+    summed: Axis
+    tokens: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    channels: tuple[Axis, ...]
+    causal: bool
+
+    def groups(self, positions: tuple[Axis, ...]) -> Dims:
+        """Dims of ``[B, T, D]``."""
+        return (self.batch, positions, self.channels)
+
+    @property
+    def key_operand(self) -> Operand:
+        """The keys: the logarithm of their weights."""
+        exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
+        weights = without(self.keys, exponentials)
+        logits = logits_of(exponentials)
+        floored = holds_infinity(logits, self.subject.measured)
+        return Operand(logits, self.groups((self.summed,)), weights, floored)
+
+    @property
+    def value_operand(self) -> Operand:
+        """The values."""
+        return Operand(self.value, self.groups((self.summed,)))
+
+    @property
+    def gating(self) -> tuple[str, Operand] | None:
+        """The gate and its query; ``none`` where there is nothing outside the mean."""
+        factors = self.outer.factors
+        if not factors:
+            return "none", Operand(self.value, self.groups((self.summed,)))
+        found = gate(self.subject, list(factors))
+        return (found[0], Operand(found[1], self.groups(self.tokens))) if found else None
+
+
+def weighted_mean(subject: Subject) -> WeightedMean | None:
+    """Takes the formula of a subject apart; raises NearMissError."""
+    formula = subject.formula
+    numerators = [n for n in sums(formula.factors, 1.0) if len(flat(n.axes)) == 1]
+    if len(sums(formula.factors, 1.0)) != 1 or len(numerators) != 1:
+        return None
+    (numerator,) = numerators
+    (summed,) = flat(numerator.axes)
+    if not any(isinstance(atom, Exp) and p > 0 for atom, p in numerator.body.factors):
+        return None
+    denominators = sums(formula.factors, -1.0)
+    if not denominators:
+        refuse_changed_denominator(formula.factors)
+        for inner in sums(numerator.body.factors, -1.0):
+            if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
+                raise NearMissError("the softmax is over another axis than the sum of the values")
+        return None
+    if len(denominators) != 1:
+        return None
+    found = aligned(denominators[0], numerator.body, (summed,))
+    if found is None:
+        raise NearMissError("numerator and denominator have different weights")
+    weights = found[0]
+    value = without(numerator.body, weights)
+    if summed not in free(value):
+        return None
+    return _with_roles(subject, denominators[0], weights, value, summed)
+
+
+def _with_roles(
+    subject: Subject, denominator: Over, weights: Product, value: Product, summed: Axis
+) -> WeightedMean | None:
+    formula = subject.formula
+    tokens = tuple(axis for axis in subject.axes if axis not in free(value))
+    biases, keys = by_dependence(weights, set(tokens))
+    reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
+    biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
+    if not keys.factors or not free(keys) - {summed}:
+        return None  # attention of another kind: its weights are no function of a key's channels
+    if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
+        return None  # logits that are products of queries and keys
+    if not tokens:
+        return None  # pooling: one row for all tokens
+    refuse_clamped(keys)
+    refuse_clamped(biases)
+    strange = free(biases) - {summed} - set(tokens)
+    if strange:
+        raise NearMissError("the position bias depends on more than two positions")
+    if not same_size(tokens, (summed,)):
+        raise NearMissError("queries and keys are of different sequences")
+    if free(value) != free(keys):
+        raise NearMissError("keys and values do not have the same axes")
+    check_maxima(subject, [denominator])
+    outer = tuple(
+        (atom, p)
+        for atom, p in formula.factors
+        if not (isinstance(atom, Over) and p in (1.0, -1.0))
+    )
+    others = [axis for axis in subject.axes if axis not in tokens]
+    batch, channels = packed(subject, others)
+    coefficient = formula.coefficient * float(np.exp(formula.exponent))
+    return WeightedMean(
+        subject,
+        keys,
+        biases,
+        algebra.scaled(value, coefficient),
+        Product(outer),
+        summed,
+        tokens,
+        batch,
+        channels,
+        bool(reach),
+    )
+
+
+def _argument(factor: Factor) -> Product:
+    atom = factor[0]
+    return atom.argument if isinstance(atom, Exp) else one(atom)
+
+
+def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
+    """The biases as a constant ``[Tmax, Tmax]``, None where the graph computes them from others.
+
+    A graph for any length cuts a corner out of a larger constant; the constant is what is given.
+    """
+    if len(mean.tokens) != 1:
+        return None
+    order = (mean.tokens[0], mean.summed)
+    full = _evaluate(mean.biases, order, mean.subject.measured)
+    if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.log(full)
+
+
+def _evaluate(
+    product: Product, order: tuple[Axis, ...], measured: Measured
+) -> NDArray[np.float64] | None:
+    result = np.array(product.coefficient * np.exp(product.exponent))
+    for atom, power in product.factors:
+        given: NDArray[np.float64] | None = None
+        if isinstance(atom, Leaf):
+            given = _laid_out(atom, order, measured)
+        elif isinstance(atom, Exp):
+            inner = _evaluate(atom.argument, order, measured)
+            given = None if inner is None else np.exp(inner)
+        elif isinstance(atom, Plus):
+            terms = [_evaluate(term, order, measured) for term in atom.terms]
+            if all(term is not None for term in terms):
+                given = sum(terms)  # type: ignore[arg-type]
+        elif isinstance(atom, Function) and atom.name == "Where":
+            condition, yes, no = (_evaluate(a, order, measured) for a in atom.arguments)
+            if condition is not None and yes is not None and no is not None:
+                given = np.where(condition != 0, yes, no)
+        if given is None:
+            return None
+        try:
+            result = result * given**power
+        except ValueError:  # corners of constants of different sizes
+            return None
+    return result
+
+
+def _laid_out(
+    leaf: Leaf, order: tuple[Axis, ...], measured: Measured
+) -> NDArray[np.float64] | None:
+    array = _whole(leaf, measured)
+    if array is None or any(len(flat(axes)) > 1 for axes in leaf.dims):
+        return None
+    own = [flat(axes)[0] for axes in leaf.dims if flat(axes)]
+    if set(own) - set(order):
+        return None
+    array = array.astype(np.float64).reshape([n for n, d in zip(array.shape, leaf.dims, strict=True) if flat(d)])
+    array = array.transpose([own.index(axis) for axis in order if axis in own])
+    return array.reshape([array.shape[[a for a in order if a in own].index(axis)] if axis in own else 1 for axis in order])
+
+
+def _whole(leaf: Leaf, measured: Measured) -> NDArray[np.generic] | None:
+    """A constant, or the constant whose corner a slice is in every run."""
+    array = measured.constant(leaf.value)
+    if array is not None:
+        return array
+    node, name = leaf.value.producer(), str(leaf.value.name)
+    while node is not None and node.op_type == "Slice":
+        source = node.inputs[0]
+        array = measured.constant(source)
+        if array is not None:
+            for run in (*measured.runs, *measured.more):
+                corner = tuple(slice(0, n) for n in run[name].shape)
+                if array.ndim != run[name].ndim or not np.array_equal(array[corner], run[name]):
+                    return None
+            return array
+        node = source.producer() if source is not None else None
+    return None
