@@ -69,7 +69,7 @@ load: $(VENV)/installed build/contenders/installed
 soak: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m load --soak
 
-# Apart from .venv: LitServe brings another event loop, which would be used there.
+# Apart from .venv: nothing of ours runs on what LitServe brings.
 build/contenders/installed: constraints.txt
 	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt litserve==0.2.19
 	touch $@

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -147,8 +148,7 @@ def calibrate(
     min_tokens: int,
     max_tokens: int,
     budget_tokens: int,
-    run_in_chunks: Callable[[int], object] | None = None,
-    chunk_tokens: int = 0,
+    in_chunks: Sequence[Measurement] = (),
 ) -> Costs:
     """Times runs of growing documents and batches, some seconds in all.
 
@@ -156,12 +156,8 @@ def calibrate(
         run: runs a batch of so many documents of so many tokens.
         min_tokens, max_tokens: of a document that runs whole.
         budget_tokens: of a run, padding included.
-        run_in_chunks: runs one document in chunks, where longer ones run so.
-        chunk_tokens: of a chunk.
+        in_chunks: of longer documents, see ``measure_chunks``.
     """
-    in_chunks: list[Measurement] = []
-    if run_in_chunks is not None:
-        in_chunks = [_measure_chunks(run_in_chunks, chunk_tokens, n) for n in (1, 2)]
     longest = max(min(max_tokens, budget_tokens), min_tokens)
     measurements: list[Measurement] = []
     for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
@@ -178,23 +174,33 @@ def calibrate(
     return Costs(measurements, in_chunks, max_tokens)
 
 
+def measure_chunks(run: Callable[[int], object], chunk_tokens: int) -> list[Measurement]:
+    """Times a document of one chunk and one of two.
+
+    Args:
+        run: runs one document of so many tokens in chunks.
+        chunk_tokens: of a chunk.
+    """
+    return [
+        Measurement(1, tokens, _least_seconds(partial(run, tokens), _SLOW_SECONDS))
+        for tokens in (chunk_tokens, 2 * chunk_tokens)
+    ]
+
+
 def _measure(run: Callable[[int, int], object], documents: int, tokens: int) -> Measurement:
     run(documents, tokens)  # the first run of a shape allocates
-    seconds: list[float] = []
-    while len(seconds) < _ROUNDS and sum(seconds) < _SLOW_SECONDS * _ROUNDS:
-        start = time.perf_counter()
-        run(documents, tokens)
-        seconds.append(time.perf_counter() - start)
-    return Measurement(documents, tokens, min(seconds))
+    seconds = _least_seconds(partial(run, documents, tokens), _SLOW_SECONDS * _ROUNDS)
+    return Measurement(documents, tokens, seconds)
 
 
-def _measure_chunks(run: Callable[[int], object], chunk_tokens: int, count: int) -> Measurement:
+def _least_seconds(run: Callable[[], object], enough: float) -> float:
+    """Of some runs, until they took ``enough`` seconds in all."""
     seconds: list[float] = []
-    while len(seconds) < _ROUNDS and sum(seconds) < _SLOW_SECONDS:
+    while len(seconds) < _ROUNDS and sum(seconds) < enough:
         start = time.perf_counter()
-        run(count * chunk_tokens)
+        run()
         seconds.append(time.perf_counter() - start)
-    return Measurement(1, count * chunk_tokens, min(seconds))
+    return min(seconds)
 
 
 def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:

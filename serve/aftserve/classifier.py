@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,10 @@ from aftexport.engines.chunked import ChunkedModel
 from aftexport.errors import EngineError, InputError
 from aftexport.manifest import MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
+from aftserve.settings import Policy
 
 Tokens = NDArray[np.int64]
 """Token ids of one document, ``[T]``."""
-
-Policy = Literal["exact", "reject", "head", "tail"]
-"""What becomes of a document over the memory budget."""
 
 
 @dataclass(frozen=True)

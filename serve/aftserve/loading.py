@@ -13,7 +13,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.parity import Comparison
 from aftexport.report import stage
 from aftexport.verification import verify, verify_engine
-from aftserve.calibration import Costs, calibrate
+from aftserve.calibration import Costs, Measurement, calibrate, measure_chunks
 from aftserve.classifier import Classifier
 from aftserve.settings import Settings
 
@@ -101,15 +101,17 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
+    in_chunks: list[Measurement] = []
+    if chunked is not None and classifier.in_chunks(classifier.max_tokens):
+        in_chunks = measure_chunks(
+            lambda tokens: chunked.run(np.zeros(tokens, np.int64)), chunked.chunk_tokens
+        )
     costs = calibrate(
         lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
-        run_in_chunks=(lambda tokens: chunked.run(np.zeros(tokens, np.int64)))
-        if chunked and classifier.in_chunks(classifier.max_tokens)
-        else None,
-        chunk_tokens=chunked.chunk_tokens if chunked else 0,
+        in_chunks=in_chunks,
     )
     return LoadedModel(classifier, _golden(bundle, choice, safe), costs, choice.reason, safe)
 

@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
 
+from aftserve.settings import Policy
+
 TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
 
 
@@ -53,9 +55,7 @@ class DocumentResult(BaseModel):
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
-    policy: Literal["exact", "reject", "head", "tail"] = Field(
-        description="For documents over the memory budget: exact cuts none."
-    )
+    policy: Policy = Field(description="For documents over the memory budget: exact cuts none.")
     timings: Timings
 
 
@@ -88,7 +88,7 @@ class Limits(BaseModel):
     deadline_seconds: float = Field(description="From its first line to the answer.")
     budget_tokens: int = Field(description="Of one run of several documents, with padding.")
     whole_tokens: int = Field(description="A longer document runs in chunks, or as the policy is.")
-    long_documents: Literal["exact", "reject", "head", "tail"]
+    long_documents: Policy
     whole_only: str | None = Field(description="Why no document can run in chunks, if so.")
 
 

@@ -17,6 +17,9 @@ from pydantic_settings import (
 from aftexport.errors import UsageError
 
 Seconds = Annotated[float, Field(ge=0)]
+Policy = Literal["exact", "reject", "head", "tail"]
+"""What becomes of a document over the memory budget."""
+
 _MIB = 1 << 20
 
 
@@ -53,7 +56,7 @@ class Settings(BaseSettings):
         16_384, description="most tokens of one run, padding included, unless one document has more"
     )
 
-    long_documents: Literal["exact", "reject", "head", "tail"] = Field(
+    long_documents: Policy = Field(
         "exact",
         description="what becomes of a document over the memory budget: run it in chunks with the "
         "same answer, refuse it, or cut it to its head or tail",

@@ -4,13 +4,12 @@
 #
 #   tests/docker/check_cpu_image.sh BUNDLE [WORK_FOLDER]
 #
-# MIRROR      of Debian (default: deb.debian.org)
+# MIRROR      of Debian, where debootstrap's own is not to be used
 # PIP_CERT    a certificate authority that the package index needs, as pip itself takes it
 set -euo pipefail
 bundle=$(realpath "$1")
 work=$(realpath -m "${2:-$(mktemp -d)}")
 repository=$(realpath "$(dirname "$0")/../..")
-mirror=${MIRROR:-http://deb.debian.org/debian}
 port=18080
 image=localhost/aftserve:check
 base=localhost/debian-trixie:minbase
@@ -26,7 +25,7 @@ say() {
 
 say "A Debian 13 to build on, as the slim images are made"
 if [ ! -d "$work/trixie" ]; then
-  debootstrap --variant=minbase trixie "$work/trixie.part" "$mirror" > "$work/debootstrap.log"
+  debootstrap --variant=minbase trixie "$work/trixie.part" ${MIRROR:+"$MIRROR"} > "$work/debootstrap.log"
   rm -rf "$work"/trixie.part/{var/cache/apt,var/lib/apt/lists,usr/share/{doc,man,locale,info}}/*
   mv "$work/trixie.part" "$work/trixie"
 fi

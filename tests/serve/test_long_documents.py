@@ -30,7 +30,7 @@ def address(
     bundle_folder: Path, budget: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     log = tmp_path_factory.mktemp("long") / "log"
-    with serving(bundle_folder, log, *budget) as (address, _):
+    with serving(bundle_folder, log, *budget, "--max-queue-seconds", "300") as (address, _):
         yield address
     assert "Traceback" not in log.read_text("utf-8")
 

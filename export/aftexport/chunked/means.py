@@ -8,7 +8,6 @@ A mean with one logit for each head is AFT-conv with a filter of one tap that is
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -18,6 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.chunked.tokenwise import constants_of, is_sum_over_tokens
 from aftexport.domain import DOMAIN, VERSION
 
 _LOCAL = "aftexport.chunked"
@@ -82,14 +82,14 @@ def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
 def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
     """Makes ``ReduceSum(Mul(Softmax(s), x))`` over the tokens the first row of such a mean."""
     producers = {output: node for node in graph.node for output in node.output}
-    constants = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
+    constants = constants_of(graph)
 
     def made_by(name: str, op_type: str) -> onnx.NodeProto | None:
         node = producers.get(name)
         return node if node is not None and node.op_type == op_type else None
 
     for index, total in enumerate(graph.node):
-        if not is_sum_over_tokens(total, constants) or keeps_axis(total):
+        if not is_sum_over_tokens(total, constants) or _keeps_axis(total):
             continue
         product = made_by(total.input[0], "Mul")
         if product is None:
@@ -114,13 +114,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 return
 
 
-def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.generic]]) -> bool:
-    """Tells whether a node is a ReduceSum over axis 1 alone."""
-    axes = constants.get(node.input[1]) if len(node.input) > 1 else None
-    return node.op_type == "ReduceSum" and axes is not None and axes.tolist() == [1]
-
-
-def keeps_axis(node: onnx.NodeProto) -> bool:
+def _keeps_axis(node: onnx.NodeProto) -> bool:
     """Tells whether a reduction leaves an axis of one."""
     return next((a.i == 1 for a in node.attribute if a.name == "keepdims"), True)
 

@@ -140,9 +140,9 @@ class _Cutter:
         new = [name for name in after if name not in kept]
         apply = self._subgraph([*kept, _IDS, "lengths"], new)
         place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
-        attended = apply.node.pop(place)
-        for offset, inserted in enumerate(self._attend_with_others(attended, span.left)):
-            apply.node.insert(place + offset, inserted)
+        before, after_it = apply.node[:place], apply.node[place + 1 :]
+        del apply.node[:]
+        apply.node.extend([*before, *self._attend_with_others(node, span.left), *after_it])
         apply.initializer.extend(_constants(span.left))
         apply.input.extend([_value("other_keys", FLOAT), _value("other_values", FLOAT)])
         return Stage(

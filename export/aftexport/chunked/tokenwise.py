@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.chunked.means import is_sum_over_tokens
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.domain import DOMAIN
 from aftexport.manifest import Pooling
@@ -91,6 +90,12 @@ def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | N
         axes = constants.get(node.input[1])
         return "max" if axes is not None and axes.tolist() == [1] else None
     return None
+
+
+def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Tells whether a node is a ReduceSum over axis 1 alone."""
+    axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+    return node.op_type == "ReduceSum" and axes is not None and axes.tolist() == [1]
 
 
 def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:

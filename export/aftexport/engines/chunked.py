@@ -18,6 +18,8 @@ from aftexport.manifest import ChunkedPlan, ChunkedStage
 Array = NDArray[np.generic]
 Parts = Generator[None, None, NDArray[np.generic]]
 """Stops after every part of the work; returns the logits."""
+_Chunk = tuple[int, int]
+"""Its first token and the one after its last."""
 
 MEMORY_BUDGET = 512 << 20
 """Bytes a document may take beside the model."""
@@ -123,6 +125,14 @@ def _joined(summaries: Sequence[_Summary]) -> tuple[Array, Array]:
     return keys, np.concatenate([s.values for s in summaries], 1)
 
 
+def _cut(chunk: _Chunk, stage: ChunkedStage, chunks: Sequence[_Chunk]) -> list[_Chunk]:
+    """A chunk, cut where its neighbours' margins end: what is in those they take as tokens."""
+    start, end = chunk
+    if len(chunks) == 1:
+        return [chunk]
+    return list(pairwise(sorted({start, start + stage.right, end - stage.left, end})))
+
+
 class ChunkedModel:
     """A model that takes one document of any length.
 
@@ -190,12 +200,15 @@ class ChunkedModel:
             return (yield from self._pooled(_Document(ids, kept), chunks))
 
     def count(self, tokens: int) -> int:
-        """The parts of a document of so many tokens."""
-        chunks = len(self._chunks(tokens))
-        pieces = [1 + bool(s.left) + bool(s.right) if chunks > 1 else 1 for s in self._plan.stages]
-        return chunks * (sum(pieces) + len(pieces) + 1) + 1
+        """The parts of a document of so many tokens, the last included."""
+        chunks = self._chunks(tokens)
+        parts = len(self._pooled_from(chunks)) + 1
+        for number, stage in enumerate(self._plan.stages):
+            parts += sum(len(_cut(chunk, stage, chunks)) for chunk in chunks)
+            parts += len(self._applied_to(number, chunks))
+        return parts
 
-    def _chunks(self, tokens: int) -> list[tuple[int, int]]:
+    def _chunks(self, tokens: int) -> list[_Chunk]:
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
         return list(pairwise(ends))
@@ -205,17 +218,13 @@ class ChunkedModel:
         number: int,
         stage: ChunkedStage,
         document: _Document,
-        chunks: Sequence[tuple[int, int]],
+        chunks: Sequence[_Chunk],
     ) -> Generator[None, None, _Others]:
         reduce, merge = self._engine(f"{number}.reduce"), self._engine(f"{number}.merge")
         pieces = []
-        for start, end in chunks:
-            # Cut where a neighbour's margins end, because what is in them it takes as tokens.
-            cuts = sorted({start, start + stage.right, end - stage.left, end})
-            if len(chunks) == 1:
-                cuts = [start, end]
+        for chunk in chunks:
             found = []
-            for first, last in pairwise(cuts):
+            for first, last in _cut(chunk, stage, chunks):
                 few = reduce.run(document.inputs(reduce, first, last))
                 found.append(_Summary.of(few, first, last))
                 yield
@@ -235,15 +244,13 @@ class ChunkedModel:
         number: int,
         stage: ChunkedStage,
         document: _Document,
-        chunks: Sequence[tuple[int, int]],
+        chunks: Sequence[_Chunk],
         others: _Others,
         files: ExitStack,
     ) -> Generator[None, None, dict[str, _Rows]]:
         apply = self._engine(f"{number}.apply")
         kept: dict[str, _Rows] = {}
-        if number + 1 == len(self._plan.stages) and self._first_alone:
-            chunks = chunks[:1]
-        for index, (start, end) in enumerate(chunks):
+        for index, (start, end) in enumerate(self._applied_to(number, chunks)):
             low, high = max(start - stage.left, 0), min(end + stage.right, document.ids.size)
             keys, values = others.of(index)
             inputs = document.inputs(apply, low, high)
@@ -261,11 +268,11 @@ class ChunkedModel:
                 old.file.close()
         return kept
 
-    def _pooled(self, document: _Document, chunks: Sequence[tuple[int, int]]) -> Parts:
+    def _pooled(self, document: _Document, chunks: Sequence[_Chunk]) -> Parts:
         pool, head = self._engine("pool"), self._engine("head")
         pooled: dict[str, Array] = {}
         combine = {"sum": np.add, "max": np.maximum}
-        for start, end in chunks[:1] if self._first_alone else chunks:
+        for start, end in self._pooled_from(chunks):
             outputs = pool.run(document.inputs(pool, start, end))
             for name, how in self._plan.pooled.items():
                 if name not in pooled:
@@ -276,10 +283,15 @@ class ChunkedModel:
         whole = document.inputs(head, 0, document.ids.size)
         return head.run({**whole, **pooled})["logits"]
 
-    @property
-    def _first_alone(self) -> bool:
-        """Whether nothing but the first token's row is pooled."""
-        return all(how == "first" for how in self._plan.pooled.values())
+    def _applied_to(self, number: int, chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
+        """The chunks whose rows are needed after a stage."""
+        last = number + 1 == len(self._plan.stages)
+        return self._pooled_from(chunks) if last else chunks
+
+    def _pooled_from(self, chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
+        """The first alone, where nothing but the first token's row is pooled."""
+        first_alone = all(how == "first" for how in self._plan.pooled.values())
+        return chunks[:1] if first_alone else chunks
 
     def _engine(self, name: str) -> OnnxRuntimeEngine:
         # Made when its turn comes: not more than a layer's weights are there twice.

@@ -88,6 +88,13 @@ def test_at_the_edges_of_chunks(chunkable: Chunkable, tokens: int) -> None:
     assert chunkable.error(ids, chunk_tokens=32) <= TOLERANCES["fp32"].bound
 
 
+@pytest.mark.parametrize("tokens", [20, 65, 200])
+def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
+    model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+    stops = sum(1 for _ in model.parts(np.arange(tokens)))
+    assert model.count(tokens) == stops + 1
+
+
 def test_every_token_counts(chunkable: Chunkable) -> None:
     ids = np.arange(200) % 50
     model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)

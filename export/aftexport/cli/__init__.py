@@ -1,0 +1,55 @@
+"""The ``aftexport`` command."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport.cli import bench, build, demo, export, inspect, verify
+from aftexport.errors import AftexportError
+from aftexport.report import accept_any_terminal
+
+COMMANDS = {
+    "verify": verify.run,
+    "inspect": inspect.run,
+    "build": build.run,
+    "bench": bench.run,
+    "demo": demo.run,
+}
+"""The subcommands; any other first word is a model to export."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    accept_any_terminal()
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: errors.print(
+                f"[yellow]warning:[/] {escape(str(message))}"
+            )
+            if words and words[0] in COMMANDS:
+                return COMMANDS[words[0]](words[1:])
+            return export.run(words)
+    except AftexportError as error:
+        errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
+        return error.exit_code
+    except OSError as error:
+        place = escape(str(error.filename or "the disk"))
+        errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  Check the path.")
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):
+            raise
+        extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
+        errors.print(
+            f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
+            f"  Run: pip install 'aftexport\\[{extra}]'"
+        )
+        return 2
+    except KeyboardInterrupt:
+        errors.print("interrupted; no bundle was written")
+        return 130

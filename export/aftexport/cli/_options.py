@@ -1,0 +1,42 @@
+"""What the subcommands' options share."""
+
+import argparse
+
+
+def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """A parser that keeps the line breaks of its texts."""
+    return argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_loading_options(parser: argparse.ArgumentParser) -> None:
+    """What every command needs that reads a model file."""
+    parser.add_argument(
+        "--model",
+        dest="factory",
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable without arguments that returns the module of a state dict",
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="load a pickled module; only for files you trust",
+    )
+
+
+def positive(text: str) -> int:
+    """The type of an option that counts something."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def lengths(text: str) -> list[int]:
+    """The type of an option of several counts, ``N,N,...``."""
+    return [positive(word) for word in text.split(",")]

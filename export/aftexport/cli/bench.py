@@ -1,0 +1,69 @@
+"""``aftexport bench``."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from aftexport.cli._options import lengths, make_parser, positive
+
+_EPILOG = """\
+Each length is timed with one document of random tokens. The contenders take turns,
+A B C A B C, and the median of each is shown:
+  onnxruntime  the bundle as aftserve runs it, with the fused kernels built here
+  portable     the same file by the portable bodies alone, in standard operators
+  torch        the PyTorch module the bundle was exported from: it needs --model,
+               because a bundle does not hold the module
+
+The peak is the memory a call takes over what the process held before it (Linux only).
+
+  aftexport bench model.bundle
+  aftexport bench model.bundle --model model.pt --lengths 1024,8192 --threads 2
+  aftexport bench model.bundle --against none --json bench.json
+
+Exit status: 0 done; 2 bad input, or an engine failed.
+"""
+
+
+def run(words: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = make_parser(
+        "aftexport bench",
+        "Time a bundle on this machine: milliseconds, tokens a second and peak memory by the "
+        "length of the document, and which operators take the time.",
+        _EPILOG,
+    )
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("--lengths", type=lengths, metavar="N,N,...",
+        help="tokens of the documents (default: 1024,4096,16384, or fewer)")  # fmt: skip
+    add("--engine", default="onnxruntime", choices=["onnxruntime"], help="what runs the bundle")
+    add("--threads", type=positive, default=0, metavar="N",
+        help="threads of every contender (default: one for each core)")  # fmt: skip
+    add("--rounds", type=positive, default=5, metavar="N",
+        help="timed calls of each; 3 where one takes over 0.1 s (default: 5)")  # fmt: skip
+    add("--against", metavar="portable,torch",
+        help="or none (default: portable, and torch where --model is given)")  # fmt: skip
+    add("--model", type=Path, metavar="MODEL",
+        help="the model file or folder the bundle was exported from")  # fmt: skip
+    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
+    add("--allow-pickle", action="store_true",
+        help="load a pickled module; only for files you trust")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the results there as well")
+    options = parser.parse_args(words)
+
+    from aftexport.benchmark import show
+
+    show(
+        options.bundle,
+        lengths=options.lengths,
+        threads=options.threads,
+        rounds=options.rounds,
+        against=options.against.split(",") if options.against is not None else None,
+        model=options.model,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        json_file=options.json,
+        console=Console(),
+    )
+    return 0

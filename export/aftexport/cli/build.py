@@ -1,0 +1,55 @@
+"""``aftexport build``."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport.cli._options import make_parser
+
+
+def run(words: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = make_parser(
+        "aftexport build",
+        "Build a bundle's TensorRT engine for this machine, unless one is there that fits. "
+        "The bundle is left as it is; the engine goes to the cache.",
+        "The cache: AFTEXPORT_CACHE, or else aftexport below XDG_CACHE_HOME or ~/.cache.\n"
+        "Exit status: 0 it is there; 1 parity outside tolerance; 2 it cannot be built here.",
+    )
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
+    parser.add_argument("--rebuild", action="store_true", help="build it even so")
+    parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="see aftexport --help")
+    options = parser.parse_args(words)
+
+    from aftexport.build import build
+    from aftexport.bundle import Bundle
+    from aftexport.report import engine_table, stage
+
+    console = Console()
+    with stage(console, f"Checking {options.bundle}"):
+        bundle = Bundle.open(options.bundle)
+    file = build(
+        bundle, rebuild=options.rebuild, timing_cache=options.timing_cache, console=console
+    )
+    console.print(engine_table(file.read_record()))
+    console.print(f"Engine: [bold]{escape(str(file.engine))}[/]", soft_wrap=True)
+    return 0
+
+
+_BENCH_EPILOG = """\
+Each length is timed with one document of random tokens. The contenders take turns,
+A B C A B C, and the median of each is shown:
+  onnxruntime  the bundle as aftserve runs it, with the fused kernels built here
+  portable     the same file by the portable bodies alone, in standard operators
+  torch        the PyTorch module the bundle was exported from: it needs --model,
+               because a bundle does not hold the module
+
+The peak is the memory a call takes over what the process held before it (Linux only).
+
+  aftexport bench model.bundle
+  aftexport bench model.bundle --model model.pt --lengths 1024,8192 --threads 2
+  aftexport bench model.bundle --against none --json bench.json
+
+Exit status: 0 done; 2 bad input, or an engine failed.
+"""

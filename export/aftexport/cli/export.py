@@ -1,0 +1,94 @@
+"""``aftexport MODEL --to ...``."""
+
+import argparse
+from pathlib import Path
+
+from aftexport import __version__
+from aftexport.cli._options import add_loading_options, lengths, make_parser, positive
+
+_EPILOG = """\
+A model file may be
+  a checkpoint written by aftexport.save,
+  a bare state dict (.pt, .safetensors), with --model package.module:factory,
+  a torch.export program (.pt2),
+  a folder of config.json and model.safetensors,
+  a pickled module, only with --allow-pickle: it runs whatever code it holds.
+
+Subcommands (aftexport COMMAND --help tells more)
+  aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
+  aftexport inspect BUNDLE|MODEL      what it holds, and which path each operator takes
+  aftexport build BUNDLE              build its TensorRT engine for this machine
+  aftexport bench BUNDLE              time it: by length, by stage, against PyTorch
+  aftexport demo                      train a small model, export it, serve it, ask it
+
+Exit status: 0 done; 1 parity outside tolerance; 2 bad input, nothing written.
+"""
+
+
+def run(words: list[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = make_parser(
+        "aftexport",
+        "Export a linear-attention model to a verified bundle.",
+        _EPILOG,
+    )
+    add = parser.add_argument
+    add("model", type=Path, help="the model file or folder")
+    add("--to", required=True, choices=["onnx", "trt", "trt-rtx"],
+        help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
+        "portable one, built here, GPU or not")  # fmt: skip
+    add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
+    add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8"],
+        help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
+        "kernels, but with an engine bf16 of weights and activations; sums stay wide "
+        "(default: fp32)")  # fmt: skip
+    add("--max-length", type=int, metavar="N", help="most tokens of a document")
+    add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
+    add("--no-verify", action="store_true", help="do not compare with PyTorch")
+    add("--force", action="store_true", help="replace a bundle that is there")
+    add_loading_options(parser)
+    _add_engine_options(parser)
+    add("--labels", metavar="A,B,...", help="class names, where the file has none")
+    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
+    add("--version", action="version", version=f"aftexport {__version__}")
+    options = parser.parse_args(words)
+
+    from aftexport.engines.settings import EngineOptions
+    from aftexport.exporter import export
+
+    export(
+        options.model,
+        to=options.to,
+        out=options.out,
+        precision=options.precision,
+        max_length=options.max_length,
+        engine=EngineOptions(
+            min_length=options.min_length,
+            opt_lengths=tuple(options.opt_length),
+            max_batch=options.max_batch,
+            workspace_mib=options.workspace,
+            compute_capabilities=tuple(options.compute_capability),
+        ),
+        timing_cache=options.timing_cache,
+        opset=options.opset,
+        check_parity=not options.no_verify,
+        force=options.force,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        labels=options.labels.split(",") if options.labels is not None else None,
+        tokenizer=options.tokenizer,
+    )
+    return 0
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("of an engine").add_argument
+    add("--min-length", type=positive, metavar="N", help="fewest tokens (default: 1)")
+    add("--opt-length", type=lengths, default=[], metavar="N,...",
+        help="lengths to be fast at, a profile for each (default: 2048 or longest)")  # fmt: skip
+    add("--max-batch", type=positive, metavar="N", help="most documents at once (default: 8)")
+    add("--workspace", type=positive, metavar="MIB", help="most scratch memory of a layer")
+    add("--timing-cache", type=Path, metavar="FILE",
+        help="kernel timings, read where it exists and written back; trt only")  # fmt: skip
+    add("--compute-capability", type=lengths, default=[], metavar="N,...",
+        help="the GPUs, 86 for 8.6; trt-rtx only (default: 80,86,89,120)")  # fmt: skip
