@@ -64,6 +64,7 @@ class Rewrite:
         attributes: of the operator.
         groups: the dims of its output.
         opened: leaves whose producers belong to what is replaced.
+        lowest: of a tensor, where the original itself loses its digits below.
     """
 
     mechanism: str
@@ -72,6 +73,7 @@ class Rewrite:
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
     opened: Sequence[ir.Value] = ()
+    lowest: Mapping[ir.Value, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,18 @@ def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
                 break
         else:
             raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
+
+
+def leaves(formula: Product) -> list[ir.Value]:
+    """The tensors a formula without sums rests on."""
+    found: dict[ir.Value, None] = {}
+    for atom, _ in formula.factors:
+        if isinstance(atom, Leaf):
+            found[atom.value] = None
+        parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
+        for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):
+            found |= dict.fromkeys(leaves(part))
+    return list(found)
 
 
 def logits_of(factors: Product) -> Product:

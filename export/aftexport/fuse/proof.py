@@ -114,13 +114,18 @@ def part_of(
 def runner(part: Part, opset: int, operator: Callable[..., Array] | None = None) -> ReferenceEvaluator:
     """Runs a part in float64; ``operator`` computes the one node of our domain."""
     protos = [_double(ir.to_proto(node)) for node in part.nodes]
+    constants = {name: _widened(array) for name, array in part.constants.items()}
+    for node in protos:
+        if node.op_type == "CumSum" and node.input[1] in constants:
+            # torch.onnx writes [axis], which runtimes take and the evaluator does not.
+            constants[node.input[1]] = constants[node.input[1]].reshape(())
     value_info = [onnx.ValueInfoProto(name=str(v.name)) for v in part.inputs]
     graph = onnx.helper.make_graph(
         protos,
         "part",
         value_info,
         [onnx.ValueInfoProto(name=part.output)],
-        [onnx.numpy_helper.from_array(_widened(a), name) for name, a in part.constants.items()],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     own = [onnx.helper.make_opsetid(DOMAIN, 1)] if operator else []
     model = onnx.helper.make_model(
@@ -145,7 +150,13 @@ def in_float64(operator: OnnxOperator, attributes: Mapping[str, object]) -> Call
     own = {a.name: attributes.get(a.name, a.default) for a in operator.attributes}
 
     def run(*inputs: Array) -> Array:
-        (output,) = operator.expected(*(torch.from_numpy(np.array(i)) for i in inputs), **own)
+        # The tensors are small: threads would wait for each other longer than they work.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            (output,) = operator.expected(*(torch.from_numpy(np.array(i)) for i in inputs), **own)
+        finally:
+            torch.set_num_threads(threads)
         return output.numpy()
 
     return run
@@ -156,8 +167,16 @@ def compare(
     after: ReferenceEvaluator,
     inputs: Iterable[ir.Value],
     measured: Measured,
+    lowest: Mapping[ir.Value, float],
 ) -> Verdict:
     """Runs both on every case; stops at the first where they differ.
+
+    Args:
+        before: the original.
+        after: the rewrite.
+        inputs: of both.
+        measured: their shapes.
+        lowest: of an input, where the original itself loses its digits below.
 
     Raises:
         ProofError: where one does not run, or the original gives no numbers to compare with.
@@ -166,8 +185,13 @@ def compare(
     count = 0
     compared = False
     largest, where = 0.0, ""
-    for run in (*measured.runs, *measured.more):
+    # Of runs of the same shapes one is enough.
+    runs = {tuple(a.shape for a in run.values()): run for run in (*measured.runs, *measured.more)}
+    for run in runs.values():
         for case, feeds in _cases(inputs, run, measured):
+            for value, floor in lowest.items():
+                if str(value.name) in feeds:
+                    feeds[str(value.name)] = np.maximum(feeds[str(value.name)], floor)
             count += 1
             try:
                 with np.errstate(all="ignore"):

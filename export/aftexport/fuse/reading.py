@@ -83,7 +83,8 @@ class Reader:
         return self._end(value, dims)
 
     def _end(self, value: ir.Value, dims: Dims) -> Product:
-        self.ends[value] = None
+        if rests_on_inputs(value):
+            self.ends[value] = None
         return one(Leaf(value, dims))
 
     # Elementwise
@@ -333,10 +334,26 @@ class Reader:
 
     def _has_exponential(self, value: ir.Value) -> bool:
         try:
-            formula = self.read(value, self.new_dims(value))
+            formula, _ = Reader(self._measured).read_output(value)
         except (LayoutError, ValueError):
             return False
         return any(isinstance(a, algebra.Exp) and p > 0 for a, p in formula.factors)
+
+
+def rests_on_inputs(value: ir.Value) -> bool:
+    """Whether a value depends on what the graph is given, and not only on the shape of it."""
+    seen: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if node is None and value.const_value is None:
+            return True
+        if node is None or value in seen or node.op_type in ("Shape", "Size"):
+            continue
+        seen.add(value)
+        waiting += [v for v in node.inputs if v is not None]
+    return False
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:

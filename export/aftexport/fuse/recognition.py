@@ -150,6 +150,7 @@ class _Recogniser:
                 runner(after, self._opset, operator),
                 {**dict.fromkeys(before.inputs), **dict.fromkeys(after.inputs)},
                 self._measured,
+                rewrite.lowest,
             )
         except ProofError as error:
             raise NearMissError(str(error)) from error

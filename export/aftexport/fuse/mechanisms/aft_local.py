@@ -49,7 +49,8 @@ def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] |
         return None
     window = int(distance[different].max()) + 1
     width = window if causal else 2 * window - 1
-    if width >= tokens:
+    # A row of every width ends in something that is equal to itself.
+    if width >= tokens or window > tokens - 2:
         return None
     columns = rows[:, None] + np.arange(width) - (window - 1)
     inside = (columns >= 0) & (columns < tokens)

@@ -20,6 +20,7 @@ from aftexport.fuse.pattern import (
     check_tokens,
     classified,
     fixed_sum,
+    leaves,
     refuse_changed_denominator,
     same_size,
     single,
@@ -32,6 +33,8 @@ FEATURE_MAPS = {
     "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),
     "relu": lambda x: np.maximum(x, 0.0),
 }
+_LOWEST = -10.0
+"""Below it elu(x) + 1, as it is written, has lost five digits of exp(x) in float64 or more."""
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -64,7 +67,6 @@ def _with_roles(
     eps: float,
     total: Over,
 ) -> Rewrite | None:
-    measured = subject.measured
     reach = [a for a, _ in weights.factors if isinstance(a, UpTo)]
     reach += [a for a, _ in weights.factors if _is_lower(subject, a)]
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
@@ -104,7 +106,6 @@ def _with_roles(
     coefficient = subject.formula.coefficient
     if eps < 0.0 or not np.isclose(coefficient, 1.0, rtol=1e-12):
         raise NearMissError("the result is scaled, or eps is negative")
-    del measured
     return Rewrite(
         "linear_attention",
         "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
@@ -115,6 +116,7 @@ def _with_roles(
         ],
         (batch, tokens, (*heads, *wide)),
         {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": eps},
+        lowest={v: _LOWEST for _, formula in (mapped[0], mapped[1]) for v in leaves(formula)},
     )
 
 
