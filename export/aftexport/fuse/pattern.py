@@ -45,12 +45,14 @@ class Operand:
         groups: its dims.
         weights: factors whose logarithm is added to it.
         floored: it may hold -inf, which the operators do not take.
+        beside: what stands in more channels of each head, of no axes but the other dims'.
     """
 
     formula: Product
     groups: Dims
     weights: Product = algebra.ONE
     floored: bool = False
+    beside: Sequence[Product] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Rewrite:
         attributes: of the operator.
         groups: the dims of its output.
         opened: leaves whose producers belong to what is replaced.
+        extra_channels: of each head of the output, that are cut off.
         lowest: of a tensor, where the original itself loses its digits below.
     """
 
@@ -73,6 +76,7 @@ class Rewrite:
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
     opened: Sequence[ir.Value] = ()
+    extra_channels: int = 0
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
 
 

@@ -72,9 +72,11 @@ class Reader:
         if node is None or node.domain not in ("", "ai.onnx"):
             return self._end(value, dims)
         method: Callable[..., Product] | None = getattr(self, f"_read_{node.op_type}", None)
-        if node.op_type in ("MatMul", "Gemm", "Einsum", "Add") and not through_linear:
-            if self._is_linear(node):
+        if node.op_type in ("MatMul", "Gemm", "Einsum", "Add") and self._is_linear(node):
+            if not through_linear:
                 return self._end(value, dims)
+            if node.op_type == "Add":
+                return plus(self._arguments(node, dims, through_linear=True), value, dims)
         if method is not None and value is node.outputs[0]:
             found = method(node, dims)
             return found if found is not None else self._end(value, dims)
@@ -89,16 +91,17 @@ class Reader:
 
     # Elementwise
 
-    def _arguments(self, node: ir.Node, dims: Dims) -> tuple[Product, ...]:
-        return tuple(self._broadcast(v, dims) for v in node.inputs if v is not None)
+    def _arguments(
+        self, node: ir.Node, dims: Dims, *, through_linear: bool = False
+    ) -> tuple[Product, ...]:
+        given = (v for v in node.inputs if v is not None)
+        return tuple(self._broadcast(v, dims, through_linear=through_linear) for v in given)
 
-    def _broadcast(self, value: ir.Value, dims: Dims) -> Product:
+    def _broadcast(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
         sizes = self.shape(value)
         own = dims[len(dims) - len(sizes) :]
-        return self.read(
-            value,
-            tuple(() if set(s) == {1} else axes for s, axes in zip(sizes, own, strict=True)),
-        )
+        kept = (() if set(s) == {1} else axes for s, axes in zip(sizes, own, strict=True))
+        return self.read(value, tuple(kept), through_linear=through_linear)
 
     def _read_Identity(self, node: ir.Node, dims: Dims) -> Product:
         return self.read(_input(node, 0), dims)

@@ -183,7 +183,7 @@ class _Recogniser:
 
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
-    inputs = [_operand(writer, operand) for operand in rewrite.operands]
+    inputs = [_operand(writer, rewrite, operand) for operand in rewrite.operands]
     batch = writer.node("Shape", inputs[0], start=0, end=1)
     tokens = writer.node("Shape", inputs[0], start=1, end=2)
     inputs.append(writer.node("Expand", tokens, batch))
@@ -191,13 +191,24 @@ def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
     writer.nodes.append(node)
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
-    return writer.laid_out(node.outputs[0], rewrite.groups, dims)
+    output = node.outputs[0]
+    if rewrite.extra_channels:
+        output = writer.first_channels(output, _heads(rewrite), rewrite.extra_channels)
+    return writer.laid_out(output, rewrite.groups, dims)
 
 
-def _operand(writer: Writer, operand: Operand | NDArray[np.float64]) -> ir.Value:
+def _heads(rewrite: Rewrite) -> int:
+    return int(rewrite.attributes["num_heads"])
+
+
+def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
     if not isinstance(operand, Operand):
         return writer.constant(operand)
     if operand.weights.factors:
         return writer.plus_log(operand.formula, operand.weights, operand.groups)
+    if operand.beside:
+        return writer.side_by_side(
+            operand.formula, operand.groups, _heads(rewrite), operand.beside
+        )
     value = writer.tensor(operand.formula, operand.groups)
     return writer.floored(value) if operand.floored else value

@@ -146,6 +146,37 @@ class Writer:
         total = self.node("Add", self._product(product, order), log) if product.factors else log
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
+    def side_by_side(self, formula: Product, groups: Dims, num_heads: int, beside: Sequence[Product]) -> ir.Value:
+        """``[B, T, H (d + n)]``: a formula, and after each head's channels ``n`` others.
+
+        Args:
+            formula: of the axes of ``groups``.
+            groups: of ``[B, T, H d]``.
+            num_heads: H.
+            beside: formulas without the axes of the last group.
+        """
+        packed = self.tensor(formula, groups)
+        by_head = self.node("Reshape", packed, self.constant([0, 0, num_heads, -1]))
+        batch_and_tokens = self.node("Shape", packed, start=0, end=2)
+        rest = self.constant([num_heads, 1])
+        shape = self.node("Concat", batch_and_tokens, rest, axis=0)
+        apart = [axis for axes in flat_dims(groups[:2]) for axis in axes]
+        columns = []
+        for other in beside:
+            column = self._product(other, apart) if free(other) else self._product(other, [])
+            if free(other):
+                dims: Dims = tuple((axis,) for axis in apart)
+                column = self.laid_out(column, dims, (*groups[:2], (), ()))
+            columns.append(self.node("Expand", column, shape))
+        wide = self.node("Concat", by_head, *columns, axis=3)
+        return self.node("Reshape", wide, self.constant([0, 0, -1]))
+
+    def first_channels(self, value: ir.Value, num_heads: int, extra: int) -> ir.Value:
+        """``[B, T, H (d + n)]`` without the last ``extra`` channels of each head."""
+        by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, -1]))
+        start, end, axis = (self.constant([n]) for n in (0, -extra, 3))
+        return self.node("Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1]))
+
     def floored(self, value: ir.Value) -> ir.Value:
         """A tensor with -inf made the lowest logit there is."""
         lowest = -6e4 if self._dtype == np.float16 else -1e38
