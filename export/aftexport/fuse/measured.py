@@ -32,10 +32,12 @@ class Measured:
     """The values of a graph, as they came out of runs at different sizes.
 
     Attributes:
+        model: that was run.
         runs: by name, for the runs that tell axes apart.
         more: the same, at sizes on the edge.
     """
 
+    model: onnx.ModelProto
     runs: Sequence[Arrays]
     more: Sequence[Arrays]
 
@@ -70,6 +72,19 @@ class Measured:
             array = self.runs[0].get(str(value.name))
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
+    def alone(self, value: ir.Value, tokens: int) -> NDArray[np.generic] | None:
+        """A value at another length, where that runs; nothing else of the graph is computed."""
+        model = _with_outputs(self.model, [str(value.name)])
+        for batch, length in ((1, tokens), (tokens, 1)):
+            try:
+                engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+                array = _run(engine, self.model, batch, length, True)[str(value.name)]
+            except EngineError:
+                continue
+            if tokens in array.shape:
+                return array
+        return None
+
 
 def measure(model: onnx.ModelProto) -> Measured:
     """Runs a model at several sizes.
@@ -77,15 +92,8 @@ def measure(model: onnx.ModelProto) -> Measured:
     Raises:
         UnmeasurableError: with the runtime's reason.
     """
-    traced = onnx.ModelProto()
-    traced.CopyFrom(model)
-    known = {output.name for output in model.graph.output}
-    for node in model.graph.node:
-        for name in node.output:
-            if name and name not in known:
-                known.add(name)
-                traced.graph.output.append(onnx.ValueInfoProto(name=name))
-    del traced.graph.value_info[:]
+    names = [name for node in model.graph.node for name in node.output if name]
+    traced = _with_outputs(model, names)
     try:
         engine = OnnxRuntimeEngine(traced.SerializeToString(), threads=1, fused=False)
     except (EngineError, ValueError) as error:
@@ -105,8 +113,17 @@ def measure(model: onnx.ModelProto) -> Measured:
                 more.append(_run(engine, model, batch, tokens, names_matter))
             except EngineError:
                 continue  # not every model takes one token, or 33
-        return Measured(runs, more)
+        return Measured(model, runs, more)
     raise UnmeasurableError(reason)
+
+
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.output[:]
+    del changed.graph.value_info[:]
+    changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return changed
 
 
 def _run(

@@ -18,6 +18,7 @@ from onnx.reference.op_run import OpRun
 
 from aftexport.domain import DOMAIN
 from aftexport.fuse.measured import Arrays, Measured
+from aftexport.fuse.reading import rests_on_inputs
 from aftexport.operators import OnnxOperator
 
 RELATIVE = 1e-9
@@ -236,7 +237,7 @@ def _cases(
             random = np.random.default_rng([index, place])
             if measured.is_float(value):
                 feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
-            elif given.dtype.kind == "b":
+            elif given.dtype.kind == "b" and rests_on_inputs(value):
                 feeds[str(value.name)] = _mask(random, given) if index else given
             else:
                 feeds[str(value.name)] = given

@@ -6,11 +6,12 @@
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
-from aftexport.fuse.axes import Axis, Dims, flat
+from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import (
     Factor,
@@ -30,6 +31,7 @@ from aftexport.fuse.pattern import (
     sums,
     without,
 )
+from aftexport.fuse.reading import rests_on_inputs
 
 
 @dataclass(frozen=True)
@@ -189,19 +191,11 @@ def _evaluate(
     result = np.array(product.coefficient * np.exp(product.exponent))
     for atom, power in product.factors:
         given: NDArray[np.float64] | None = None
-        if isinstance(atom, Leaf):
-            given = _laid_out(atom, order, measured)
-        elif isinstance(atom, Exp):
+        if isinstance(atom, Exp):
             inner = _evaluate(atom.argument, order, measured)
             given = None if inner is None else np.exp(inner)
-        elif isinstance(atom, Plus):
-            terms = [_evaluate(term, order, measured) for term in atom.terms]
-            if all(term is not None for term in terms):
-                given = sum(terms)  # type: ignore[arg-type]
-        elif isinstance(atom, Function) and atom.name == "Where":
-            condition, yes, no = (_evaluate(a, order, measured) for a in atom.arguments)
-            if condition is not None and yes is not None and no is not None:
-                given = np.where(condition != 0, yes, no)
+        elif isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
+            given = _laid_out(atom.value, atom.dims, order, measured)
         if given is None:
             return None
         try:
@@ -212,33 +206,35 @@ def _evaluate(
 
 
 def _laid_out(
-    leaf: Leaf, order: tuple[Axis, ...], measured: Measured
+    value: ir.Value, dims: Dims, order: tuple[Axis, ...], measured: Measured
 ) -> NDArray[np.float64] | None:
-    array = _whole(leaf, measured)
-    if array is None or any(len(flat(axes)) > 1 for axes in leaf.dims):
+    array = whole(value, measured)
+    dims = flat_dims(dims)
+    own = [axes[0] for axes in dims if axes]
+    if array is None or any(len(axes) > 1 for axes in dims) or set(own) - set(order):
         return None
-    own = [flat(axes)[0] for axes in leaf.dims if flat(axes)]
-    if set(own) - set(order):
-        return None
-    array = array.astype(np.float64).reshape([n for n, d in zip(array.shape, leaf.dims, strict=True) if flat(d)])
+    sizes = dict(zip(own, (n for n, axes in zip(array.shape, dims, strict=True) if axes), strict=True))
+    array = array.astype(np.float64).reshape([sizes[axis] for axis in own])
     array = array.transpose([own.index(axis) for axis in order if axis in own])
-    return array.reshape([array.shape[[a for a in order if a in own].index(axis)] if axis in own else 1 for axis in order])
+    return array.reshape([sizes.get(axis, 1) for axis in order])
 
 
-def _whole(leaf: Leaf, measured: Measured) -> NDArray[np.generic] | None:
-    """A constant, or the constant whose corner a slice is in every run."""
-    array = measured.constant(leaf.value)
-    if array is not None:
+def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
+    """A constant, or what a corner is cut out of for the length of the document."""
+    array = measured.constant(value)
+    if array is not None or rests_on_inputs(value):
         return array
-    node, name = leaf.value.producer(), str(leaf.value.name)
-    while node is not None and node.op_type == "Slice":
-        source = node.inputs[0]
-        array = measured.constant(source)
-        if array is not None:
-            for run in (*measured.runs, *measured.more):
-                corner = tuple(slice(0, n) for n in run[name].shape)
-                if array.ndim != run[name].ndim or not np.array_equal(array[corner], run[name]):
-                    return None
-            return array
-        node = source.producer() if source is not None else None
+    for tokens in {n for constant in _constants(value, measured) for n in constant.shape if n > 1}:
+        array = measured.alone(value, tokens)
+        if array is not None and tokens == max(array.shape):
+            runs = [run[str(value.name)] for run in (*measured.runs, *measured.more)]
+            if all(np.array_equal(array[tuple(map(slice, r.shape))], r) for r in runs):
+                return array
     return None
+
+
+def _constants(value: ir.Value, measured: Measured) -> list[NDArray[np.generic]]:
+    array, node = measured.constant(value), value.producer()
+    if array is not None or node is None:
+        return [array] if array is not None else []
+    return [c for v in node.inputs if v is not None for c in _constants(v, measured)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from aftexport.fuse.algebra import Atom, Over, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
-from aftexport.fuse.mechanisms._weighted_mean import _whole
+from aftexport.fuse.mechanisms._weighted_mean import whole
 from aftexport.fuse.algebra import Leaf, Exp
 from aftexport.fuse.mechanisms.efficient_attention import heads_of
 from aftexport.fuse.pattern import (
@@ -129,7 +129,7 @@ def _is_lower(subject: Subject, atom: Atom) -> bool:
     """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
     if not isinstance(atom, Leaf):
         return False
-    array = _whole(atom, subject.measured)
+    array = whole(atom.value, subject.measured)
     axes = [flat(dim) for dim in atom.dims if flat(dim)]
     if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
         return False
