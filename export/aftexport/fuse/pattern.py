@@ -196,13 +196,13 @@ def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
     for maximum in subject.reader.maxima:
         axes = flat(maximum.axes)
         exponentials = algebra.exponential(maximum.body)
-        for total in denominators:
-            (summed, *more) = flat(total.axes)
-            if more or len(axes) != 1 or axes[0].sizes != summed.sizes:
-                continue
-            if within(substitute(exponentials, {axes[0]: summed}), total.body):
-                break
-        else:
+        fits = (
+            within(substitute(exponentials, names), total.body)
+            for total in denominators
+            if len(flat(total.axes)) == len(axes)
+            for names in renamings(axes, flat(total.axes))
+        )
+        if not any(fits):
             raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
 
 
@@ -345,28 +345,30 @@ def _channel_dim(value: ir.Value, rank: int) -> int | None:
     return None
 
 
-def check_tokens(subject: Subject, tokens: Sequence[Axis], summed: Axis, keys: Product) -> None:
-    """Raises NearMissError unless the summed axis can only be that of the tokens.
+def check_tokens(
+    subject: Subject, tokens: Sequence[Axis], summed: Sequence[Axis], keys: Product
+) -> None:
+    """Raises NearMissError unless the summed axes can only be those of the tokens.
 
     Args:
         subject: the value.
         tokens: the axes of the query's positions.
-        summed: the axis of the key's.
-        keys: what depends on it.
+        summed: the axes of the key's.
+        keys: what depends on them.
     """
     dims = flat_dims(subject.dims)
     if set(dims[0]) & set(tokens):
         raise NearMissError("the mean is over the first axis, which may be the batch")
     channels = channel_axes(keys)
-    if summed in channels:
+    if channels & set(summed):
         raise NearMissError("the mean is over the channels")
-    if not summed.is_fixed:
+    if not all(axis.is_fixed for axis in summed):
         return
     if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
-        raise NearMissError(f"the mean is over an axis of always {summed.sizes[0]}, no tokens")
+        raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
     for atom, _ in keys.factors:
         inner = algebra.sole(atom.argument) if isinstance(atom, Exp) else atom
-        if isinstance(inner, Leaf) and not channels and summed in flat(inner.dims[-1]):
+        if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
             raise NearMissError("the mean is over the last axis, which may be the channels")
 
 

@@ -44,7 +44,7 @@ class WeightedMean:
         biases: those that do, on nothing but the two positions.
         value: what is averaged.
         outer: what the mean is multiplied by.
-        summed: axis of the keys' positions.
+        summed: axes of the keys' positions.
         tokens: axes of the queries'.
         batch: axes that are packed into the first dim.
         channels: axes that are packed into the last.
@@ -56,7 +56,7 @@ class WeightedMean:
     biases: Product
     value: Product
     outer: Product
-    summed: Axis
+    summed: tuple[Axis, ...]
     tokens: tuple[Axis, ...]
     batch: tuple[Axis, ...]
     channels: tuple[Axis, ...]
@@ -73,19 +73,19 @@ class WeightedMean:
         weights = without(self.keys, exponentials)
         logits = logits_of(exponentials)
         floored = holds_infinity(logits, self.subject.measured)
-        return Operand(logits, self.groups((self.summed,)), weights, floored)
+        return Operand(logits, self.groups(self.summed), weights, floored)
 
     @property
     def value_operand(self) -> Operand:
         """The values."""
-        return Operand(self.value, self.groups((self.summed,)))
+        return Operand(self.value, self.groups(self.summed))
 
     @property
     def gating(self) -> tuple[str, Operand] | None:
         """The gate and its query; ``none`` where there is nothing outside the mean."""
         factors = self.outer.factors
         if not factors:
-            return "none", Operand(self.value, self.groups((self.summed,)))
+            return "none", Operand(self.value, self.groups(self.summed))
         found = gate(self.subject, list(factors))
         return (found[0], Operand(found[1], self.groups(self.tokens))) if found else None
 
@@ -93,11 +93,11 @@ class WeightedMean:
 def weighted_mean(subject: Subject) -> WeightedMean | None:
     """Takes the formula of a subject apart; raises NearMissError."""
     formula = subject.formula
-    numerators = [n for n in sums(formula.factors, 1.0) if len(flat(n.axes)) == 1]
-    if len(sums(formula.factors, 1.0)) != 1 or len(numerators) != 1:
+    numerators = sums(formula.factors, 1.0)
+    if len(numerators) != 1:
         return None
     (numerator,) = numerators
-    (summed,) = flat(numerator.axes)
+    summed = flat(numerator.axes)
     if not any(isinstance(atom, Exp) and p > 0 for atom, p in numerator.body.factors):
         return None
     denominators = sums(formula.factors, -1.0)
@@ -109,39 +109,37 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     if len(denominators) != 1:
         return None
-    found = aligned(denominators[0], numerator.body, (summed,))
-    if found is None:
+    found = aligned(denominators[0], numerator.body, summed)
+    if found is None or found[1] != set(summed):
         raise NearMissError("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)
-    if summed not in free(value):
+    if not set(summed) <= free(value):
         return None
     return _with_roles(subject, denominators[0], weights, value, summed)
 
 
 def _with_roles(
-    subject: Subject, denominator: Over, weights: Product, value: Product, summed: Axis
+    subject: Subject, denominator: Over, weights: Product, value: Product, summed: tuple[Axis, ...]
 ) -> WeightedMean | None:
     formula = subject.formula
     tokens = tuple(axis for axis in subject.axes if axis not in free(value))
     biases, keys = by_dependence(weights, set(tokens))
     reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
     biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
-    if not keys.factors or not free(keys) - {summed}:
-        return None  # attention of another kind: its weights are no function of a key's channels
+    if not keys.factors or free(keys) != free(value):
+        return None  # attention of another kind: its weights are not of each key channel
     if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
         return None  # logits that are products of queries and keys
     if not tokens:
         return None  # pooling: one row for all tokens
     refuse_clamped(keys)
     refuse_clamped(biases)
-    strange = free(biases) - {summed} - set(tokens)
+    strange = free(biases) - {*summed, *tokens}
     if strange:
         raise NearMissError("the position bias depends on more than two positions")
-    if not same_size(tokens, (summed,)):
+    if not same_size(tokens, summed):
         raise NearMissError("queries and keys are of different sequences")
-    if free(value) != free(keys):
-        raise NearMissError("keys and values do not have the same axes")
     check_maxima(subject, [denominator])
     outer = tuple(
         (atom, p)
@@ -175,9 +173,9 @@ def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
 
     A graph for any length cuts a corner out of a larger constant; the constant is what is given.
     """
-    if len(mean.tokens) != 1:
+    if len(mean.tokens) != 1 or len(mean.summed) != 1:
         return None
-    order = (mean.tokens[0], mean.summed)
+    order = (mean.tokens[0], mean.summed[0])
     full = _evaluate(mean.biases, order, mean.subject.measured)
     if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
         return None

@@ -26,7 +26,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
         logits = logits_of(exponentials)
         operand = Operand(
             logits,
-            (mean.tokens, (mean.summed,)),
+            (mean.tokens, mean.summed),
             without(mean.biases, exponentials),
             holds_infinity(logits, mean.subject.measured),
         )
@@ -34,7 +34,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
         "aft_full",
         "CausalAftFull" if causal else "AftFull",
         [gating[1], mean.key_operand, mean.value_operand, operand],
-        mean.groups(mean.tokens if gating[0] != "none" else mean.tokens),
+        mean.groups(mean.tokens),
         {"gate": gating[0], "precision": "fp32"},
     )
 

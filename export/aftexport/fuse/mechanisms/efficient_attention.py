@@ -4,7 +4,7 @@
 """
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Exp, Over, Product, free
+from aftexport.fuse.algebra import Exp, Product, free
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.pattern import (
     NearMissError,
@@ -42,10 +42,10 @@ def match(subject: Subject) -> Rewrite | None:
     if queries is None or keys is None or queries[1] & keys[1]:
         raise NearMissError("a softmax is over another axis than the product that reads it")
     query, channels = queries
-    key, (summed, *more) = keys[0], keys[1]
+    key, summed = keys[0], tuple(a for a in bound if a in keys[1])
     value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
     roles = _roles(subject, query, key, value, channels, summed)
-    if more or roles is None:
+    if roles is None:
         raise NearMissError("query, key and value do not share heads and tokens as they should")
     tokens, heads, batch, wide = roles
     refuse_clamped(key)
@@ -61,8 +61,8 @@ def match(subject: Subject) -> Rewrite | None:
         "EfficientAttention",
         [
             Operand(query_logits, (batch, tokens, (*heads, *order)), floored=holds_infinity(query_logits, measured)),
-            Operand(key_logits, (batch, (summed,), (*heads, *order)), floored=holds_infinity(key_logits, measured)),
-            Operand(Product(value.factors), (batch, (summed,), (*heads, *wide))),
+            Operand(key_logits, (batch, summed, (*heads, *order)), floored=holds_infinity(key_logits, measured)),
+            Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
         {"num_heads": size_of(heads), "normalization": "softmax", "scale": scale},
@@ -77,7 +77,7 @@ Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, 
 
 
 def _roles(
-    subject: Subject, query: Product, key: Product, value: Product, channels: set[Axis], summed: Axis
+    subject: Subject, query: Product, key: Product, value: Product, channels: set[Axis], summed: tuple[Axis, ...]
 ) -> Roles | None:
     """The axes of tokens, heads, batch and value channels."""
     axes = subject.axes
@@ -86,16 +86,16 @@ def _roles(
     shared = tuple(a for a in axes if a not in tokens and a not in wide)
     fits = (
         free(query) == {*tokens, *shared, *channels}
-        and free(key) == {summed, *shared, *channels}
-        and free(value) == {summed, *shared, *wide}
+        and free(key) == {*summed, *shared, *channels}
+        and free(value) == {*summed, *shared, *wide}
         and tokens
         and wide
         and all(a.is_fixed for a in (*wide, *channels))
     )
     if not fits:
         return None
-    if not same_size(tokens, (summed,)):
-        raise NearMissError("queries and keys are of different sequences")
+    if not same_size(tokens, summed):
+        raise NearMissError("there are not as many keys as queries, as where heads share keys")
     if size_of(wide) != size_of(channels):
         raise NearMissError("heads of keys and of values differ in width")
     batch, heads = heads_of(subject, shared)
@@ -111,7 +111,3 @@ def heads_of(
     batch, heads = packed(subject, shared)
     return batch, heads
 
-
-def total_of(atom: object) -> Over | None:
-    """A sum, if it is one."""
-    return atom if isinstance(atom, Over) else None

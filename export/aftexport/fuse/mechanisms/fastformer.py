@@ -25,6 +25,7 @@ from aftexport.fuse.pattern import (
     aligned,
     check_maxima,
     check_tokens,
+    leaves,
     logits_of,
     same_size,
     size_of,
@@ -57,7 +58,9 @@ class _Logits:
 def match(subject: Subject) -> Rewrite | None:
     """See ``Pattern``."""
     poolings = _poolings(subject)
-    if poolings is None:
+    if len(poolings) == 1:
+        _refuse_pooled_keys(subject, poolings[0])
+    if len(poolings) != 2:
         return None
     axes = subject.axes
     outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Over))
@@ -68,7 +71,7 @@ def match(subject: Subject) -> Rewrite | None:
     if not outside or not tokens or not channels:
         return None
     batch, heads_only = heads_of(subject, tuple(heads))
-    for first, second in (poolings, poolings[::-1]):
+    for first, second in ((poolings[0], poolings[1]), (poolings[1], poolings[0])):
         alpha = _logits(subject, first, first.pooled, heads_only, channels)
         if alpha is not None:
             break
@@ -80,7 +83,7 @@ def match(subject: Subject) -> Rewrite | None:
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
         raise NearMissError("queries and keys are of different sequences")
     check_maxima(subject, [p.total for p in poolings])
-    check_tokens(subject, tokens, first.summed, first.pooled)
+    check_tokens(subject, tokens, (first.summed,), first.pooled)
     return _rewrite(subject, value, first, second, alpha, beta, (batch, tokens, heads_only, channels))
 
 
@@ -133,23 +136,39 @@ def _with_row(
     return wide.reshape(heads * (width + 2), heads)
 
 
-def _poolings(subject: Subject) -> tuple[_Pooling, _Pooling] | None:
+def _poolings(subject: Subject) -> list[_Pooling]:
     factors = subject.formula.factors
     numerators, denominators = sums(factors, 1.0), sums(factors, -1.0)
-    if len(numerators) != 2 or len(denominators) != 2:
-        return None
+    if len(numerators) != len(denominators) or not 1 <= len(numerators) <= 2:
+        return []
     found = []
     for numerator in numerators:
         bound = flat(numerator.axes)
         if len(bound) != 1:
-            return None
+            return []
         for total in denominators:
             part = aligned(total, numerator.body, bound)
             if part is not None:
                 formula = times(one(numerator), Product(((total, -1.0),)))
                 pooled = without(numerator.body, part[0])
                 found.append(_Pooling(logits_of(part[0]), pooled, bound[0], formula, total))
-    return (found[0], found[1]) if len(found) == 2 else None
+    return found if len(found) == len(numerators) else []
+
+
+def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
+    """Raises NearMissError where the logits are of keys times a pooled query, and keys are pooled."""
+    for value in leaves(pooling.logits):
+        reader = Reader(subject.measured)
+        formula = reader.read(value, reader.new_dims(value), through_linear=True)
+        for total in _totals(formula):
+            if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
+                raise NearMissError("the second pooling is of other keys than its logits")
+
+
+def _totals(formula: Product) -> list[Over]:
+    atom = algebra.sole(formula)
+    terms = atom.terms if isinstance(atom, Plus) else (formula,)
+    return [total for term in terms for total in sums(term.factors, 1.0)]
 
 
 def _logits(

@@ -70,11 +70,11 @@ def _with_roles(
     reach = [a for a, _ in weights.factors if isinstance(a, UpTo)]
     reach += [a for a, _ in weights.factors if _is_lower(subject, a)]
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
-    summed = [a for a in bound if a in free(value)]
+    summed = tuple(a for a in bound if a in free(value))
     channels = [a for a in bound if a not in free(value)]
-    if len(summed) != 1 or not channels or len(features.factors) < 2:
+    if not summed or not channels or len(features.factors) < 2:
         return None
-    key_factors = [f for f in features.factors if summed[0] in free(one(f[0]))]
+    key_factors = [f for f in features.factors if set(summed) & free(one(f[0]))]
     query_factors = [f for f in features.factors if f not in key_factors]
     if any(isinstance(atom, Exp) for atom, _ in features.factors):
         return None  # softmax features are other mechanisms
@@ -86,8 +86,8 @@ def _with_roles(
     shared = tuple(a for a in axes if a not in tokens and a not in wide)
     fits = (
         free(query) == {*tokens, *shared, *channels}
-        and free(key) == {summed[0], *shared, *channels}
-        and free(value) == {summed[0], *shared, *wide}
+        and free(key) == {*summed, *shared, *channels}
+        and free(value) == {*summed, *shared, *wide}
         and tokens
         and wide
         and all(a.is_fixed for a in (*wide, *channels))
@@ -95,13 +95,13 @@ def _with_roles(
     if not fits:
         return None
     if not same_size(tokens, summed):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissError("there are not as many keys as queries, as where heads share keys")
     if size_of(wide) != size_of(channels):
         raise NearMissError("heads of keys and of values differ in width")
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
-    check_tokens(subject, tokens, summed[0], mapped[1][1])
+    check_tokens(subject, tokens, summed, mapped[1][1])
     batch, heads = heads_of(subject, shared)
     coefficient = subject.formula.coefficient
     if eps < 0.0 or not np.isclose(coefficient, 1.0, rtol=1e-12):
@@ -111,8 +111,8 @@ def _with_roles(
         "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
         [
             Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
-            Operand(mapped[1][1], (batch, tuple(summed), (*heads, *channels))),
-            Operand(value, (batch, tuple(summed), (*heads, *wide))),
+            Operand(mapped[1][1], (batch, summed, (*heads, *channels))),
+            Operand(value, (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
         {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": eps},
