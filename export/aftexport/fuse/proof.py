@@ -94,9 +94,7 @@ def part_of(
         array = (new_constants or {}).get(of, measured.constant(of))
         if array is not None:
             constants[str(of.name)] = array
-        elif of in cut or of.producer() is None:
-            inputs[of] = None
-        elif measured.has(of) and not measured.is_float(of) and not rests_on_ends(of):
+        elif of in cut or of.producer() is None or (measured.has(of) and not measured.is_float(of) and not rests_on_ends(of)):
             inputs[of] = None
         else:
             node = of.producer()
@@ -112,7 +110,9 @@ def part_of(
     return Part(list(nodes), constants, list(inputs), str(value.name))
 
 
-def runner(part: Part, opset: int, operator: Callable[..., Array] | None = None) -> ReferenceEvaluator:
+def runner(
+    part: Part, opset: int, operator: Callable[..., Array] | None = None
+) -> ReferenceEvaluator:
     """Runs a part in float64; ``operator`` computes the one node of our domain."""
     protos = [_double(ir.to_proto(node)) for node in part.nodes]
     constants = {name: _widened(array) for name, array in part.constants.items()}
@@ -136,9 +136,7 @@ def runner(part: Part, opset: int, operator: Callable[..., Array] | None = None)
     return ReferenceEvaluator(model, new_ops=implementations)
 
 
-def _implementation(
-    operator: Callable[..., Array], nodes: Sequence[onnx.NodeProto]
-) -> type[OpRun]:
+def _implementation(operator: Callable[..., Array], nodes: Sequence[onnx.NodeProto]) -> type[OpRun]:
     def run(self: OpRun, *inputs: Array, **_: object) -> tuple[Array]:
         return (operator(*inputs),)
 

@@ -16,9 +16,7 @@ from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh, regroup
 from aftexport.fuse.measured import Measured
 
 ELEMENTWISE = frozenset(
-    "Abs And Ceil Celu Clip Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid "
-    "HardSwish LeakyRelu Less LessOrEqual Log Max Min Mish Mod Not Or Pow Relu Round Selu Sigmoid "
-    "Sign Softplus Softsign Sqrt Swish Tanh ThresholdedRelu Where Xor".split()
+    ["Abs", "And", "Ceil", "Celu", "Clip", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Not", "Or", "Pow", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu", "Where", "Xor"]
 )
 """Operators that work on each entry alone, with broadcasting."""
 
@@ -373,4 +371,3 @@ def _other(node: ir.Node, value: ir.Value) -> ir.Value:
 def _named(node: ir.Node) -> str:
     given: dict[str, Any] = {name: a.value for name, a in sorted(node.attributes.items())}
     return node.op_type + (str(given) if given else "")
-

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
 from aftexport.fuse.axes import Dims, LayoutError
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
@@ -22,10 +23,10 @@ from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 
 _ENDS = frozenset(
-    "Add Cast Div Einsum Expand Flatten MatMul Mul ReduceSum Reshape Squeeze Transpose Unsqueeze".split()
+    ["Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum", "Reshape", "Squeeze", "Transpose", "Unsqueeze"]
 )
 """What the last node of a mechanism may be."""
-_SIGNS = frozenset("Exp Softmax Elu Relu Where Max LogSoftmax ReduceLogSumExp".split())
+_SIGNS = frozenset(["Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp"])
 """Without any of these in it, a graph has no mechanism."""
 
 
@@ -67,11 +68,19 @@ class NearMiss:
 
 @dataclass
 class Recognition:
-    """What was found in a graph; ``unexamined`` says why it could not be looked at."""
+    """What was found in a graph.
+
+    Attributes:
+        matches: what was rewritten, in the order of the graph.
+        near_misses: what was not, though it resembles a mechanism.
+        unexamined: why the graph could not be looked at.
+        measured: the values of the graph before; None where there was nothing to look for.
+    """
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     unexamined: str = ""
+    measured: Measured | None = None
 
 
 def recognise(model: ir.Model) -> Recognition:
@@ -92,7 +101,7 @@ class _Recogniser:
         self._opset = model.opset_imports[""]
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
-        self._result = Recognition()
+        self._result = Recognition(measured=measured)
 
     def run(self) -> Recognition:
         for node in reversed(list(self._model.graph)):
@@ -128,9 +137,7 @@ class _Recogniser:
             except (LayoutError, ArithmeticError, ValueError):
                 continue  # no formula can be made of it
 
-    def _replace(
-        self, value: ir.Value, dims: Dims, rewrite: Rewrite, ends: list[ir.Value]
-    ) -> None:
+    def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, ends: list[ir.Value]) -> None:
         """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
         dtype = self._measured.dtype(value)
         if dtype == np.float64:
@@ -179,6 +186,7 @@ class _Recogniser:
         last = value.producer()
         assert last is not None
         self._model.graph.insert_after(last, writer.nodes)
+        self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
 
 
@@ -207,8 +215,6 @@ def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.flo
     if operand.weights.factors:
         return writer.plus_log(operand.formula, operand.weights, operand.groups)
     if operand.beside:
-        return writer.side_by_side(
-            operand.formula, operand.groups, _heads(rewrite), operand.beside
-        )
+        return writer.side_by_side(operand.formula, operand.groups, _heads(rewrite), operand.beside)
     value = writer.tensor(operand.formula, operand.groups)
     return writer.floored(value) if operand.floored else value

@@ -146,7 +146,9 @@ class Writer:
         total = self.node("Add", self._product(product, order), log) if product.factors else log
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
-    def side_by_side(self, formula: Product, groups: Dims, num_heads: int, beside: Sequence[Product]) -> ir.Value:
+    def side_by_side(
+        self, formula: Product, groups: Dims, num_heads: int, beside: Sequence[Product]
+    ) -> ir.Value:
         """``[B, T, H (d + n)]``: a formula, and after each head's channels ``n`` others.
 
         Args:
@@ -175,7 +177,9 @@ class Writer:
         """``[B, T, H (d + n)]`` without the last ``extra`` channels of each head."""
         by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, -1]))
         start, end, axis = (self.constant([n]) for n in (0, -extra, 3))
-        return self.node("Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1]))
+        return self.node(
+            "Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1])
+        )
 
     def floored(self, value: ir.Value) -> ir.Value:
         """A tensor with -inf made the lowest logit there is."""

@@ -1,6 +1,6 @@
 """What the AFT mechanisms have in common: a mean of values, weighted channel by channel.
 
-    G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
 
 from dataclasses import dataclass
@@ -211,7 +211,9 @@ def _laid_out(
     own = [axes[0] for axes in dims if axes]
     if array is None or any(len(axes) > 1 for axes in dims) or set(own) - set(order):
         return None
-    sizes = dict(zip(own, (n for n, axes in zip(array.shape, dims, strict=True) if axes), strict=True))
+    sizes = dict(
+        zip(own, (n for n, axes in zip(array.shape, dims, strict=True) if axes), strict=True)
+    )
     array = array.astype(np.float64).reshape([sizes[axis] for axis in own])
     array = array.transpose([own.index(axis) for axis in order if axis in own])
     return array.reshape([sizes.get(axis, 1) for axis in order])

@@ -1,14 +1,14 @@
 """AFT-full, by its formula:
 
-    gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.fuse.algebra import Exp, Product
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.pattern import LOWEST, Operand, Rewrite, holds_infinity, logits_of, without
-from aftexport.fuse.algebra import Exp, Product
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:

@@ -1,6 +1,6 @@
 """AFT-simple, by its formula; a mean without a gate is pooling, and is left alone:
 
-    gate(Q[b,t,c]) * sum_u softmax_u(K[b,u,c]) V[b,u,c]
+gate(Q[b,t,c]) * sum_u softmax_u(K[b,u,c]) V[b,u,c]
 """
 
 import numpy as np

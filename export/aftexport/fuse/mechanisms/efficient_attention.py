@@ -1,9 +1,8 @@
 """Efficient Attention, by its formula; the other axes are another function:
 
-    scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
+scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
 
-from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Exp, Product, free
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.pattern import (
@@ -60,8 +59,16 @@ def match(subject: Subject) -> Rewrite | None:
         "efficient_attention",
         "EfficientAttention",
         [
-            Operand(query_logits, (batch, tokens, (*heads, *order)), floored=holds_infinity(query_logits, measured)),
-            Operand(key_logits, (batch, summed, (*heads, *order)), floored=holds_infinity(key_logits, measured)),
+            Operand(
+                query_logits,
+                (batch, tokens, (*heads, *order)),
+                floored=holds_infinity(query_logits, measured),
+            ),
+            Operand(
+                key_logits,
+                (batch, summed, (*heads, *order)),
+                floored=holds_infinity(key_logits, measured),
+            ),
             Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
@@ -77,7 +84,12 @@ Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, 
 
 
 def _roles(
-    subject: Subject, query: Product, key: Product, value: Product, channels: set[Axis], summed: tuple[Axis, ...]
+    subject: Subject,
+    query: Product,
+    key: Product,
+    value: Product,
+    channels: set[Axis],
+    summed: tuple[Axis, ...],
 ) -> Roles | None:
     """The axes of tokens, heads, batch and value channels."""
     axes = subject.axes
@@ -110,4 +122,3 @@ def heads_of(
         return shared, ()
     batch, heads = packed(subject, shared)
     return batch, heads
-

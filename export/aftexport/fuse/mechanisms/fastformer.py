@@ -84,7 +84,9 @@ def match(subject: Subject) -> Rewrite | None:
         raise NearMissError("queries and keys are of different sequences")
     check_maxima(subject, [p.total for p in poolings])
     check_tokens(subject, tokens, (first.summed,), first.pooled)
-    return _rewrite(subject, value, first, second, alpha, beta, (batch, tokens, heads_only, channels))
+    return _rewrite(
+        subject, value, first, second, alpha, beta, (batch, tokens, heads_only, channels)
+    )
 
 
 def _rewrite(
@@ -106,7 +108,9 @@ def _rewrite(
         zero, full = algebra.number(0.0), algebra.ONE
         # The masks are read with the key's positions; operands have one name for them each.
         beside = [(alpha.mask, full), (zero, beta.mask), (zero, zero)]
-        weights = [_with_row(w, num_heads, width, row) for w, row in zip(weights, (0, 1), strict=True)]
+        weights = [
+            _with_row(w, num_heads, width, row) for w, row in zip(weights, (0, 1), strict=True)
+        ]
         extra = 2
     scale = np.sqrt(width + extra)
     packed_channels = (*heads, *channels)
@@ -126,9 +130,7 @@ def _rewrite(
     )
 
 
-def _with_row(
-    weight: NDArray[np.float64], heads: int, width: int, row: int
-) -> NDArray[np.float64]:
+def _with_row(weight: NDArray[np.float64], heads: int, width: int, row: int) -> NDArray[np.float64]:
     """Weights with two rows more for each head, one of which adds to that head's logit."""
     wide = np.zeros((heads, width + 2, heads))
     wide[:, :width] = weight.reshape(heads, width, heads)
@@ -226,13 +228,21 @@ def _weight(
 
 
 def _same_input(
-    total: Over, weight: Leaf, expected: Product, heads: tuple[Axis, ...], channels: tuple[Axis, ...]
+    total: Over,
+    weight: Leaf,
+    expected: Product,
+    heads: tuple[Axis, ...],
+    channels: tuple[Axis, ...],
 ) -> tuple[Axis, ...] | None:
     """The axes of ``weight`` that stand for heads and channels of ``expected``, if it weighs that."""
     outputs = {*heads} & free(one(weight))
     inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
     for own in ((*heads, *channels), channels):
-        if len(inputs) == 1 and len(own) > 1 and inputs[0].sizes == (size_of(own),) * len(inputs[0].sizes):
+        if (
+            len(inputs) == 1
+            and len(own) > 1
+            and inputs[0].sizes == (size_of(own),) * len(inputs[0].sizes)
+        ):
             inputs[0].parts = tuple(Axis(a.sizes) for a in own)
             inputs = inputs[0].parts
         if [a.sizes for a in inputs] != [a.sizes for a in own]:

@@ -1,14 +1,13 @@
 """Linear attention, by its formula, with or without eps; causal, sums run up to u = t:
 
-    sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
+sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
 """
 
 import numpy as np
 
-from aftexport.fuse.algebra import Atom, Over, Product, UpTo, free, one
+from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._weighted_mean import whole
-from aftexport.fuse.algebra import Leaf, Exp
 from aftexport.fuse.mechanisms.efficient_attention import heads_of
 from aftexport.fuse.pattern import (
     Factor,
@@ -135,4 +134,6 @@ def _is_lower(subject: Subject, atom: Atom) -> bool:
         return False
     matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
     first_is_query = axes[0][0] in subject.axes
-    return bool(np.array_equal(matrix if first_is_query else matrix.T, np.tril(np.ones_like(matrix))))
+    return bool(
+        np.array_equal(matrix if first_is_query else matrix.T, np.tril(np.ones_like(matrix)))
+    )
