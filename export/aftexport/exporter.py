@@ -316,7 +316,8 @@ def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced)
     if logits.ndim != 2:
         raise TraceError(
             f"The model puts out a tensor of shape {logits.shape}.",
-            "Export a classifier: logits [batch, classes].",
+            "Export a classifier, logits [batch, classes]; any other model by torch.onnx.export, "
+            "and run aftexport fuse.",
         )
     count = logits.shape[1]
     names = given if given is not None else checkpoint.labels

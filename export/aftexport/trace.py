@@ -109,10 +109,8 @@ def capture(
     except Exception as error:
         if max_tokens is None and (bound := _learned_length(str(error))) is not None:
             return capture(model, dtype=dtype, max_tokens=bound)
-        raise TraceError(
-            f"torch.export cannot capture the model for every batch and length: {_first(error)}",
-            "Take branches on shapes and values out of forward, or bound --max-length.",
-        ) from error
+        problem = f"torch.export cannot capture the model for every batch and length: {_first(error)}"
+        raise TraceError(problem, _remedy(model, str(error))) from error
 
 
 class _OfIds(nn.Module):
@@ -136,6 +134,21 @@ def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
         and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         and all(p.default is not p.empty or p.kind in variable for p in rest)
     )
+
+
+def _remedy(model: nn.Module, complaint: str) -> str:
+    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return (
+            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
+            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+        )
+    if "data is not allocated" in complaint:
+        return (
+            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
+            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
+            "self.wbias * band: AFT-local is recognised there."
+        )
+    return "Take branches on shapes and values out of forward, or bound --max-length."
 
 
 def _learned_length(complaint: str) -> int | None:

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.measured import Measured
@@ -148,12 +147,13 @@ def _with_roles(
     )
     others = [axis for axis in subject.axes if axis not in tokens]
     batch, channels = packed(subject, others)
-    coefficient = formula.coefficient * float(np.exp(formula.exponent))
+    if not np.isclose(formula.coefficient * np.exp(formula.exponent), 1.0, rtol=1e-12):
+        raise NearMissError("the mean is scaled, as where it is divided by the number of tokens")
     return WeightedMean(
         subject,
         keys,
         biases,
-        algebra.scaled(value, coefficient),
+        value,
         Product(outer),
         summed,
         tokens,
