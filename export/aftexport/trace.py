@@ -109,8 +109,10 @@ def capture(
     except Exception as error:
         if max_tokens is None and (bound := _learned_length(str(error))) is not None:
             return capture(model, dtype=dtype, max_tokens=bound)
-        problem = f"torch.export cannot capture the model for every batch and length: {_first(error)}"
-        raise TraceError(problem, _remedy(model, str(error))) from error
+        raise TraceError(
+            f"torch.export cannot capture the model for every batch and length: {_first(error)}",
+            _remedy(model, str(error)),
+        ) from error
 
 
 class _OfIds(nn.Module):
@@ -127,12 +129,12 @@ class _OfIds(nn.Module):
 
 def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
     """Whether a forward can be called with one positional tensor."""
-    first, *rest = parameters or [None]
+    first, *rest = *parameters, None
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return (
         first is not None
         and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        and all(p.default is not p.empty or p.kind in variable for p in rest)
+        and all(p is None or p.default is not p.empty or p.kind in variable for p in rest)
     )
 
 

@@ -1,4 +1,4 @@
-"""A graph with what differs between writers of the same formula taken out, where libraries do it."""
+"""What differs between writers of one formula, taken out where a library does it."""
 
 import onnx
 import onnx.inliner

@@ -24,10 +24,11 @@ from aftexport.fuse.algebra import (
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.measured import Measured
-from aftexport.fuse.proof import ProofError, part_of, runner
+from aftexport.fuse.proof import part_of, run_once, runner
 from aftexport.fuse.reading import Reader
 
 Factor = tuple[Atom, float]
+Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 LOWEST = -1e30
 """A bias this low leaves a key out, whatever the key."""
 
@@ -244,7 +245,7 @@ def holds_infinity(formula: Product, measured: Measured) -> bool:
 def classified(
     subject: Subject,
     factor: Factor,
-    functions: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]],
+    functions: Mapping[str, Elementwise],
 ) -> tuple[str, Product] | None:
     """Which of some functions of one tensor a factor is, however it is written, and of what.
 
@@ -260,11 +261,11 @@ def classified(
             part = part_of(value, [argument], subject.measured)
             if list(part.inputs) != [argument]:
                 continue
-            evaluator = runner(part, subject.opset)
-            with np.errstate(all="ignore"):
-                found = evaluator.run(None, {str(argument.name): _GRID})[0] ** exponent
-        except (ProofError, Exception):  # not every node runs on a vector of numbers
+            found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
+        except Exception:  # an evaluator of others: not every node runs on a vector of numbers
             continue
+        with np.errstate(all="ignore"):
+            found = found**exponent
         for name, function in functions.items():
             with np.errstate(all="ignore"):
                 expected = function(_GRID)
@@ -302,7 +303,7 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-GATES = {"sigmoid": sigmoid, "tanh": np.tanh}
+GATES: dict[str, Elementwise] = {"sigmoid": sigmoid, "tanh": np.tanh}
 
 
 def gate(subject: Subject, factors: Sequence[Factor]) -> tuple[str, Product] | None:

@@ -16,7 +16,11 @@ from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh, regroup
 from aftexport.fuse.measured import Measured
 
 ELEMENTWISE = frozenset(
-    ["Abs", "And", "Ceil", "Celu", "Clip", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Not", "Or", "Pow", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu", "Where", "Xor"]
+    """
+    Abs And Ceil Celu Clip Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
+    LeakyRelu Less LessOrEqual Log Max Min Mish Mod Not Or Pow Relu Round Selu Sigmoid Sign Softplus
+    Softsign Sqrt Swish Tanh ThresholdedRelu Where Xor
+    """.split()
 )
 """Operators that work on each entry alone, with broadcasting."""
 
@@ -69,7 +73,7 @@ class Reader:
             return one(Leaf(value, dims))
         if node is None or node.domain not in ("", "ai.onnx"):
             return self._end(value, dims)
-        method: Callable[..., Product] | None = getattr(self, f"_read_{node.op_type}", None)
+        method: Callable[..., Product] | None = getattr(self, f"_read_{node.op_type.lower()}", None)
         if node.op_type in ("MatMul", "Gemm", "Einsum", "Add") and self._is_linear(node):
             if not through_linear:
                 return self._end(value, dims)
@@ -101,70 +105,70 @@ class Reader:
         kept = (() if set(s) == {1} else axes for s, axes in zip(sizes, own, strict=True))
         return self.read(value, tuple(kept), through_linear=through_linear)
 
-    def _read_Identity(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_identity(self, node: ir.Node, dims: Dims) -> Product:
         return self.read(_input(node, 0), dims)
 
-    _read_Dropout = _read_Identity
+    _read_dropout = _read_identity
 
-    def _read_Cast(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_cast(self, node: ir.Node, dims: Dims) -> Product | None:
         if not all(self._measured.is_float(v) for v in (_input(node, 0), node.outputs[0])):
             # A mask: what it rests on are no numbers to be varied.
             return one(Leaf(node.outputs[0], dims))
         return self.read(_input(node, 0), dims)
 
-    def _read_Mul(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_mul(self, node: ir.Node, dims: Dims) -> Product:
         return times(*self._arguments(node, dims))
 
-    def _read_Div(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_div(self, node: ir.Node, dims: Dims) -> Product | None:
         numerator, denominator = self._arguments(node, dims)
         return times(numerator, algebra.power(denominator, -1.0))
 
-    def _read_Reciprocal(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reciprocal(self, node: ir.Node, dims: Dims) -> Product:
         return algebra.power(self._arguments(node, dims)[0], -1.0)
 
-    def _read_Sqrt(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_sqrt(self, node: ir.Node, dims: Dims) -> Product:
         (argument,) = self._arguments(node, dims)
         if argument.factors:
             return one(Function("Sqrt", (argument,), node.outputs[0], dims))
         return algebra.power(argument, 0.5)
 
-    def _read_Pow(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_pow(self, node: ir.Node, dims: Dims) -> Product:
         base, exponent = self._arguments(node, dims)
         if exponent.factors or exponent.coefficient not in (-2.0, -1.0, 1.0, 2.0):
             return one(Function("Pow", (base, exponent), node.outputs[0], dims))
         return algebra.power(base, exponent.coefficient)
 
-    def _read_Neg(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_neg(self, node: ir.Node, dims: Dims) -> Product:
         return algebra.scaled(self._arguments(node, dims)[0], -1.0)
 
-    def _read_Add(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_add(self, node: ir.Node, dims: Dims) -> Product:
         return plus(self._arguments(node, dims), node.outputs[0], dims)
 
-    _read_Sum = _read_Add
+    _read_sum = _read_add
 
-    def _read_Sub(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_sub(self, node: ir.Node, dims: Dims) -> Product:
         first, second = self._arguments(node, dims)
         return plus((first, algebra.scaled(second, -1.0)), node.outputs[0], dims)
 
-    def _read_Exp(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_exp(self, node: ir.Node, dims: Dims) -> Product:
         return algebra.exponential(self._arguments(node, dims)[0])
 
     # Layout
 
-    def _read_Transpose(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_transpose(self, node: ir.Node, dims: Dims) -> Product:
         order = node.attributes.get_ints("perm", list(reversed(range(len(dims)))))
         return self.read(_input(node, 0), tuple(dims[order.index(i)] for i in range(len(dims))))
 
-    def _read_Reshape(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reshape(self, node: ir.Node, dims: Dims) -> Product:
         source = _input(node, 0)
         return self.read(source, regroup([a for axes in dims for a in axes], self.shape(source)))
 
-    _read_Flatten = _read_Squeeze = _read_Unsqueeze = _read_Reshape
+    _read_flatten = _read_squeeze = _read_unsqueeze = _read_reshape
 
-    def _read_Expand(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_expand(self, node: ir.Node, dims: Dims) -> Product:
         return self._broadcast(_input(node, 0), dims)
 
-    def _read_Tile(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_tile(self, node: ir.Node, dims: Dims) -> Product | None:
         source = _input(node, 0)
         pairs = zip(self.shape(source), self.shape(node.outputs[0]), strict=True)
         if any(old != new and set(old) != {1} for old, new in pairs):
@@ -203,22 +207,22 @@ class Reader:
             return list(range(rank))
         return sorted(a % rank for a in given)
 
-    def _read_ReduceSum(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reducesum(self, node: ir.Node, dims: Dims) -> Product:
         source, inner, axes = self._reduced(node, dims)
         return algebra.over(axes, self.read(source, inner))
 
-    def _read_ReduceMean(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reducemean(self, node: ir.Node, dims: Dims) -> Product:
         source, inner, axes = self._reduced(node, dims)
         count = algebra.over(axes, algebra.ONE)
         return times(algebra.over(axes, self.read(source, inner)), algebra.power(count, -1.0))
 
-    def _read_ReduceMax(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reducemax(self, node: ir.Node, dims: Dims) -> Product:
         source, inner, axes = self._reduced(node, dims)
         found = algebra.greatest(axes, self.read(source, inner))
         self.maxima += [a for a, _ in found.factors if isinstance(a, Greatest)]
         return found
 
-    def _read_ReduceLogSumExp(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_reducelogsumexp(self, node: ir.Node, dims: Dims) -> Product:
         source, inner, axes = self._reduced(node, dims)
         total = algebra.over(axes, algebra.exponential(self.read(source, inner)))
         return one(Function("Log", (total,), node.outputs[0], dims))
@@ -231,16 +235,16 @@ class Reader:
         total = algebra.over(summed, algebra.exponential(self.read(source, inner)))
         return self.read(source, dims), total
 
-    def _read_Softmax(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_softmax(self, node: ir.Node, dims: Dims) -> Product:
         logits, total = self._softmax_parts(node, dims)
         return times(algebra.exponential(logits), algebra.power(total, -1.0))
 
-    def _read_LogSoftmax(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_logsoftmax(self, node: ir.Node, dims: Dims) -> Product:
         logits, total = self._softmax_parts(node, dims)
         log = one(Function("Log", (total,), node.outputs[0], dims))
         return plus((logits, algebra.scaled(log, -1.0)), node.outputs[0], dims)
 
-    def _read_CumSum(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_cumsum(self, node: ir.Node, dims: Dims) -> Product | None:
         attributes = node.attributes
         if attributes.get_int("exclusive", 0) or attributes.get_int("reverse", 0):
             return None
@@ -259,7 +263,7 @@ class Reader:
 
     # Products of tensors
 
-    def _read_MatMul(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_matmul(self, node: ir.Node, dims: Dims) -> Product | None:
         first, second = _input(node, 0), _input(node, 1)
         ranks = len(self.shape(first)), len(self.shape(second))
         if min(ranks) < 2:
@@ -274,7 +278,7 @@ class Reader:
             ),
         )
 
-    def _read_Gemm(self, node: ir.Node, dims: Dims) -> Product:
+    def _read_gemm(self, node: ir.Node, dims: Dims) -> Product:
         first, second = _input(node, 0), _input(node, 1)
         summed = fresh(self.shape(first)[0 if node.attributes.get_int("transA", 0) else 1])
         rows: Dims = (dims[0], summed)
@@ -293,7 +297,7 @@ class Reader:
         bias = algebra.scaled(bias, node.attributes.get_float("beta", 1.0))
         return plus((product, bias), node.outputs[0], dims)
 
-    def _read_Einsum(self, node: ir.Node, dims: Dims) -> Product | None:
+    def _read_einsum(self, node: ir.Node, dims: Dims) -> Product | None:
         left, arrow, right = node.attributes.get_string("equation").replace(" ", "").partition("->")
         terms = left.split(",")
         if not arrow or "." in left or any(len(set(t)) != len(t) for t in (*terms, right)):
@@ -317,7 +321,8 @@ class Reader:
         The position biases of AFT are a constant matrix too; what they weigh is exponentials.
         """
         if node.op_type == "Add":
-            constants = [v for v in node.inputs if self._measured.constant(v) is not None]
+            given = [v for v in node.inputs if v is not None]
+            constants = [v for v in given if self._measured.constant(v) is not None]
             if len(constants) != 1 or len(self.shape(constants[0])) != 1:
                 return False
             product = _other(node, constants[0]).producer()

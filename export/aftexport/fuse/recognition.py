@@ -1,4 +1,4 @@
-"""Finds decomposed mechanisms in an ONNX graph and makes each one operator, once it is proven equal.
+"""Finds decomposed mechanisms in an ONNX graph and makes each one operator, once proven equal.
 
 Every value is read as a formula and held against the patterns in ``mechanisms``, the last ones
 first, so that a gate is found together with what it gates.
@@ -23,10 +23,14 @@ from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 
 _ENDS = frozenset(
-    ["Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum", "Reshape", "Squeeze", "Transpose", "Unsqueeze"]
+    """
+    Add Cast Div Einsum Expand Flatten MatMul Mul ReduceSum Reshape Squeeze Transpose Unsqueeze
+    """.split()
 )
 """What the last node of a mechanism may be."""
-_SIGNS = frozenset(["Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp"])
+_SIGNS = frozenset(
+    ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
+)
 """Without any of these in it, a graph has no mechanism."""
 
 

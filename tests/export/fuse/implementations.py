@@ -300,8 +300,10 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     """By name: the operator that is expected, and a layer."""
     torch.manual_seed(0)
     w = 0.5 * _matrix(1)
-    full = [full_matmul, full_einsum_separate_maxima, full_softmax_broadcast,
-            full_exp_sum_joint_maximum, full_channels_first, full_tokens_first, full_tanh]  # fmt: skip
+    full = [
+        full_matmul, full_einsum_separate_maxima, full_softmax_broadcast,
+        full_exp_sum_joint_maximum, full_channels_first, full_tokens_first, full_tanh,
+    ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftFull", Layer(f, w)) for f in full}
     factors = 0.3 * _matrix(2, 4), 0.3 * _matrix(3, 4)
     found["full_factorised"] = "AftFull", Layer(full_factorised, *factors)
@@ -313,8 +315,10 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
               simple_log_softmax]  # fmt: skip
     found |= {f.__name__: ("AftSimple", Layer(f)) for f in simple}
     found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
-    efficient = [efficient_einsum, efficient_matmul, efficient_quadratic,
-                 efficient_one_head_scaled, efficient_exp_sum, efficient_batch_of_heads]  # fmt: skip
+    efficient = [
+        efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
+        efficient_exp_sum, efficient_batch_of_heads,
+    ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
     linear = [linear_einsum, linear_matmul, linear_where, linear_relu]
     found |= {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear}

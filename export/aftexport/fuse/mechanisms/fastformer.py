@@ -71,12 +71,14 @@ def match(subject: Subject) -> Rewrite | None:
     if not outside or not tokens or not channels:
         return None
     batch, heads_only = heads_of(subject, tuple(heads))
-    for first, second in ((poolings[0], poolings[1]), (poolings[1], poolings[0])):
+    # The first pooling is the one whose logits are of what it pools.
+    for first in poolings:
         alpha = _logits(subject, first, first.pooled, heads_only, channels)
         if alpha is not None:
             break
     else:
         return None
+    second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
     if beta is None:
         raise NearMissError("the second logits are not of keys times the pooled query")
@@ -158,7 +160,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
-    """Raises NearMissError where the logits are of keys times a pooled query, and keys are pooled."""
+    """Raises NearMissError where logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
         reader = Reader(subject.measured)
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
@@ -234,7 +236,7 @@ def _same_input(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> tuple[Axis, ...] | None:
-    """The axes of ``weight`` that stand for heads and channels of ``expected``, if it weighs that."""
+    """The axes of ``weight`` that stand for those of ``expected``, if that is what it weighs."""
     outputs = {*heads} & free(one(weight))
     inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
     for own in ((*heads, *channels), channels):
@@ -263,4 +265,6 @@ def _matrix(
     array = array.transpose([order.index(a) for a in (*inputs, *outputs)])
     rows, columns = size_of(inputs), size_of(outputs)
     matrix: NDArray[np.float64] = array.reshape(rows, columns)
-    return matrix if outputs or not heads else np.kron(np.eye(size_of(heads)), matrix)
+    if outputs or not heads:
+        return matrix
+    return np.asarray(np.kron(np.eye(size_of(heads)), matrix), np.float64)

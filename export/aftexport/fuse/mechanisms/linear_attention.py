@@ -10,6 +10,7 @@ from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._weighted_mean import whole
 from aftexport.fuse.mechanisms.efficient_attention import heads_of
 from aftexport.fuse.pattern import (
+    Elementwise,
     Factor,
     NearMissError,
     Operand,
@@ -28,7 +29,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 
-FEATURE_MAPS = {
+FEATURE_MAPS: dict[str, Elementwise] = {
     "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),
     "relu": lambda x: np.maximum(x, 0.0),
 }
@@ -66,8 +67,7 @@ def _with_roles(
     eps: float,
     total: Over,
 ) -> Rewrite | None:
-    reach = [a for a, _ in weights.factors if isinstance(a, UpTo)]
-    reach += [a for a, _ in weights.factors if _is_lower(subject, a)]
+    reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
     summed = tuple(a for a in bound if a in free(value))
     channels = [a for a in bound if a not in free(value)]
