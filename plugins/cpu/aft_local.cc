@@ -46,7 +46,7 @@ struct LocalWindow {
         value(static_cast<const T*>(p.value) + first_channel),
         band(static_cast<const T*>(p.band)) {}
 
-  int64_t weights_floats() const { return kRows * kWeightPitch; }
+  int64_t memory_floats() const { return kRows * (kWeightPitch + panels * kVecs * kLanes); }
 
   const T* band_row(int64_t t) const { return band + (p.band_rows == 1 ? 0 : t * band_width); }
 
@@ -61,14 +61,20 @@ struct LocalWindow {
   }
 
   template <class Use>
-  AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
-    const int64_t row = (b * p.tokens + u) * p.channels;
-    for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
-      prefetch(key + row + c + kPrefetchRows * p.channels);
-      prefetch(value + row + c + kPrefetchRows * p.channels);
-      const Vec weight = exp(load(key + row + c, channels - c) - load(reference + c));
-      use(panel, {weight * load(value + row + c, channels - c), weight});
-    }
+  AFT_INLINE void for_entries(int64_t b, int64_t first, int64_t last, const float* reference, const Use& use) const {
+    for (int64_t u = first; u < last; u += kKeyBlock)
+      for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
+        const int64_t from = (b * p.tokens + u) * p.channels + c;
+        const T *keys = key + from, *values = value + from;
+        const Vec m = load(reference + c);
+        use(panel, u, min(kKeyBlock, last - u), [&](int64_t k, Vec(&entry)[kVecs]) AFT_LAMBDA_INLINE {
+          const int64_t at = k * p.channels, ahead = at + kPrefetchRows * p.channels;
+          prefetch(keys + ahead);
+          prefetch(values + ahead);
+          entry[1] = exp(load(keys + at, channels - c) - m);
+          entry[0] = entry[1] * load(values + at, channels - c);
+        });
+      }
   }
 
   // The largest bias of row t among keys that count, the 0 of keys outside the window included.
@@ -80,11 +86,16 @@ struct LocalWindow {
     return max_lanes(m);
   }
 
+  void granule(const Granule<kVecs>& g) const {
+    for (int64_t i = 0, t = g.begin; t < g.end; ++i, t += kRows) tile(g, i, t, min(kRows, g.end - t));
+  }
+
   // Writes `rows` rows from t: each the sums outside all windows plus the product of its weights with the entries
-  // of keys [first, last).
-  void tile(int64_t b, int64_t t, int64_t rows, int64_t first, int64_t last, const EntryRing<kVecs>& ring,
-            const float* sums, float* weights, float* results) const {
-    const int64_t length = length_of(p, b);
+  // of the tile's keys.
+  void tile(const Granule<kVecs>& g, int64_t index, int64_t t, int64_t rows) const {
+    const int64_t b = g.document, length = length_of(p, b);
+    const int64_t first = max(0, t - left), last = min(g.last_key, t + kRows + right);
+    float *weights = g.memory, *results = weights + kRows * kWeightPitch;
     float highest[kRows], outside[kRows];
     for (int r = 0; r < kRows; ++r) {
       highest[r] = row_maximum(min(t + r, p.tokens - 1), length);
@@ -96,11 +107,9 @@ struct LocalWindow {
         weigh(min(t + r, p.tokens - 1), begin, end, highest[r], outside[r], weights + r * kWeightPitch);
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* result = results + panel * kRows * kVecs * kLanes;
-        if (begin == first) start_panel(sums + panel * kVecs * kLanes, outside, result);
+        if (begin == first) start_panel(g.outside + (panel * g.tiles + index) * kVecs * kLanes, outside, result);
         prefetch_panel(b, t, panel);
-        ring.for_each_run(begin, end, [&](int64_t u, int64_t count) {
-          multiply_weights(weights + (u - begin), ring.at(panel, u), count, result);
-        });
+        multiply_weights(weights, g.entries.at(panel, begin), end - begin, result);
       }
     }
     finish(b, t, rows, results);
