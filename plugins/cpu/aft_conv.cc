@@ -31,6 +31,7 @@ struct ConvWindow {
   const AftConv& p;
   const Output<T>& output;
   Heads channel_heads;
+  bool whole_vectors;  // every vector is full and of one head
   int64_t width, value_panels, head_panels, panels, left, right;
   int64_t table_rows;  // taps, and kRows - 1 at either end
   const T *query, *key, *value, *filter;
@@ -40,6 +41,7 @@ struct ConvWindow {
       : p(p),
         output(output),
         channel_heads(p.channels / p.heads),
+        whole_vectors(p.channels / p.heads % kLanes == 0),
         width(p.channels / p.heads),
         value_panels(ceil_div(p.channels, kLanes)),
         head_panels(ceil_div(p.heads, kLanes)),
@@ -120,14 +122,23 @@ struct ConvWindow {
         });
         value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
           const T* from = value + (b * p.tokens + u) * p.channels + panel * kLanes;
-          use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
-            prefetch(from + (k + kPrefetchRows) * p.channels);
-            entry[0] = channel_heads.spread(weights + k * kLanes, c) *
-                       load(from + k * p.channels, p.channels - panel * kLanes);
-          });
+          if (whole_vectors)
+            weigh_values<true>(panel, u, count, c, from, weights, use);
+          else
+            weigh_values<false>(panel, u, count, c, from, weights, use);
         });
       }
     }
+  }
+
+  template <bool kWhole, class Use>
+  AFT_INLINE void weigh_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
+                               const Use& use) const {
+    const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
+    use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
+      prefetch(from + (k + kPrefetchRows) * p.channels);
+      entry[0] = channel_heads.spread<kWhole>(weights + k * kLanes, c) * load(from + k * p.channels, lanes);
+    });
   }
 
   // A block of rows at a time: their sums panel by panel, so that all a panel's rows need stays in the first-level
@@ -141,7 +152,10 @@ struct ConvWindow {
         for (; panel < value_panels; panel += kPanels) sum_rows<kPanels>(g, tile, tiles, panel);
       for (; panel < panels; ++panel) sum_rows<1>(g, tile, tiles, panel);
       for (int64_t r = 0; r < min(tiles * kRows, g.end - t); ++r)
-        write_row(g.document, t + r, g.memory + r * pitch);
+        if (whole_vectors)
+          write_row<true>(g.document, t + r, g.memory + r * pitch);
+        else
+          write_row<false>(g.document, t + r, g.memory + r * pitch);
     }
   }
 
@@ -180,15 +194,16 @@ struct ConvWindow {
   }
 
   // sums: [panel, kLanes] of the row.
+  template <bool kWhole>
   void write_row(int64_t b, int64_t t, float* sums) const {
     const int64_t row = (b * p.tokens + t) * p.channels;
     for (int64_t i = 0; i < head_panels; ++i) {
       const float* denominators = sums + (value_panels + i) * kLanes;
       if (__builtin_expect(any((IntVec)(load(denominators) < kTrustedDenominator)), 0)) sum_exactly(b, t, i, sums);
       value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
-        const int64_t at = row + panel * kLanes, count = p.channels - panel * kLanes;
+        const int64_t at = row + panel * kLanes, count = kWhole ? kLanes : p.channels - panel * kLanes;
         output.write(at, gated_ratio<gate>(load(query + at, count), load(sums + panel * kLanes),
-                                           channel_heads.spread(denominators, c)), count);
+                                           channel_heads.spread<kWhole>(denominators, c)), count);
       });
     }
   }

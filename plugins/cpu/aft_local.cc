@@ -25,6 +25,7 @@ template <class T, Gate gate>
 struct LocalWindow {
   static constexpr int kRows = kWeightRows;
   static constexpr int kVecs = 2;
+  static constexpr int64_t kBlockTiles = 8, kBlockRows = kBlockTiles * kRows;
 
   const AftLocal& p;
   const Output<T>& output;
@@ -46,7 +47,7 @@ struct LocalWindow {
         value(static_cast<const T*>(p.value) + first_channel),
         band(static_cast<const T*>(p.band)) {}
 
-  int64_t memory_floats() const { return kRows * (kWeightPitch + panels * kVecs * kLanes); }
+  int64_t memory_floats() const { return kBlockRows * (kWeightPitch + panels * kVecs * kLanes); }
 
   const T* band_row(int64_t t) const { return band + (p.band_rows == 1 ? 0 : t * band_width); }
 
@@ -86,42 +87,53 @@ struct LocalWindow {
     return max_lanes(m);
   }
 
+  // Tiles are taken some at a time, panel by panel: a panel's entries stay in the first-level cache while the
+  // weights of all tiles pass them.
   void granule(const Granule<kVecs>& g) const {
-    for (int64_t i = 0, t = g.begin; t < g.end; ++i, t += kRows) tile(g, i, t, min(kRows, g.end - t));
+    const int64_t tiles = ceil_div(g.end - g.begin, kRows);
+    for (int64_t tile = 0; tile < tiles; tile += kBlockTiles) block(g, tile, min(kBlockTiles, tiles - tile));
   }
 
-  // Writes `rows` rows from t: each the sums outside all windows plus the product of its weights with the entries
-  // of the tile's keys.
-  void tile(const Granule<kVecs>& g, int64_t index, int64_t t, int64_t rows) const {
-    const int64_t b = g.document, length = length_of(p, b);
-    const int64_t first = max(0, t - left), last = min(g.last_key, t + kRows + right);
-    float *weights = g.memory, *results = weights + kRows * kWeightPitch;
-    float highest[kRows], outside[kRows];
-    for (int r = 0; r < kRows; ++r) {
+  // Writes the rows of some tiles: each the sums outside all windows plus the product of its weights with the
+  // entries of its tile's keys.
+  void block(const Granule<kVecs>& g, int64_t first_tile, int64_t tiles) const {
+    const int64_t b = g.document, length = length_of(p, b), t = g.begin + first_tile * kRows, rows = tiles * kRows;
+    float *weights = g.memory, *results = weights + kBlockRows * kWeightPitch;
+    float highest[kBlockRows], outside[kBlockRows];
+    for (int64_t r = 0; r < rows; ++r) {
       highest[r] = row_maximum(min(t + r, p.tokens - 1), length);
       outside[r] = exp(splat(-highest[r]))[0];
     }
-    for (int64_t begin = first; begin < last; begin += kWeightKeys) {
-      const int64_t end = min(begin + kWeightKeys, last);
-      for (int r = 0; r < kRows; ++r)
-        weigh(min(t + r, p.tokens - 1), begin, end, highest[r], outside[r], weights + r * kWeightPitch);
-      for (int64_t panel = 0; panel < panels; ++panel) {
-        float* result = results + panel * kRows * kVecs * kLanes;
-        if (begin == first) start_panel(g.outside + (panel * g.tiles + index) * kVecs * kLanes, outside, result);
-        prefetch_panel(b, t, panel);
-        multiply_weights(weights, g.entries.at(panel, begin), end - begin, result);
+    for (int64_t offset = 0; offset < kRows + left + right; offset += kWeightKeys) {
+      const auto first = [&](int64_t r) { return max(0, t + r - left) + offset; };  // key of the tile from row r on
+      const auto last = [&](int64_t r) {
+        return max(first(r), min(first(r) + kWeightKeys, min(g.last_key, t + r + kRows + right)));
+      };
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t tile_row = r - r % kRows;
+        weigh(min(t + r, p.tokens - 1), first(tile_row), last(tile_row), highest[r], outside[r],
+              weights + r * kWeightPitch);
       }
+      for (int64_t panel = 0; panel < panels; ++panel)
+        for (int64_t r = 0; r < rows; r += kRows) {
+          float* result = results + (r * panels + panel * kRows) * kVecs * kLanes;
+          if (offset == 0)
+            start_panel(g.outside + (panel * g.tiles + first_tile + r / kRows) * kVecs * kLanes, outside + r, result);
+          prefetch_panel(b, t + r, panel, rows);
+          multiply_weights(weights + r * kWeightPitch, g.entries.at(panel, first(r)), last(r) - first(r), result);
+        }
     }
-    finish(b, t, rows, results);
+    for (int64_t r = 0; r < rows; r += kRows)
+      finish(b, t + r, min(kRows, g.end - t - r), results + r * panels * kVecs * kLanes);
   }
 
-  // The query of this tile, and a share of the band of the next.
-  void prefetch_panel(int64_t b, int64_t t, int64_t panel) const {
-    for (int r = 0; r < kRows; ++r) prefetch(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
+  // The query of this tile, and a share of the band of the one in the next block.
+  void prefetch_panel(int64_t b, int64_t t, int64_t panel, int64_t block_rows) const {
+    for (int r = 0; r < kRows; ++r) prefetch_later(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
     if (p.band_rows == 1) return;
     const int64_t share = ceil_div(kRows * band_width, panels);
-    const T* from = band_row(t + kRows) + panel * share;
-    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch(from + i);
+    const T* from = band_row(t + block_rows) + panel * share;
+    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch_later(from + i);
   }
 
   void start_panel(const float* sums, const float* outside, float* result) const {
