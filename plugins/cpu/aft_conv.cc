@@ -23,12 +23,15 @@ namespace {
 
 template <class T, Gate gate>
 struct ConvWindow {
-  static constexpr int kRows = 8;
+  static constexpr int kRows = 4;
   static constexpr int kVecs = 1;
+  static constexpr int64_t kBlockTiles = 6;  // whose sums wait for the output
+  static constexpr int kPanels = 2;          // taken together where they have the same weights
 
   const AftConv& p;
   const Output<T>& output;
   Heads channel_heads;
+  bool whole_vectors;  // every vector is full and of one head
   int64_t width, value_panels, head_panels, panels, left, right;
   int64_t table_rows;  // taps, and kRows - 1 at either end
   const T *query, *key, *value, *filter;
@@ -38,6 +41,7 @@ struct ConvWindow {
       : p(p),
         output(output),
         channel_heads(p.channels / p.heads),
+        whole_vectors(p.channels / p.heads % kLanes == 0),
         width(p.channels / p.heads),
         value_panels(ceil_div(p.channels, kLanes)),
         head_panels(ceil_div(p.heads, kLanes)),
@@ -80,7 +84,7 @@ struct ConvWindow {
     }
   }
 
-  int64_t weights_floats() const { return 0; }
+  int64_t memory_floats() const { return kBlockTiles * kRows * panels * kLanes; }
 
   // Key channels belong to heads; panels [i * width, (i + 1) * width) of the values are those of the heads of
   // panel i. Calls f(first panel, end, c) with c the first channel of the first panel.
@@ -101,78 +105,134 @@ struct ConvWindow {
   }
 
   AFT_INLINE Vec head_keys(int64_t b, int64_t u, int64_t head_panel) const {
-    return load(key + (b * p.tokens + u) * p.heads + head_panel * kLanes, p.heads - head_panel * kLanes);
+    return load_few(key + (b * p.tokens + u) * p.heads + head_panel * kLanes, p.heads - head_panel * kLanes);
   }
 
   template <class Use>
-  AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
-    const T* row = value + (b * p.tokens + u) * p.channels;
-    for (int64_t i = 0; i < head_panels; ++i) {
-      const int64_t head_panel = value_panels + i;
-      const Vec weight = exp(head_keys(b, u, i) - load(reference + head_panel * kLanes));
-      float weights[kLanes];
-      store(weights, weight);
-      use(head_panel, {weight});
-      value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
-        prefetch(row + panel * kLanes + kPrefetchRows * p.channels);
-        use(panel, {channel_heads.spread(weights, c) * load(row + panel * kLanes, p.channels - panel * kLanes)});
-      });
-    }
-  }
-
-  void tile(int64_t b, int64_t t, int64_t rows, int64_t first, int64_t last, const EntryRing<kVecs>& ring,
-            const float* sums, float*, float* results) const {
-    for (int64_t panel = 0; panel < panels; ++panel) {
-      const float* weights = table.data() + panel * table_rows * kLanes;
-      Vec sum[kRows];
-      for (int r = 0; r < kRows; ++r) sum[r] = load(sums + panel * kLanes) * load(outside.data() + panel * kLanes);
-      ring.for_each_run(first, last, [&](int64_t u, int64_t count) AFT_LAMBDA_INLINE {
-        const float *entries = ring.at(panel, u), *weight = weights + (u - t + left + kRows - 1) * kLanes;
-        for (int64_t k = 0; k < count; ++k) {
-          const Vec entry = load(entries + k * kLanes);
-#pragma GCC unroll 8
-          for (int r = 0; r < kRows; ++r) sum[r] += load(weight + (k - r) * kLanes) * entry;
-        }
-      });
-      for (int r = 0; r < kRows; ++r) store(results + (panel * kRows + r) * kLanes, sum[r]);
-    }
-    finish(b, t, rows, results);
-  }
-
-  void finish(int64_t b, int64_t t, int64_t rows, const float* results) const {
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = (b * p.tokens + t + r) * p.channels;
-      for (int64_t i = 0; i < head_panels; ++i)
-        value_panels_of(i, [&](int64_t panel, int64_t c) {
-          const int64_t at = row + panel * kLanes, count = p.channels - panel * kLanes;
-          prefetch(query + at + kPrefetchRows * p.channels);
-          Vec numerator = load(results + (panel * kRows + r) * kLanes);
-          Vec denominator = channel_heads.spread(results + ((value_panels + i) * kRows + r) * kLanes, c);
-          if (__builtin_expect(any((IntVec)(denominator < kTrustedDenominator)), 0))
-            sum_exactly(b, t + r, panel, numerator, denominator);
-          output.write(at, gated_ratio<gate>(load(query + at, count), numerator, denominator), count);
+  AFT_INLINE void for_entries(int64_t b, int64_t first, int64_t last, const float* reference, const Use& use) const {
+    float weights[kKeyBlock * kLanes];
+    for (int64_t u = first; u < last; u += kKeyBlock) {
+      const int64_t count = min(kKeyBlock, last - u);
+      for (int64_t i = 0; i < head_panels; ++i) {
+        const int64_t head_panel = value_panels + i;
+        const Vec m = load(reference + head_panel * kLanes);
+        for (int64_t k = 0; k < count; ++k) store(weights + k * kLanes, exp(head_keys(b, u + k, i) - m));
+        use(head_panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
+          entry[0] = load(weights + k * kLanes);
         });
+        value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
+          const T* from = value + (b * p.tokens + u) * p.channels + panel * kLanes;
+          if (whole_vectors)
+            weigh_values<true>(panel, u, count, c, from, weights, use);
+          else
+            weigh_values<false>(panel, u, count, c, from, weights, use);
+        });
+      }
     }
   }
 
-  void sum_exactly(int64_t b, int64_t t, int64_t panel, Vec& numerator, Vec& denominator) const {
-    const int64_t length = length_of(p, b);
-    exact_sums(
-        p.causal ? min(t + 1, length) : length,
-        [&](int64_t u) {
-          const int64_t j = u - t + left;
-          Vec logit{};
-          for (int lane = 0; lane < kLanes; ++lane) {
-            const int64_t h = head_of(panel * kLanes + lane);
-            logit[lane] = to_float(key[(b * p.tokens + u) * p.heads + h]) +
-                          (j >= 0 && j < p.taps ? to_float(filter[h * p.taps + j]) : 0.0f);
-          }
-          return logit;
-        },
-        [&](int64_t u) {
-          return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
-        },
-        numerator, denominator);
+  template <bool kWhole, class Use>
+  AFT_INLINE void weigh_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
+                               const Use& use) const {
+    const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
+    use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
+      prefetch(from + (k + kPrefetchRows) * p.channels);
+      entry[0] = channel_heads.spread<kWhole>(weights + k * kLanes, c) * load(from + k * p.channels, lanes);
+    });
+  }
+
+  // A block of rows at a time: their sums panel by panel, so that all a panel's rows need stays in the first-level
+  // cache, then the output row by row, in the order of memory.
+  void granule(const Granule<kVecs>& g) const {
+    const int64_t pitch = panels * kLanes;
+    for (int64_t tile = 0; tile < g.tiles; tile += kBlockTiles) {
+      const int64_t tiles = min(kBlockTiles, g.tiles - tile), t = g.begin + tile * kRows;
+      int64_t panel = 0;
+      if (width % (kPanels * kLanes) == 0)
+        for (; panel < value_panels; panel += kPanels) sum_rows<kPanels>(g, tile, tiles, panel);
+      for (; panel < panels; ++panel) sum_rows<1>(g, tile, tiles, panel);
+      for (int64_t r = 0; r < min(tiles * kRows, g.end - t); ++r)
+        if (whole_vectors)
+          write_row<true>(g.document, t + r, g.memory + r * pitch);
+        else
+          write_row<false>(g.document, t + r, g.memory + r * pitch);
+    }
+  }
+
+  // g.memory[row, panel] = the weighted sums over all keys, for the rows of some tiles and `count` panels with the
+  // same weights.
+  template <int count>
+  void sum_rows(const Granule<kVecs>& g, int64_t first_tile, int64_t tiles, int64_t panel) const {
+    float* sums = g.memory + panel * kLanes;
+    const Vec zero_bias = load(outside.data() + panel * kLanes);
+    const int64_t pitch = g.entries.capacity * kLanes;
+    for (int64_t tile = first_tile; tile < first_tile + tiles; ++tile) {
+      const int64_t t = g.begin + tile * kRows, first = max(0, t - left);
+      const int64_t last = min(g.last_key, t + kRows + right);
+      const float* weight = table.data() + (panel * table_rows + first - t + left + kRows - 1) * kLanes;
+      const float* entries = g.entries.at(panel, first);
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < count; ++v)
+          prefetch(query + (g.document * p.tokens + t + r) * p.channels + (panel + v) * kLanes);
+      Vec sum[kRows][count];
+      for (int v = 0; v < count; ++v) {
+        const Vec rest = load(g.outside + ((panel + v) * g.tiles + tile) * kLanes) * zero_bias;
+        for (int r = 0; r < kRows; ++r) sum[r][v] = rest;
+      }
+      for (int64_t k = 0; k < (last - first) * kLanes; k += kLanes) {
+        Vec entry[count];
+        for (int v = 0; v < count; ++v) entry[v] = load(entries + v * pitch + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Vec w = load(weight + k - r * kLanes);
+          for (int v = 0; v < count; ++v) sum[r][v] += w * entry[v];
+        }
+      }
+      for (int r = 0; r < kRows; ++r, sums += panels * kLanes)
+        for (int v = 0; v < count; ++v) store(sums + v * kLanes, sum[r][v]);
+    }
+  }
+
+  // sums: [panel, kLanes] of the row.
+  template <bool kWhole>
+  void write_row(int64_t b, int64_t t, float* sums) const {
+    const int64_t row = (b * p.tokens + t) * p.channels;
+    for (int64_t i = 0; i < head_panels; ++i) {
+      const float* denominators = sums + (value_panels + i) * kLanes;
+      if (__builtin_expect(any((IntVec)(load(denominators) < kTrustedDenominator)), 0)) sum_exactly(b, t, i, sums);
+      value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
+        const int64_t at = row + panel * kLanes, count = kWhole ? kLanes : p.channels - panel * kLanes;
+        output.write(at, gated_ratio<gate>(load(query + at, count), load(sums + panel * kLanes),
+                                           channel_heads.spread<kWhole>(denominators, c)), count);
+      });
+    }
+  }
+
+  // The sums of the heads of a panel, and of their channels, where they cannot be trusted.
+  void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
+    const auto sum = [&](int64_t panel, Vec denominator, const auto& value_of) {
+      Vec numerator = load(sums + panel * kLanes);
+      const int64_t length = length_of(p, b);
+      const auto logit = [&](int64_t u) {
+        const int64_t j = u - t + left;
+        Vec logit{};
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const int64_t h = head_of(panel * kLanes + lane);
+          logit[lane] = to_float(key[(b * p.tokens + u) * p.heads + h]) +
+                        (j >= 0 && j < p.taps ? to_float(filter[h * p.taps + j]) : 0.0f);
+        }
+        return logit;
+      };
+      exact_sums(p.causal ? min(t + 1, length) : length, logit, value_of, numerator, denominator);
+      store(sums + panel * kLanes, numerator);
+    };
+    const int64_t denominators = value_panels + head_panel;
+    value_panels_of(head_panel, [&](int64_t panel, int64_t c) {
+      sum(panel, channel_heads.spread(sums + denominators * kLanes, c), [&](int64_t u) {
+        return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
+      });
+    });
+    sum(denominators, load(sums + denominators * kLanes), [](int64_t) { return splat(1.0f); });
   }
 
   void clear_rows(int64_t b, int64_t begin, int64_t end) const {

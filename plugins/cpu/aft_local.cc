@@ -25,6 +25,7 @@ template <class T, Gate gate>
 struct LocalWindow {
   static constexpr int kRows = kWeightRows;
   static constexpr int kVecs = 2;
+  static constexpr int64_t kBlockTiles = 8, kBlockRows = kBlockTiles * kRows;
 
   const AftLocal& p;
   const Output<T>& output;
@@ -46,7 +47,7 @@ struct LocalWindow {
         value(static_cast<const T*>(p.value) + first_channel),
         band(static_cast<const T*>(p.band)) {}
 
-  int64_t weights_floats() const { return kRows * kWeightPitch; }
+  int64_t memory_floats() const { return kBlockRows * (kWeightPitch + panels * kVecs * kLanes); }
 
   const T* band_row(int64_t t) const { return band + (p.band_rows == 1 ? 0 : t * band_width); }
 
@@ -61,14 +62,20 @@ struct LocalWindow {
   }
 
   template <class Use>
-  AFT_INLINE void for_key(int64_t b, int64_t u, const float* reference, const Use& use) const {
-    const int64_t row = (b * p.tokens + u) * p.channels;
-    for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
-      prefetch(key + row + c + kPrefetchRows * p.channels);
-      prefetch(value + row + c + kPrefetchRows * p.channels);
-      const Vec weight = exp(load(key + row + c, channels - c) - load(reference + c));
-      use(panel, {weight * load(value + row + c, channels - c), weight});
-    }
+  AFT_INLINE void for_entries(int64_t b, int64_t first, int64_t last, const float* reference, const Use& use) const {
+    for (int64_t u = first; u < last; u += kKeyBlock)
+      for (int64_t panel = 0, c = 0; panel < panels; ++panel, c += kLanes) {
+        const int64_t from = (b * p.tokens + u) * p.channels + c;
+        const T *keys = key + from, *values = value + from;
+        const Vec m = load(reference + c);
+        use(panel, u, min(kKeyBlock, last - u), [&](int64_t k, Vec(&entry)[kVecs]) AFT_LAMBDA_INLINE {
+          const int64_t at = k * p.channels, ahead = at + kPrefetchRows * p.channels;
+          prefetch(keys + ahead);
+          prefetch(values + ahead);
+          entry[1] = exp(load(keys + at, channels - c) - m);
+          entry[0] = entry[1] * load(values + at, channels - c);
+        });
+      }
   }
 
   // The largest bias of row t among keys that count, the 0 of keys outside the window included.
@@ -80,39 +87,53 @@ struct LocalWindow {
     return max_lanes(m);
   }
 
-  // Writes `rows` rows from t: each the sums outside all windows plus the product of its weights with the entries
-  // of keys [first, last).
-  void tile(int64_t b, int64_t t, int64_t rows, int64_t first, int64_t last, const EntryRing<kVecs>& ring,
-            const float* sums, float* weights, float* results) const {
-    const int64_t length = length_of(p, b);
-    float highest[kRows], outside[kRows];
-    for (int r = 0; r < kRows; ++r) {
+  // Tiles are taken some at a time, panel by panel: a panel's entries stay in the first-level cache while the
+  // weights of all tiles pass them.
+  void granule(const Granule<kVecs>& g) const {
+    const int64_t tiles = ceil_div(g.end - g.begin, kRows);
+    for (int64_t tile = 0; tile < tiles; tile += kBlockTiles) block(g, tile, min(kBlockTiles, tiles - tile));
+  }
+
+  // Writes the rows of some tiles: each the sums outside all windows plus the product of its weights with the
+  // entries of its tile's keys.
+  void block(const Granule<kVecs>& g, int64_t first_tile, int64_t tiles) const {
+    const int64_t b = g.document, length = length_of(p, b), t = g.begin + first_tile * kRows, rows = tiles * kRows;
+    float *weights = g.memory, *results = weights + kBlockRows * kWeightPitch;
+    float highest[kBlockRows], outside[kBlockRows];
+    for (int64_t r = 0; r < rows; ++r) {
       highest[r] = row_maximum(min(t + r, p.tokens - 1), length);
       outside[r] = exp(splat(-highest[r]))[0];
     }
-    for (int64_t begin = first; begin < last; begin += kWeightKeys) {
-      const int64_t end = min(begin + kWeightKeys, last);
-      for (int r = 0; r < kRows; ++r)
-        weigh(min(t + r, p.tokens - 1), begin, end, highest[r], outside[r], weights + r * kWeightPitch);
-      for (int64_t panel = 0; panel < panels; ++panel) {
-        float* result = results + panel * kRows * kVecs * kLanes;
-        if (begin == first) start_panel(sums + panel * kVecs * kLanes, outside, result);
-        prefetch_panel(b, t, panel);
-        ring.for_each_run(begin, end, [&](int64_t u, int64_t count) {
-          multiply_weights(weights + (u - begin), ring.at(panel, u), count, result);
-        });
+    for (int64_t offset = 0; offset < kRows + left + right; offset += kWeightKeys) {
+      const auto first = [&](int64_t r) { return max(0, t + r - left) + offset; };  // key of the tile from row r on
+      const auto last = [&](int64_t r) {
+        return max(first(r), min(first(r) + kWeightKeys, min(g.last_key, t + r + kRows + right)));
+      };
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t tile_row = r - r % kRows;
+        weigh(min(t + r, p.tokens - 1), first(tile_row), last(tile_row), highest[r], outside[r],
+              weights + r * kWeightPitch);
       }
+      for (int64_t panel = 0; panel < panels; ++panel)
+        for (int64_t r = 0; r < rows; r += kRows) {
+          float* result = results + (r * panels + panel * kRows) * kVecs * kLanes;
+          if (offset == 0)
+            start_panel(g.outside + (panel * g.tiles + first_tile + r / kRows) * kVecs * kLanes, outside + r, result);
+          prefetch_panel(b, t + r, panel, rows);
+          multiply_weights(weights + r * kWeightPitch, g.entries.at(panel, first(r)), last(r) - first(r), result);
+        }
     }
-    finish(b, t, rows, results);
+    for (int64_t r = 0; r < rows; r += kRows)
+      finish(b, t + r, min(kRows, g.end - t - r), results + r * panels * kVecs * kLanes);
   }
 
-  // The query of this tile, and a share of the band of the next.
-  void prefetch_panel(int64_t b, int64_t t, int64_t panel) const {
-    for (int r = 0; r < kRows; ++r) prefetch(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
+  // The query of this tile, and a share of the band of the one in the next block.
+  void prefetch_panel(int64_t b, int64_t t, int64_t panel, int64_t block_rows) const {
+    for (int r = 0; r < kRows; ++r) prefetch_later(query + (b * p.tokens + t + r) * p.channels + panel * kLanes);
     if (p.band_rows == 1) return;
     const int64_t share = ceil_div(kRows * band_width, panels);
-    const T* from = band_row(t + kRows) + panel * share;
-    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch(from + i);
+    const T* from = band_row(t + block_rows) + panel * share;
+    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch_later(from + i);
   }
 
   void start_panel(const float* sums, const float* outside, float* result) const {

@@ -10,10 +10,10 @@
 // exponentials, which on two Zen 5 cores take over twice as long as the memory traffic.
 //
 // Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
-// channel; they are merged, normalised, and a second sweep applies them. Rows are first copied, in the order in
-// which memory holds them, to blocks that the products then read several times. Causal: a task runs down the tokens
-// with the contexts of a few heads in the first-level cache; the normalisation of key channel c at token t
-// goes into channel c of query t.
+// channel; they are merged, normalised, and a second sweep applies them. Keys and queries are first copied, in the
+// order in which memory holds them, to blocks that are weighed and read several times; a product fetches the rows
+// of the next block meanwhile. Causal: a task runs down the tokens with the contexts of a few heads in the
+// first-level cache; the normalisation of key channel c at token t goes into channel c of query t.
 
 #include "head_context.h"
 #include "head_rows.h"
@@ -149,13 +149,14 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
       Context(shape, partials.data() + task * states + h * state).clear(p.normalization);
     for (int64_t t = begin; t < end; t += kHeadTokens) {
       const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      const Rows keys = copy_rows(shape, key + at, p.heads, tokens, key_memory);
-      const Rows values = copy_rows(shape, value + at, p.heads, tokens, value_memory);
+      const Rows keys = copy_rows(shape, key + at, p.heads, tokens, key_memory, value + at);
+      const Rows values = packed_rows(shape, value + at, p.heads, tokens, value_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t head = h * shape.padded;
+        const int64_t head = h * shape.padded, next = at + kHeadTokens * p.channels + h * shape.width;
         Context context(shape, partials.data() + task * states + h * state);
         if (softmax) weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
-        add_to_context(keys.from(head), values.from(head), tokens, shape.padded, context.matrix);
+        add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context.matrix,
+                          {key + next, value + next, p.channels});
       }
     }
   });
@@ -182,7 +183,9 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
         if (softmax) query_scales(shape, own, tokens, p.scale, scales);
         apply_context(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
                       [&](int64_t i, int64_t c, Vec v) AFT_LAMBDA_INLINE {
-                        output.write(at + i * p.channels + h * shape.width + c, v * scales[i], shape.width - c);
+                        const int64_t to = at + i * p.channels + h * shape.width + c;
+                        prefetch_later(query + to + kHeadTokens * p.channels);
+                        output.write(to, v * scales[i], shape.width - c);
                       });
       }
     }

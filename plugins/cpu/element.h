@@ -57,6 +57,15 @@ AFT_INLINE Vec load(const T* p, int64_t count) {
   for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
   return load(lanes);
 }
+// The same for rows that seldom fill a vector: the lanes are not gathered one by one.
+AFT_INLINE Vec load_few(const float* p, int64_t count) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << min(count, kLanes)) - 1), p);
+#else
+  return load(p, count);
+#endif
+}
+AFT_INLINE Vec load_few(const Half* p, int64_t count) { return load(p, count); }
 template <class T>
 AFT_INLINE void store(T* p, Vec v, int64_t count) {
   if (__builtin_expect(count >= kLanes, 1)) return store(p, v);
@@ -71,6 +80,11 @@ AFT_INLINE void store(T* p, Vec v, int64_t count) {
 template <class T>
 AFT_INLINE void prefetch(const T* p) {
   __builtin_prefetch(p, 0, 3);
+}
+// The same for the second-level cache: for what is needed only after a stretch of arithmetic.
+template <class T>
+AFT_INLINE void prefetch_later(const T* p) {
+  __builtin_prefetch(p, 0, 2);
 }
 // How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
 constexpr int64_t kPrefetchRows = 16;

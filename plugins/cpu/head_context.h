@@ -6,7 +6,7 @@
 // multiple of kLanes, padded with zeros; so are rows of tokens, which lie as far apart as their `stride` says.
 #pragma once
 
-#include "simd.h"
+#include "element.h"
 
 namespace aft::AFT_ISA {
 
@@ -48,12 +48,22 @@ AFT_INLINE void for_each_tile(int64_t width, const F& f) {
 
 }  // namespace context_tiles
 
+// Rows of keys and values that a later product takes: this one fetches them meanwhile.
+template <class T>
+struct NextRows {
+  const T *key, *value;
+  int64_t stride;
+};
+
 // context += sum_t keys[t]^T values[t]
-inline void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context) {
+template <class T>
+void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const NextRows<T>& next) {
   context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
     Vec sum[kContextRows][vecs] = {};
     for (int64_t t = 0; t < tokens; ++t) {
+      prefetch_later(next.key + t * next.stride + c);
+      prefetch_later(next.value + t * next.stride + c);
       const float* key = keys[t] + c;
       Vec value[vecs];
       for (int v = 0; v < vecs; ++v) value[v] = load(values[t] + e + v * kLanes);
@@ -71,23 +81,29 @@ inline void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width
 // Calls use(t, e, vector e of queries[t] context) for every token.
 template <class Use>
 AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, int64_t width, const Use& use) {
+  const int64_t tiled = tokens - tokens % kContextRows;
   const auto apply = [&](auto shape, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
-    for (int64_t t = 0; t < tokens; t += kContextRows) {
-      const float* query[kContextRows];
-      for (int r = 0; r < kContextRows; ++r) query[r] = queries[min(t + r, tokens - 1)];
+    for (int64_t t = 0; t < tiled; t += kContextRows) {
+      const float* query = queries[t];
       Vec sum[kContextRows][vecs] = {};
       for (int64_t c = 0; c < width; ++c) {
         Vec row[vecs];
         for (int v = 0; v < vecs; ++v) row[v] = load(context + c * width + e + v * kLanes);
 #pragma GCC unroll 8
         for (int r = 0; r < kContextRows; ++r)
-          for (int v = 0; v < vecs; ++v) sum[r][v] += query[r][c] * row[v];
+          for (int v = 0; v < vecs; ++v) sum[r][v] += query[r * queries.stride + c] * row[v];
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kContextRows; ++r)
         for (int v = 0; v < vecs; ++v)
-          if (t + r < tokens) use(t + r, e + v * kLanes, sum[r][v]);
+          use(t + r, e + v * kLanes, sum[r][v]);
+    }
+    for (int64_t t = tiled; t < tokens; ++t) {
+      Vec sum[vecs] = {};
+      for (int64_t c = 0; c < width; ++c)
+        for (int v = 0; v < vecs; ++v) sum[v] += queries[t][c] * load(context + c * width + e + v * kLanes);
+      for (int v = 0; v < vecs; ++v) use(t, e + v * kLanes, sum[v]);
     }
   };
   int64_t e = 0;

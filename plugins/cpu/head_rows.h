@@ -46,27 +46,41 @@ struct HeadShape {
 
 inline void zero(float* p, int64_t floats) { __builtin_memset(p, 0, floats * sizeof(float)); }
 
-// rows[token, head] = f(x[token, head]) for some heads, 0 past a head's last channel.
+// rows[token, head] = f(x[token, head]) for some heads, 0 past a head's last channel. `beside`, if not null, is
+// fetched at the same places: rows that will be read as they are.
 template <class T, class F>
-AFT_INLINE void pack_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
-                          const F& f) {
-  const bool packed = shape.width == shape.padded;  // then all heads are one
-  const int64_t pieces = packed ? 1 : heads, width = packed ? heads * shape.width : shape.width;
-  const int64_t padded = round_up(width, kLanes);
-  for (int64_t t = 0; t < tokens; ++t, x += shape.stride, rows += shape.row(heads) - pieces * padded)
-    for (int64_t h = 0; h < pieces; ++h, rows += padded)
-      for (int64_t c = 0; c < padded; c += kLanes) {
-        const T* from = x + h * width + c;
-        prefetch(from + kPrefetchRows * shape.stride);
-        const Vec v = f(load(from, width - c));
-        store(rows + c, packed ? v : shape.clear_padding(v, c));
+AFT_INLINE void pack_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows, const F& f,
+                          const T* beside = nullptr) {
+  for (int64_t t = 0; t < tokens; ++t, x += shape.stride, rows += shape.row(heads)) {
+    if (shape.width == shape.padded)  // then all heads are one
+      for (int64_t c = 0; c < heads * shape.width; c += kLanes) {
+        prefetch(x + kPrefetchRows * shape.stride + c);
+        if (beside) prefetch(beside + t * shape.stride + c);
+        store(rows + c, f(load(x + c)));
       }
+    else
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t c = 0; c < shape.padded; c += kLanes) {
+          const T* from = x + h * shape.width + c;
+          prefetch(from + kPrefetchRows * shape.stride);
+          store(rows + h * shape.padded + c, shape.clear_padding(f(load(from, shape.width - c)), c));
+        }
+  }
 }
 
 template <class T>
-Rows copy_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* memory) {
-  pack_rows(shape, x, heads, tokens, memory, [](Vec v) AFT_LAMBDA_INLINE { return v; });
+Rows copy_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* memory,
+               const T* beside = nullptr) {
+  pack_rows(shape, x, heads, tokens, memory, [](Vec v) AFT_LAMBDA_INLINE { return v; }, beside);
   return {memory, shape.row(heads)};
+}
+
+// Rows of x to read: where they are, if they are packed float32, else copied to memory.
+template <class T>
+Rows packed_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* memory) {
+  if constexpr (sizeof(T) == sizeof(float))
+    if (shape.width == shape.padded) return {x, shape.stride};
+  return copy_rows(shape, x, heads, tokens, memory);
 }
 
 // sums[t] = the sum over the lanes of term(t), for t rounded up to whole vectors; term is asked for tokens only.

@@ -19,12 +19,13 @@ namespace {
 
 // phi of rows, packed.
 template <class T>
-void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows) {
+void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
+                  const T* beside = nullptr) {
   if (map == FeatureMap::kRelu)
-    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}); });
+    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}); }, beside);
   else
     pack_rows(shape, x, heads, tokens, rows,
-              [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}) + exp(minimum_of(v, Vec{})); });
+              [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}) + exp(minimum_of(v, Vec{})); }, beside);
 }
 
 // sum += rows, each lane over the tokens.
@@ -89,13 +90,15 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
     const Rows keys{memory, row};
     for (int64_t t = begin; t < end; t += kHeadTokens) {
       const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      feature_rows(p.feature_map, shape, key + at, p.heads, tokens, memory);
-      const Rows values = copy_rows(shape, value + at, p.heads, tokens, memory + block);
+      feature_rows(p.feature_map, shape, key + at, p.heads, tokens, memory, value + at);
+      const Rows values = packed_rows(shape, value + at, p.heads, tokens, memory + block);
       for (int64_t h = 0; h < p.heads; ++h) {
         float *context = partial + h * state, *sum = context + shape.padded * shape.padded;
         const int64_t head = h * shape.padded;
         add_rows(shape, keys.from(head), tokens, sum);
-        add_to_context(keys.from(head), values.from(head), tokens, shape.padded, context);
+        const int64_t next = at + kHeadTokens * p.channels + h * shape.width;
+        add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context,
+                          {key + next, value + next, p.channels});
       }
     }
   });
@@ -115,7 +118,9 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
         float scales[kHeadTokens];
         query_scales(shape, queries, tokens, p.eps, sum, scales);
         apply_context(queries, context, tokens, shape.padded, [&](int64_t i, int64_t c, Vec v) AFT_LAMBDA_INLINE {
-          output.write(at + i * p.channels + h * shape.width + c, v * scales[i], shape.width - c);
+          const int64_t to = at + i * p.channels + h * shape.width + c;
+          prefetch_later(query + to + kHeadTokens * p.channels);
+          output.write(to, v * scales[i], shape.width - c);
         });
       }
     }
@@ -144,8 +149,8 @@ void causal(const LinearAttention& p, const Parallel& parallel) {
       const int64_t tokens = min(kHeadTokens, length - t);
       const int64_t at = (b * p.tokens + t) * p.channels + first_head * shape.width;
       feature_rows(p.feature_map, shape, query + at, heads, tokens, query_memory);
-      feature_rows(p.feature_map, shape, key + at, heads, tokens, key_memory);
-      const Rows values = copy_rows(shape, value + at, heads, tokens, value_memory);
+      feature_rows(p.feature_map, shape, key + at, heads, tokens, key_memory, value + at);
+      const Rows values = packed_rows(shape, value + at, heads, tokens, value_memory);
       for (int64_t h = 0; h < heads; ++h) {
         float *context = states + h * state, *sum = context + shape.padded * shape.padded;
         const int64_t head = h * shape.padded;

@@ -9,11 +9,12 @@
 // key has a very negative bias.)
 //
 // m, per channel, is the largest key of the document; in causal form the largest so far, raised between
-// granules of rows. Entries of a window live in a ring, so each is computed once per task.
+// granules of rows. A granule finds the entries of its windows in memory: each is computed once per task.
 //
 // Op supplies: kRows, kVecs (vectors per entry and panel), panels, left and right (keys t - left .. t + right
-// are in the window), raise(b, first, last, reference), for_key(b, u, reference, use(panel, entry)),
-// weights_floats() and tile(...); see AFT-local.
+// are in the window), raise(b, first, last, reference), for_entries(b, first, last, reference, use(panel, key, keys,
+// entry_of(i, entry))),
+// memory_floats() and granule(Granule); see AFT-local.
 #pragma once
 
 #include "math.h"
@@ -22,39 +23,45 @@
 
 namespace aft::AFT_ISA {
 
+// Keys whose entries are made panel by panel: few, so that memory is read in its order.
+constexpr int64_t kKeyBlock = 8;
 
-// The entries of a contiguous range of keys, panel by panel.
+// The entries of the keys from `first` on, panel by panel.
 template <int kVecs>
-struct EntryRing {
+struct Entries {
   static constexpr int64_t kUnit = kVecs * kLanes;
   float* data;
-  int64_t capacity;
+  int64_t capacity, origin, first;  // origin: the key at `data`
 
-  float* at(int64_t panel, int64_t key) const { return data + (panel * capacity + key % capacity) * kUnit; }
+  AFT_INLINE float* at(int64_t panel, int64_t key) const { return data + (panel * capacity + key - origin) * kUnit; }
 
-  // Calls f(key, count) for the one or two pieces of [first, last) that are contiguous in memory.
-  template <class F>
-  AFT_INLINE void for_each_run(int64_t first, int64_t last, const F& f) const {
-    while (first < last) {
-      const int64_t count = min(last - first, capacity - first % capacity);
-      f(first, count);
-      first += count;
-    }
+  // The sum of vector v of the entries of [begin, end).
+  AFT_INLINE Vec sum(int64_t panel, int v, int64_t begin, int64_t end) const {
+    const float* from = at(panel, begin) + v * kLanes;
+    Vec sum{};
+    for (int64_t i = 0; i < end - begin; ++i) sum += load(from + i * kUnit);
+    return sum;
   }
 
-  // sums[panel] += entries of [first, last)
-  void add_to(int64_t first, int64_t last, int64_t panels, float* sums) const {
-    for_each_run(first, last, [&](int64_t key, int64_t count) {
-      for (int64_t panel = 0; panel < panels; ++panel)
-        for (int v = 0; v < kVecs; ++v) {
-          const float* from = at(panel, key) + v * kLanes;
-          Vec sum{};
-          for (int64_t i = 0; i < count; ++i) sum += load(from + i * kUnit);
-          float* to = sums + panel * kUnit + v * kLanes;
-          store(to, load(to) + sum);
-        }
-    });
+  // Forgets the keys before `to` of those before `end`, and has room for so many more.
+  void advance(int64_t to, int64_t end, int64_t room, int64_t panels) {
+    first = to;
+    if (end + room <= origin + capacity) return;
+    for (int64_t panel = 0; panel < panels; ++panel)
+      __builtin_memmove(at(panel, origin), at(panel, to), (end - to) * kUnit * sizeof(float));
+    origin = to;
   }
+};
+
+// What an operator needs for the rows of one granule of a document.
+template <int kVecs>
+struct Granule {
+  int64_t document, begin, end;  // its rows
+  int64_t last_key;              // after its last window
+  const Entries<kVecs>& entries;
+  int64_t tiles;
+  const float* outside;  // [panel, tile]: the sums over all keys outside of the tile's windows
+  float* memory;         // memory_floats() of the operator
 };
 
 template <class Op>
@@ -80,8 +87,8 @@ class Windowed {
   }
 
  private:
-  using Ring = EntryRing<Op::kVecs>;
-  static constexpr int64_t kUnit = Ring::kUnit;
+  using EntriesOfOp = Entries<Op::kVecs>;
+  static constexpr int64_t kUnit = EntriesOfOp::kUnit;
   static constexpr int64_t kGranule = 96;
   static constexpr int64_t kRecordFloats = 3 << 18;  // 3 MiB for the segments
 
@@ -99,13 +106,30 @@ class Windowed {
   int64_t boundary(int64_t i) const { return i == 0 ? 0 : i * granule_ - granule_ + op_.right; }
 
   void add_keys(int64_t b, int64_t first, int64_t last, const Record& to) const {
-    for (int64_t u = first; u < last; ++u)
-      op_.for_key(b, u, to.reference, [&](int64_t panel, const Vec(&entry)[Op::kVecs]) AFT_LAMBDA_INLINE {
-        for (int v = 0; v < Op::kVecs; ++v) {
-          float* sum = to.sums + panel * kUnit + v * kLanes;
-          store(sum, load(sum) + entry[v]);
-        }
-      });
+    op_.for_entries(b, first, last, to.reference,
+                    [&](int64_t panel, int64_t, int64_t keys, const auto& entry_of) AFT_LAMBDA_INLINE {
+                      Vec sums[Op::kVecs] = {}, entry[Op::kVecs];
+                      for (int64_t k = 0; k < keys; ++k) {
+                        entry_of(k, entry);
+                        for (int v = 0; v < Op::kVecs; ++v) sums[v] += entry[v];
+                      }
+                      for (int v = 0; v < Op::kVecs; ++v) {
+                        float* sum = to.sums + panel * kUnit + v * kLanes;
+                        store(sum, load(sum) + sums[v]);
+                      }
+                    });
+  }
+
+  void enter_keys(int64_t b, int64_t first, int64_t last, const float* reference, const EntriesOfOp& entries) const {
+    op_.for_entries(b, first, last, reference,
+                    [&](int64_t panel, int64_t u, int64_t keys, const auto& entry_of) AFT_LAMBDA_INLINE {
+                      float* to = entries.at(panel, u);
+                      Vec entry[Op::kVecs];
+                      for (int64_t k = 0; k < keys; ++k) {
+                        entry_of(k, entry);
+                        for (int v = 0; v < Op::kVecs; ++v) store(to + k * kUnit + v * kLanes, entry[v]);
+                      }
+                    });
   }
 
   void clear(const Record& record) const {
@@ -171,8 +195,8 @@ class Windowed {
     }
   }
 
-  // Causal: makes ring and sums relative to the largest key below `last`.
-  void raise_reference(int64_t b, const Ring& ring, int64_t held, int64_t first, int64_t last, const Record& before,
+  // Causal: makes the entries of keys before `first` and the sums relative to the largest key below `last`.
+  void raise_reference(int64_t b, const EntriesOfOp& entries, int64_t first, int64_t last, const Record& before,
                        float* raised) const {
     __builtin_memcpy(raised, before.reference, panels_ * kLanes * sizeof(float));
     op_.raise(b, first, last, raised);
@@ -181,70 +205,71 @@ class Windowed {
       if (!any((IntVec)(from != to))) continue;
       const Vec factor = exp(from - to);
       multiply(before.sums + panel * kUnit, factor);
-      for (int64_t u = held; u < first; ++u) multiply(ring.at(panel, u), factor);
+      for (int64_t u = entries.first; u < first; ++u) multiply(entries.at(panel, u), factor);
       store(before.reference + panel * kLanes, to);
     }
   }
 
   // The rows of one task, granule by granule.
   void rows(int64_t b, int64_t task) const {
-    const int64_t length = length_of(s_, b), capacity = (granule_ + op_.left + op_.right + Op::kRows) | 1;
+    const int64_t length = length_of(s_, b), capacity = (2 * granule_ + op_.left + op_.right) | 1;
     const int64_t tiles = granule_ / Op::kRows;
-    float* memory = task_memory(panels_ * (capacity + Op::kRows) * kUnit + tiles * width_ + width_ +
-                                panels_ * kLanes + op_.weights_floats());
-    const Ring ring{memory, capacity};
-    float* results = memory + panels_ * capacity * kUnit;
-    float* outside = results + panels_ * Op::kRows * kUnit;  // per tile of a granule, the sums after its windows
-    float* sums = outside + tiles * width_;
-    float* raised = sums + width_;
-    float* weights = raised + panels_ * kLanes;
+    float* memory = task_memory(panels_ * capacity * kUnit + tiles * width_ + panels_ * kLanes +
+                                op_.memory_floats());
+    float* outside = memory + panels_ * capacity * kUnit;
+    float* raised = outside + tiles * width_;
 
     const Record before = start(b, task);
     const int64_t first_row = min(task * granules_per_task_ * granule_, length);
     const int64_t last_row = min(first_row + granules_per_task_ * granule_, length);
-    int64_t held = max(0, first_row - op_.left);  // keys before are in the sums, from there to filled in the ring
-    int64_t filled = held;
-    const int64_t first_unsummed = min(held, boundary(segments_before(task)));
-    if (s_.causal) raise_reference(b, ring, first_unsummed, first_unsummed, held, before, raised);
-    add_keys(b, first_unsummed, held, before);
+    int64_t filled = max(0, first_row - op_.left);  // keys before the entries are in the sums
+    EntriesOfOp entries{memory, capacity, filled, filled};
+    const int64_t first_unsummed = min(filled, boundary(segments_before(task)));
+    if (s_.causal) raise_reference(b, entries, first_unsummed, filled, before, raised);
+    add_keys(b, first_unsummed, filled, before);
 
     for (int64_t g = first_row; g < last_row; g += granule_) {
-      const int64_t end = min(g + granule_, last_row), last_key = min(length, g + granule_ + op_.right);
-      if (s_.causal) raise_reference(b, ring, held, filled, last_key, before, raised);
-      for (; filled < last_key; ++filled)
-        op_.for_key(b, filled, before.reference, [&](int64_t panel, const Vec(&entry)[Op::kVecs]) AFT_LAMBDA_INLINE {
-          for (int v = 0; v < Op::kVecs; ++v) store(ring.at(panel, filled) + v * kLanes, entry[v]);
-        });
-      sum_after(ring, g, last_key, segment(b, g / granule_ + 1).sums, outside);
-      for (int64_t t = g, tile = 0; t < end; t += Op::kRows, ++tile) {
-        const int64_t first_key = max(0, t - op_.left);
-        ring.add_to(held, first_key, panels_, before.sums);
-        held = first_key;
-        for (int64_t i = 0; i < width_; i += kLanes)
-          store(sums + i, load(before.sums + i) + load(outside + tile * width_ + i));
-        op_.tile(b, t, min(Op::kRows, end - t), first_key, min(last_key, t + Op::kRows + op_.right), ring, sums, weights,
-                 results);
-      }
+      const int64_t last_key = min(length, g + granule_ + op_.right);
+      if (s_.causal) raise_reference(b, entries, filled, last_key, before, raised);
+      enter_keys(b, filled, last_key, before.reference, entries);
+      filled = last_key;
+      const int64_t next = max(0, min(last_key, g + granule_ - op_.left));
+      sum_outside(entries, g, next, last_key, before.sums, segment(b, g / granule_ + 1).sums, outside);
+      op_.granule({b, g, min(g + granule_, last_row), last_key, entries, tiles, outside, raised + panels_ * kLanes});
+      entries.advance(next, last_key, granule_, panels_);
     }
     op_.clear_rows(b, max(length, task * granules_per_task_ * granule_),
                    min(s_.tokens, (task + 1) * granules_per_task_ * granule_));
   }
 
-  // outside[tile] = the sums of all keys after the windows of the granule's tile; none in causal form.
-  void sum_after(const Ring& ring, int64_t g, int64_t last_key, const float* after, float* outside) const {
+  // outside[panel, tile] = the sums of all keys before and, unless causal, after the windows of the granule's
+  // tile; `before` takes up the entries of keys before `next`.
+  void sum_outside(const EntriesOfOp& entries, int64_t g, int64_t next, int64_t last_key, float* before,
+                   const float* after, float* outside) const {
     const int64_t tiles = granule_ / Op::kRows;
-    if (s_.causal) {
-      __builtin_memset(outside, 0, tiles * width_ * sizeof(float));
-      return;
-    }
-    int64_t end = last_key;
-    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
-      float* to = outside + tile * width_;
-      __builtin_memcpy(to, tile == tiles - 1 ? after : to + width_, width_ * sizeof(float));
-      const int64_t begin = min(end, g + (tile + 1) * Op::kRows + op_.right);
-      ring.add_to(begin, end, panels_, to);
-      end = begin;
-    }
+    for (int64_t panel = 0; panel < panels_; ++panel)
+      for (int v = 0; v < Op::kVecs; ++v) {
+        const int64_t at = panel * kUnit + v * kLanes;
+        float* to = outside + panel * tiles * kUnit + v * kLanes;
+        Vec sum = load(before + at);
+        int64_t key = entries.first;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          const int64_t end = max(key, min(last_key, g + tile * Op::kRows - op_.left));
+          sum += entries.sum(panel, v, key, end);
+          store(to + tile * kUnit, sum);
+          key = end;
+        }
+        store(before + at, sum + entries.sum(panel, v, key, next));
+        if (s_.causal) continue;
+        sum = load(after + at);
+        key = last_key;
+        for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+          const int64_t begin = min(key, g + (tile + 1) * Op::kRows + op_.right);
+          sum += entries.sum(panel, v, begin, key);
+          store(to + tile * kUnit, load(to + tile * kUnit) + sum);
+          key = begin;
+        }
+      }
   }
 
   const Op& op_;

@@ -88,8 +88,12 @@ class Workload:
         }[self.mechanism]
         if self.mechanism == "aft_full":
             moved += 4.0 * self.tokens**2
+        if self.mechanism == "aft_local":
+            # Keys and values twice: no row can be written before all of them are summed.
+            moved += 4.0 * (2 * elements + rows * (2 * WINDOW - 1))
         if self.mechanism == "aft_conv":
-            moved -= 4.0 * rows * (self.dim - HEADS)
+            # For the same reason the values twice; keys are one channel per head.
+            moved += 4.0 * rows * HEADS
         return {"bytes_moved": moved, "flops": flops, "exps": exps}
 
 
