@@ -15,7 +15,7 @@ space := $(subst ,, )
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
-test: lint
+test: lint build/third_party/installed
 	$(BIN)/pytest
 
 # The kernels' own C++ tests: as they ship, and under each sanitizer.
@@ -72,6 +72,17 @@ soak: $(VENV)/installed
 # Apart from .venv: nothing of ours runs on what LitServe brings.
 build/contenders/installed: constraints.txt
 	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt litserve==0.2.19
+	touch $@
+
+# Other people's attention, for tests; without what else those packages ask for, which is much.
+THIRD_PARTY := aft-pytorch==0.2.2 labml==0.5.3 labml-nn==0.5.1 labml-helpers==0.4.89 \
+  linear-attention==0.2.0 linear-attention-transformer==0.19.1 fast-transformer-pytorch==0.0.4 \
+  axial-positional-embedding==0.3.12 colt5-attention==0.11.2 einops==0.8.2 \
+  hyper-connections==0.4.11 linformer==0.2.3 local-attention==1.11.2 product-key-memory==0.3.0 \
+  rotary-embedding-torch==0.9.1 torch-einops-utils==0.2.0
+
+build/third_party/installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party $(THIRD_PARTY)
 	touch $@
 
 lint: $(VENV)/installed

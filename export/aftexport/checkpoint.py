@@ -120,6 +120,16 @@ def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) 
         ) from error
 
 
+def from_factory(factory: str) -> Checkpoint:
+    """The module that ``package.module:callable`` returns, with the weights it has.
+
+    Raises:
+        UsageError: where it cannot be imported or called, or returns something else.
+    """
+    name = factory.rpartition(":")[2]
+    return Checkpoint(Path(name), f"module of {factory}", call_factory(factory))
+
+
 def _refuse_other_formats(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(64)

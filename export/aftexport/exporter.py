@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxscript
 import torch
 from rich.console import Console
@@ -28,7 +29,7 @@ from aftexport.bundle import (
     write_manifest,
     write_model,
 )
-from aftexport.checkpoint import Checkpoint, load
+from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.domain import VERSION as OPERATOR_VERSION
@@ -38,6 +39,9 @@ from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
+from aftexport.fuse.normalise import normalised
+from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.fuse.report import show_recognition
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES, Case, Comparison, worst
@@ -87,10 +91,11 @@ class Traced:
     spec: InputSpec
     precision: str
     cases: Sequence[Case]
+    recognition: Recognition | None
 
 
 def export(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     to: str = "onnx",
     out: str | Path | None = None,
@@ -111,7 +116,8 @@ def export(
     """Exports a model file to a bundle and compares it with PyTorch.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads.
+        path: any of the five kinds that ``aftexport.load`` reads; None for the module as the
+            factory returns it.
         to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
@@ -136,7 +142,9 @@ def export(
         AftexportError: CheckpointError, UsageError, TraceError or EngineError with
             nothing written; ParityError with the bundle kept at ``<out>.failed``.
     """
-    path, console = Path(path), console or Console()
+    console = console or Console()
+    fresh = path is None
+    path = Path((factory or "").rpartition(":")[2] if path is None else path)
     if out is None:
         # "." has no name of its own to put the suffix on.
         out = (path if path.name else path.resolve()).with_suffix(".bundle")
@@ -151,7 +159,11 @@ def export(
     _check_out(failed_out, path, force=True)
 
     with stage(console, f"Reading {path}"):
-        checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+        checkpoint = (
+            from_factory(factory or "")
+            if fresh
+            else load(path, factory=factory, allow_pickle=allow_pickle)
+        )
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
         traced = _trace(checkpoint, to, precision, max_length, opset)
@@ -162,6 +174,8 @@ def export(
             to, asked, precision=traced.precision, max_tokens=traced.spec.max_tokens
         )
     names = _labels(checkpoint, labels, traced)
+    if traced.recognition is not None:
+        show_recognition(traced.recognition, console)
     if text is not None:
         check_tokenizer(text, traced.spec.vocab_size)
 
@@ -306,11 +320,21 @@ def _trace(
     if precision == "auto":
         precision = "fp32"  # until every node was measured
     lowered = lower(program, opset=opset, precision=precision)
+    recognition = None
+    if not operators_in(lowered):
+        # No layers of ours: what there is may be other people's.
+        lowered, recognition = _recognised(lowered)
     model = finish(lowered, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
-    return Traced(lowered, model, spec, precision, cases)
+    return Traced(lowered, model, spec, precision, cases, recognition)
+
+
+def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
+    graph = normalised(lowered)
+    found = recognise(graph)
+    return (ir.to_proto(graph) if found.matches else lowered), found
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
@@ -334,7 +358,8 @@ def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced)
     if logits.ndim != 2:
         raise TraceError(
             f"The model puts out a tensor of shape {logits.shape}.",
-            "Export a classifier: logits [batch, classes].",
+            "Export a classifier, logits [batch, classes]; any other model by torch.onnx.export, "
+            "and run aftexport fuse.",
         )
     count = logits.shape[1]
     names = given if given is not None else checkpoint.labels

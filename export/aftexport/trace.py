@@ -8,9 +8,10 @@ then the portable bodies, attached last, because the exporter would inline them.
 import copy
 import inspect
 import logging
+import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -75,13 +76,17 @@ def capture(
         TraceError: where the forward signature differs, or the model cannot be
             captured for every batch and length.
     """
-    names = tuple(inspect.signature(model.forward).parameters)
-    if names not in (("input_ids", "lengths"), ("input_ids",)):
-        raise TraceError(
-            f"The model's forward takes ({', '.join(names)}).",
-            "Wrap it in a module whose forward takes (input_ids [batch, tokens], lengths [batch]).",
-        )
+    parameters = inspect.signature(model.forward).parameters
+    names = tuple(parameters)
     model = copy.deepcopy(model).eval().to(dtype)
+    if names not in (("input_ids", "lengths"), ("input_ids",)):
+        if not _takes_one(parameters.values()):
+            raise TraceError(
+                f"The model's forward takes ({', '.join(names)}).",
+                "Wrap it in a module whose forward takes (input_ids [batch, tokens], "
+                "lengths [batch]).",
+            )
+        model, names = _OfIds(model), ("input_ids",)
     for module in model.modules():
         if callable(fold := getattr(module, "fold", None)):
             fold()
@@ -102,10 +107,58 @@ def capture(
                 model, tuple(examples[n] for n in names), dynamic_shapes=shapes
             )
     except Exception as error:
+        if max_tokens is None and (bound := _learned_length(str(error))) is not None:
+            return capture(model, dtype=dtype, max_tokens=bound)
         raise TraceError(
             f"torch.export cannot capture the model for every batch and length: {_first(error)}",
-            "Take branches on shapes and values out of forward, or bound --max-length.",
+            _remedy(model, str(error)),
         ) from error
+
+
+class _OfIds(nn.Module):
+    """A module that calls its one input something else."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        output: Tensor = self.module(input_ids)
+        return output
+
+
+def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether a forward can be called with one positional tensor."""
+    first, *rest = *parameters, None
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return (
+        first is not None
+        and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and all(p is None or p.default is not p.empty or p.kind in variable for p in rest)
+    )
+
+
+def _remedy(model: nn.Module, complaint: str) -> str:
+    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return (
+            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
+            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+        )
+    if "data is not allocated" in complaint:
+        return (
+            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
+            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
+            "self.wbias * band: AFT-local is recognised there."
+        )
+    return "Take branches on shapes and values out of forward, or bound --max-length."
+
+
+def _learned_length(complaint: str) -> int | None:
+    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
+    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
+    # A whole slice is another branch for it, so the last length is beyond the bound.
+    bounds += [int(n) - 1 for n in re.findall(r"\.size\(\)\[1\] != (\d+)", complaint)]
+    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
 
 
 def input_spec(program: ExportedProgram) -> InputSpec:

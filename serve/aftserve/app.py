@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
-from aftserve import bodies, presence
+from aftserve import bodies, presence, streams
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference.routes import create_router
@@ -15,17 +15,23 @@ from aftserve.presence import DeadlineSeconds, while_wanted
 from aftserve.problems import handle_problems, responses
 from aftserve.receiving import ReceivingLimits
 from aftserve.schemas import (
+    DocumentRequest,
     DocumentResult,
     InferRequest,
     InferResponse,
     Info,
     ParityCheck,
     ParityReport,
-    ParityRequest,
     Problem,
     Status,
 )
 from aftserve.service import Service
+
+_INFER = bodies.takes(InferRequest)
+_INFER["requestBody"]["content"] |= {
+    "text/plain": {"schema": {"type": "string"}},
+    "application/x-ndjson": {"schema": {"type": "string", "description": "Objects, one a line."}},
+}
 
 
 def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
@@ -70,15 +76,39 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     def deadline_of(request: Request, seconds: float | None) -> float:
         return presence.deadline_of(request, seconds, settings.deadline_seconds)
 
-    @guarded.post("/infer", responses=problems, openapi_extra=bodies.takes(InferRequest))
+    @guarded.post(
+        "/infer",
+        response_model=DocumentResult | InferResponse,
+        responses=problems,
+        openapi_extra=_INFER,
+    )
     async def infer(
         request: Request, deadline_seconds: DeadlineSeconds = None
-    ) -> DocumentResult | InferResponse:
-        """Classifies one document (`text`) or several (`texts`, `input_ids`)."""
+    ) -> DocumentResult | InferResponse | Response:
+        """Classifies one document, or several.
+
+        JSON has `text`, or `texts` or `input_ids` of several; plain text is one document; of
+        newline-delimited JSON each line has `text` or `input_ids`, and a line of the answer.
+        """
         service.check_open()
-        most = settings.max_documents
-        body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
+        most = settings.max_documents
+        match bodies.media_type(request):
+            case "text/plain":
+                text = await streams.read_text(request, service.model.classifier)
+                body = InferRequest(text=text, texts=None, input_ids=None)
+            case "application/x-ndjson":
+                lines = await streams.classify_lines(
+                    request,
+                    lambda documents: service.classify(documents, deadline),
+                    most=most,
+                    deadline=deadline,
+                )
+                note(request, documents=len(lines))
+                content = "".join(line.model_dump_json() + "\n" for line in lines)
+                return Response(content, media_type="application/x-ndjson")
+            case _:
+                body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         results = await while_wanted(
             service.classify(body.documents, deadline), request.receive, deadline
         )
@@ -90,12 +120,12 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(ParityRequest))
+    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(DocumentRequest))
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
         most = service.model.classifier.max_tokens
-        body = await bodies.read(request, ParityRequest, input_ids=most)
+        body = await bodies.read(request, DocumentRequest, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
         return await while_wanted(
             service.compare(body.document, deadline), request.receive, deadline

@@ -36,7 +36,7 @@ async def read(request: Request, model: type[Model], **most: int) -> Model:
         RequestValidationError: a field is not as the model has it.
         ClientGoneError: it did not arrive.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request)
     if kind != "application/json" and not kind.endswith("+json"):
         raise NotJsonError(
             "The body's content type is not application/json.", "Send JSON, and say so."
@@ -46,15 +46,25 @@ async def read(request: Request, model: type[Model], **most: int) -> Model:
 
 async def receive(request: Request) -> bytes:
     """Receives a body of any type; raises NotJsonError where it is compressed."""
+    check_encoding(request)
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise ClientGoneError from None
+
+
+def check_encoding(request: Request) -> None:
+    """Raises NotJsonError where a body is compressed."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise NotJsonError(
             f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
         )
-    try:
-        return await request.body()
-    except ClientDisconnect:
-        raise ClientGoneError from None
+
+
+def media_type(request: Request) -> str:
+    """What a body says that it is, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def parse(body: bytes, model: type[Model], **most: int) -> Model:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from aftexport.cli import bench, build, demo, export, inspect, verify
+from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
 from aftexport.errors import AftexportError
 from aftexport.report import accept_any_terminal
 
@@ -16,6 +16,7 @@ COMMANDS = {
     "inspect": inspect.run,
     "build": build.run,
     "bench": bench.run,
+    "fuse": fuse.run,
     "demo": demo.run,
 }
 """The subcommands; any other first word is a model to export."""

@@ -13,12 +13,14 @@ A model file may be
   a torch.export program (.pt2),
   a folder of config.json and model.safetensors,
   a pickled module, only with --allow-pickle: it runs whatever code it holds.
+Without a file, --model alone exports the module as its factory returns it.
 
 Subcommands (aftexport COMMAND --help tells more)
   aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
   aftexport inspect BUNDLE|MODEL      what it holds, and which path each operator takes
   aftexport build BUNDLE              build its TensorRT engine for this machine
   aftexport bench BUNDLE              time it: by length, by stage, against PyTorch
+  aftexport fuse IN.onnx OUT.onnx     make operators of the linear attention in any model
   aftexport demo                      train a small model, export it, serve it, ask it
 
 Exit status: 0 done; 1 parity outside tolerance; 2 bad input, nothing written.
@@ -33,7 +35,8 @@ def run(words: list[str]) -> int:
         _EPILOG,
     )
     add = parser.add_argument
-    add("model", type=Path, help="the model file or folder")
+    add("model", type=Path, nargs="?", help="the model file or folder")
+    add("--weights", type=Path, metavar="FILE", help="the same, with --model")
     add("--to", required=True, choices=["onnx", "trt", "trt-rtx"],
         help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
         "portable one, built here, GPU or not")  # fmt: skip
@@ -60,8 +63,13 @@ def run(words: list[str]) -> int:
     from aftexport.engines.settings import EngineOptions
     from aftexport.exporter import export
 
+    if options.model is not None and options.weights is not None:
+        parser.error("--weights names the model file; leave one of the two out")
+    path = options.model or options.weights
+    if path is None and options.factory is None:
+        parser.error("a model file, or --model PACKAGE.MODULE:FACTORY, is required")
     export(
-        options.model,
+        path,
         to=options.to,
         out=options.out,
         precision=options.precision,

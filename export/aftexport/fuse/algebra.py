@@ -1,0 +1,327 @@
+"""Formulas over named axes, in a normal form in which every way to write a mechanism is one.
+
+A formula is a product of factors with powers. What tells implementations apart is gone from it:
+the order of factors, division and reciprocal, how dims lie, which product is taken first. In
+particular
+
+    exp(a + b) = exp(a) exp(b),  softmax_u(a) = exp(a) / sum_u exp(a),  sum_u sum_v = sum_uv,
+    sum_u f g[u] = f sum_u g[u],  f / f = 1:
+
+a maximum that is subtracted from logits leaves the sum where it does not depend on the summed
+axis, and cancels; where it does depend on it, it stays and is seen.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor of the graph that is not looked into."""
+
+    value: ir.Value
+    dims: Dims
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """An elementwise function of formulas, which a tensor of the graph holds."""
+
+    name: str
+    arguments: "tuple[Product, ...]"
+    value: ir.Value
+    dims: Dims
+
+
+@dataclass(frozen=True, eq=False)
+class Plus:
+    """A sum of terms; ``value`` holds it where the graph has it as it is."""
+
+    terms: "tuple[Product, ...]"
+    value: ir.Value | None
+    dims: Dims
+
+
+@dataclass(frozen=True, eq=False)
+class Exp:
+    """An exponential; its argument has the coefficient 1."""
+
+    argument: "Product"
+
+
+@dataclass(frozen=True, eq=False)
+class Over:
+    """A sum over axes."""
+
+    axes: tuple[Axis, ...]
+    body: "Product"
+
+
+@dataclass(frozen=True, eq=False)
+class Greatest:
+    """A maximum over axes."""
+
+    axes: tuple[Axis, ...]
+    body: "Product"
+
+
+@dataclass(frozen=True, eq=False)
+class Count:
+    """The size of an axis that is not fixed."""
+
+    axis: Axis
+
+
+@dataclass(frozen=True, eq=False)
+class UpTo:
+    """1 where the position on ``key`` is not after that on ``query``, else 0."""
+
+    query: Axis
+    key: Axis
+
+
+Atom = Leaf | Function | Plus | Exp | Over | Greatest | Count | UpTo
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """``coefficient * exp(exponent) * prod atom^power``; ``exponent`` keeps what would overflow."""
+
+    factors: tuple[tuple[Atom, float], ...] = ()
+    coefficient: float = 1.0
+    exponent: float = 0.0
+
+
+ONE = Product()
+
+
+def number(value: float) -> Product:
+    """A constant."""
+    return Product(coefficient=value)
+
+
+def one(atom: Atom) -> Product:
+    """An atom as a formula."""
+    return Product(((atom, 1.0),))
+
+
+def sole(product: Product) -> Atom | None:
+    """The atom that a formula is, if it is just that."""
+    if len(product.factors) == 1 and product.coefficient == 1.0 and product.exponent == 0.0:
+        atom, power = product.factors[0]
+        return atom if power == 1.0 else None
+    return None
+
+
+def scaled(product: Product, by: float) -> Product:
+    """``by`` times a formula."""
+    return Product(product.factors, product.coefficient * by, product.exponent)
+
+
+def times(*products: Product) -> Product:
+    """The product of formulas; equal factors become one, and a power of 0 is gone."""
+    merged: dict[str, tuple[Atom, float]] = {}
+    for product in products:
+        for atom, power in product.factors:
+            name = key(one(atom))
+            merged[name] = (atom, merged[name][1] + power if name in merged else power)
+    factors = tuple(pair for _, pair in sorted(merged.items()) if pair[1] != 0.0)
+    coefficient = math.prod(product.coefficient for product in products)
+    return Product(factors, coefficient, sum(product.exponent for product in products))
+
+
+def power(product: Product, to: float) -> Product:
+    """A formula to a constant power."""
+    if product.coefficient <= 0.0 and to != int(to):
+        # The root of what may be negative is no product of roots.
+        raise ValueError
+    if product.coefficient == 0.0 and to < 0:
+        raise ValueError
+    factors = tuple((atom, p * to) for atom, p in product.factors)
+    return Product(factors, product.coefficient**to, product.exponent * to)
+
+
+def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
+    """The sum of formulas; equal terms become one."""
+    merged: dict[str, Product] = {}
+    for term in terms:
+        inner = sole(term)
+        for part in inner.terms if isinstance(inner, Plus) else (term,):
+            part = Product(part.factors, part.coefficient * math.exp(part.exponent))
+            name = key(Product(part.factors))
+            before = merged[name].coefficient if name in merged else 0.0
+            merged[name] = Product(part.factors, part.coefficient + before)
+    left = [merged[name] for name in sorted(merged) if merged[name].coefficient != 0.0]
+    if not left:
+        return number(0.0)
+    return left[0] if len(left) == 1 else one(Plus(tuple(left), value, dims))
+
+
+def exponential(product: Product) -> Product:
+    """``exp`` of a formula, of each of its terms apart."""
+    if not product.factors:
+        return Product(exponent=product.coefficient * math.exp(product.exponent))
+    coefficient = product.coefficient * math.exp(product.exponent)
+    if len(product.factors) == 1 and product.factors[0][1] == 1.0:
+        atom = product.factors[0][0]
+        if isinstance(atom, Plus):
+            return times(*(_exponential_of_term(scaled(t, coefficient)) for t in atom.terms))
+    return _exponential_of_term(Product(product.factors, coefficient))
+
+
+def _exponential_of_term(term: Product) -> Product:
+    if not term.factors:
+        return Product(exponent=term.coefficient)
+    atom = sole(Product(term.factors))
+    if isinstance(atom, Function) and atom.name == "Log":
+        return power(atom.arguments[0], term.coefficient)
+    return Product(((Exp(Product(term.factors)), term.coefficient),))
+
+
+def over(axes: Iterable[Axis], product: Product) -> Product:
+    """The sum over axes; what does not depend on them stands before it."""
+    bound = set(flat(axes))
+    inside: list[tuple[Atom, float]] = []
+    outside: list[tuple[Atom, float]] = []
+    waiting = list(product.factors)
+    while waiting:
+        atom, exponent = waiting.pop()
+        if exponent == 1.0 and isinstance(atom, Over) and free(one(atom)) & bound:
+            bound |= set(flat(atom.axes))
+            waiting += [*atom.body.factors]
+            product = Product((), product.coefficient * atom.body.coefficient, product.exponent)
+        else:
+            (inside if free(one(atom)) & bound else outside).append((atom, exponent))
+    # An Over that came in later may have bound what was put outside.
+    outside, late = (
+        [f for f in outside if not free(one(f[0])) & bound],
+        [f for f in outside if free(one(f[0])) & bound],
+    )
+    sums = [_counted(axis) for axis in bound - free(Product(tuple(inside + late)))]
+    sums += [
+        one(Over(tuple(bound & free(group)), group)) for group in _connected(inside + late, bound)
+    ]
+    return times(Product(tuple(outside), product.coefficient, product.exponent), *sums)
+
+
+def _counted(axis: Axis) -> Product:
+    return number(float(axis.sizes[0])) if axis.is_fixed else one(Count(axis))
+
+
+def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Product]:
+    """Groups of factors that share summed axes; a sum of unconnected ones is a product of sums."""
+    groups: list[tuple[set[Axis], list[tuple[Atom, float]]]] = []
+    for factor in factors:
+        axes, members = free(one(factor[0])) & bound, [factor]
+        for group in [g for g in groups if g[0] & axes]:
+            groups.remove(group)
+            axes, members = axes | group[0], group[1] + members
+        groups.append((axes, members))
+    return [times(Product(tuple(members))) for _, members in groups]
+
+
+def greatest(axes: Iterable[Axis], product: Product) -> Product:
+    """The maximum over axes."""
+    return one(Greatest(flat(axes), product))
+
+
+def free(product: Product) -> set[Axis]:
+    """The axes a formula depends on."""
+    found: set[Axis] = set()
+    for atom, _ in product.factors:
+        match atom:
+            case Leaf():
+                found |= {axis for axes in flat_dims(atom.dims) for axis in axes}
+            case Function():
+                found.update(*(free(argument) for argument in atom.arguments))
+            case Plus():
+                found.update(*(free(term) for term in atom.terms))
+            case Exp():
+                found |= free(atom.argument)
+            case Over() | Greatest():
+                found |= free(atom.body) - set(flat(atom.axes))
+            case UpTo():
+                found |= set(flat((atom.query, atom.key)))
+            case Count():
+                pass
+    return found
+
+
+def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
+    """The formula with other axes in place of its own."""
+
+    def dims(of: Dims) -> Dims:
+        return tuple(tuple(axes.get(a, a) for a in flat(dim)) for dim in of)
+
+    def atom_of(atom: Atom) -> Atom:
+        match atom:
+            case Leaf():
+                return Leaf(atom.value, dims(atom.dims))
+            case Function():
+                arguments = tuple(substitute(a, axes) for a in atom.arguments)
+                return Function(atom.name, arguments, atom.value, dims(atom.dims))
+            case Plus():
+                terms = tuple(substitute(t, axes) for t in atom.terms)
+                return Plus(terms, atom.value, dims(atom.dims))
+            case Exp():
+                return Exp(substitute(atom.argument, axes))
+            case Over():
+                return Over(atom.axes, substitute(atom.body, axes))
+            case Greatest():
+                return Greatest(atom.axes, substitute(atom.body, axes))
+            case UpTo():
+                return UpTo(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
+            case Count():
+                return Count(axes.get(atom.axis, atom.axis))
+
+    factors = tuple((atom_of(atom), exponent) for atom, exponent in product.factors)
+    return Product(factors, product.coefficient, product.exponent)
+
+
+def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
+    """A text that is the same for equal formulas, whatever their summed axes are called."""
+    names = names or {}
+
+    def name(axis: Axis) -> str:
+        return names.get(axis, f"#{id(axis)}")
+
+    def bound(kind: str, axes: tuple[Axis, ...], body: Product) -> str:
+        own = [f"{len(names)}.{i}" for i in range(len(axes))]
+        orders = (dict(zip(order, own, strict=True)) for order in itertools.permutations(axes))
+        return min(f"{kind}{len(axes)}({key(body, {**names, **order})})" for order in orders)
+
+    def dims(of: Dims) -> str:
+        return "|".join(",".join(name(a) for a in axes) for axes in flat_dims(of) if axes)
+
+    def text(atom: Atom) -> str:
+        match atom:
+            case Leaf():
+                return f"leaf{id(atom.value)}[{dims(atom.dims)}]"
+            case Function():
+                return f"{atom.name}({';'.join(key(a, names) for a in atom.arguments)})"
+            case Plus():
+                return f"plus({'+'.join(sorted(key(t, names) for t in atom.terms))})"
+            case Exp():
+                return f"exp({key(atom.argument, names)})"
+            case Over():
+                return bound("sum", flat(atom.axes), atom.body)
+            case Greatest():
+                return bound("max", flat(atom.axes), atom.body)
+            case UpTo():
+                parts = "|".join(",".join(map(name, flat((a,)))) for a in (atom.query, atom.key))
+                return f"upto({parts})"
+            case Count():
+                return f"count({id(atom.axis)})"
+
+    factors = sorted(f"{text(atom)}^{exponent:.12g}" for atom, exponent in product.factors)
+    if product.coefficient != 1.0:
+        factors.insert(0, f"{product.coefficient:.12g}")
+    if product.exponent:
+        factors.insert(0, f"e^{product.exponent:.12g}")
+    return "*".join(factors)

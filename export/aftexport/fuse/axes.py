@@ -1,0 +1,96 @@
+"""Axes of tensors as things of their own, so that what permutes, splits and merges dims is
+bookkeeping and not arithmetic.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Sizes = tuple[int, ...]
+"""The size of something in each of the runs that a graph was measured in."""
+
+
+@dataclass(eq=False)
+class Axis:
+    """An index that a formula runs over.
+
+    Attributes:
+        sizes: in each measured run; one that is the same in all is fixed.
+        parts: what it turned out to be made of, slowest first.
+    """
+
+    sizes: Sizes
+    parts: "tuple[Axis, ...] | None" = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the size is the same in every run."""
+        return len(set(self.sizes)) == 1
+
+
+Dims = tuple[tuple[Axis, ...], ...]
+"""For each dim of a tensor the axes it is made of, slowest first; none where its size is 1."""
+
+
+class LayoutError(Exception):
+    """Dims that do not come apart into axes."""
+
+
+def flat(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The axes that have no parts, in order."""
+    result: list[Axis] = []
+    for axis in axes:
+        result += [axis] if axis.parts is None else flat(axis.parts)
+    return tuple(result)
+
+
+def flat_dims(dims: Dims) -> Dims:
+    """``flat`` for every dim."""
+    return tuple(flat(axes) for axes in dims)
+
+
+def size(axes: Iterable[Axis], runs: int) -> Sizes:
+    """How many entries axes have together, in each run."""
+    axes = list(axes)
+    return tuple(math.prod(axis.sizes[run] for axis in axes) for run in range(runs))
+
+
+def fresh(sizes: Sizes) -> tuple[Axis, ...]:
+    """A new axis for a dim; none where it has one entry in every run."""
+    return () if set(sizes) == {1} else (Axis(sizes),)
+
+
+def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
+    """Distributes axes over the dims of ``shape``, as a reshape does, splitting where it must.
+
+    Raises:
+        LayoutError: where that takes a split that does not come out even.
+    """
+    rest = list(flat(axes))
+    dims = []
+    for wanted in shape:
+        dim: list[Axis] = []
+        while (have := size(dim, len(wanted))) != wanted:
+            if not rest:
+                raise LayoutError
+            axis = rest.pop(0)
+            if any(h * s > w for h, s, w in zip(have, axis.sizes, wanted, strict=True)):
+                axis, remainder = _split(axis, have, wanted)
+                rest.insert(0, remainder)
+            dim.append(axis)
+        dims.append(tuple(dim))
+    if rest:
+        raise LayoutError
+    return tuple(dims)
+
+
+def _split(axis: Axis, have: Sizes, wanted: Sizes) -> tuple[Axis, Axis]:
+    if any(w % h for h, w in zip(have, wanted, strict=True)):
+        raise LayoutError
+    slow = tuple(w // h for h, w in zip(have, wanted, strict=True))
+    if any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
+        raise LayoutError
+    fast = tuple(whole // part for whole, part in zip(axis.sizes, slow, strict=True))
+    parts = Axis(slow), Axis(fast)
+    axis.parts = parts
+    return parts

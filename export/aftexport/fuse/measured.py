@@ -1,0 +1,154 @@
+"""A graph run at several sizes, to know the shape of everything in it.
+
+Shapes in a file are incomplete, and names of its dims prove nothing: what differs from run to run
+is a dynamic axis, what does not is a fixed one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+_BATCH_AND_TOKENS = ((2, 7), (3, 5))
+"""Of the runs that axes are told apart by."""
+_MORE = ((1, 1), (2, 33))
+"""Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
+
+
+class UnmeasurableError(Exception):
+    """No sizes were found that the model runs with."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The values of a graph, as they came out of runs at different sizes.
+
+    Attributes:
+        model: that was run.
+        runs: by name, for the runs that tell axes apart.
+        more: the same, at sizes on the edge.
+    """
+
+    model: onnx.ModelProto
+    runs: Sequence[Arrays]
+    more: Sequence[Arrays]
+
+    def constant(self, value: ir.Value | None) -> NDArray[np.generic] | None:
+        """The numbers of an initializer, None for what is computed."""
+        if value is None or value.const_value is None or value.is_graph_input():
+            return None
+        return value.const_value.numpy()
+
+    def has(self, value: ir.Value) -> bool:
+        """Whether a value was there when the graph was measured."""
+        return str(value.name) in self.runs[0]
+
+    def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
+        """The shape in every run."""
+        array = self.constant(value)
+        if array is not None:
+            return [array.shape] * len(self.runs)
+        if any(value.name not in run for run in self.runs):
+            return None
+        return [run[str(value.name)].shape for run in self.runs]
+
+    def dtype(self, value: ir.Value) -> np.dtype[np.generic]:
+        """The type of the numbers."""
+        array = self.constant(value)
+        return array.dtype if array is not None else self.runs[0][str(value.name)].dtype
+
+    def is_float(self, value: ir.Value) -> bool:
+        """Whether the numbers are floating-point."""
+        array = self.constant(value)
+        if array is None:
+            array = self.runs[0].get(str(value.name))
+        return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
+
+    def alone(self, value: ir.Value, tokens: int) -> NDArray[np.generic] | None:
+        """A value at another length, where that runs; nothing else of the graph is computed."""
+        model = _with_outputs(self.model, [str(value.name)])
+        for batch, length in ((1, tokens), (tokens, 1)):
+            try:
+                engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+                array = _run(engine, self.model, batch, length, True)[str(value.name)]
+            except EngineError:
+                continue
+            if tokens in array.shape:
+                return array
+        return None
+
+
+def measure(model: onnx.ModelProto) -> Measured:
+    """Runs a model at several sizes.
+
+    Raises:
+        UnmeasurableError: with the runtime's reason.
+    """
+    names = [name for node in model.graph.node for name in node.output if name]
+    traced = _with_outputs(model, names)
+    try:
+        engine = OnnxRuntimeEngine(traced.SerializeToString(), threads=1, fused=False)
+    except (EngineError, ValueError) as error:
+        raise UnmeasurableError(str(error)) from error
+    reason = ""
+    for names_matter in (True, False):
+        runs = []
+        try:
+            for batch, tokens in _BATCH_AND_TOKENS:
+                runs.append(_run(engine, model, batch, tokens, names_matter))
+        except EngineError as error:
+            reason = reason or str(error)
+            continue
+        more = []
+        for batch, tokens in _MORE:
+            try:
+                more.append(_run(engine, model, batch, tokens, names_matter))
+            except EngineError:
+                continue  # not every model takes one token, or 33
+        return Measured(model, runs, more)
+    raise UnmeasurableError(reason)
+
+
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    del changed.graph.output[:]
+    del changed.graph.value_info[:]
+    changed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return changed
+
+
+def _run(
+    engine: OnnxRuntimeEngine, model: onnx.ModelProto, batch: int, tokens: int, names_matter: bool
+) -> Arrays:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    sizes: dict[str, int] = {}
+    random = np.random.default_rng(0)
+    inputs: dict[str, NDArray[np.generic]] = {}
+    for given in model.graph.input:
+        if given.name in constants:
+            continue
+        shape = []
+        for index, dim in enumerate(given.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                shape.append(dim.dim_value)
+            elif names_matter and dim.dim_param in sizes:
+                shape.append(sizes[dim.dim_param])
+            else:
+                shape.append(batch if index == 0 else tokens)
+                sizes[dim.dim_param] = shape[-1]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
+        if dtype.kind in "iub":
+            # 1 is an id, a length, and what a mask has where a token counts.
+            inputs[given.name] = np.ones(shape, dtype)
+        else:
+            inputs[given.name] = random.standard_normal(shape).astype(dtype)
+    return {**inputs, **engine.run(inputs)}

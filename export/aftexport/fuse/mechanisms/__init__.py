@@ -1,0 +1,17 @@
+"""A pattern for each mechanism: its formula, and what it takes to be sure of it."""
+
+from aftexport.fuse.mechanisms import (
+    aft,
+    efficient_attention,
+    fastformer,
+    linear_attention,
+)
+from aftexport.fuse.pattern import Pattern
+
+PATTERNS: dict[str, Pattern] = {
+    "fastformer": fastformer.match,
+    "efficient_attention": efficient_attention.match,
+    "linear_attention": linear_attention.match,
+    "aft": aft.match,
+}
+"""In the order they are tried; no value is two of them."""

@@ -1,0 +1,240 @@
+"""What the AFT mechanisms have in common: a mean of values, weighted channel by channel.
+
+G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
+from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.measured import Measured
+from aftexport.fuse.pattern import (
+    Factor,
+    NearMissError,
+    Operand,
+    Subject,
+    aligned,
+    by_dependence,
+    check_maxima,
+    gate,
+    holds_infinity,
+    logits_of,
+    packed,
+    refuse_changed_denominator,
+    refuse_clamped,
+    same_size,
+    sums,
+    without,
+)
+from aftexport.fuse.reading import rests_on_inputs
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """A mean over ``summed`` that is a row of the output for each of ``tokens``.
+
+    Attributes:
+        subject: the value that it is.
+        keys: factors of the weights that do not depend on the query's position.
+        biases: those that do, on nothing but the two positions.
+        value: what is averaged.
+        outer: what the mean is multiplied by.
+        summed: axes of the keys' positions.
+        tokens: axes of the queries'.
+        batch: axes that are packed into the first dim.
+        channels: axes that are packed into the last.
+        causal: whether keys after the query's position are left out.
+    """
+
+    subject: Subject
+    keys: Product
+    biases: Product
+    value: Product
+    outer: Product
+    summed: tuple[Axis, ...]
+    tokens: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    channels: tuple[Axis, ...]
+    causal: bool
+
+    def groups(self, positions: tuple[Axis, ...]) -> Dims:
+        """Dims of ``[B, T, D]``."""
+        return (self.batch, positions, self.channels)
+
+    @property
+    def key_operand(self) -> Operand:
+        """The keys: the logarithm of their weights."""
+        exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
+        weights = without(self.keys, exponentials)
+        logits = logits_of(exponentials)
+        floored = holds_infinity(logits, self.subject.measured)
+        return Operand(logits, self.groups(self.summed), weights, floored)
+
+    @property
+    def value_operand(self) -> Operand:
+        """The values."""
+        return Operand(self.value, self.groups(self.summed))
+
+    @property
+    def gating(self) -> tuple[str, Operand] | None:
+        """The gate and its query; ``none`` where there is nothing outside the mean."""
+        factors = self.outer.factors
+        if not factors:
+            return "none", Operand(self.value, self.groups(self.summed))
+        found = gate(self.subject, list(factors))
+        return (found[0], Operand(found[1], self.groups(self.tokens))) if found else None
+
+
+def weighted_mean(subject: Subject) -> WeightedMean | None:
+    """Takes the formula of a subject apart; raises NearMissError."""
+    formula = subject.formula
+    numerators = sums(formula.factors, 1.0)
+    if len(numerators) != 1:
+        return None
+    (numerator,) = numerators
+    summed = flat(numerator.axes)
+    if not any(isinstance(atom, Exp) and p > 0 for atom, p in numerator.body.factors):
+        return None
+    denominators = sums(formula.factors, -1.0)
+    if not denominators:
+        refuse_changed_denominator(formula.factors)
+        for inner in sums(numerator.body.factors, -1.0):
+            if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
+                raise NearMissError("the softmax is over another axis than the sum of the values")
+        return None
+    if len(denominators) != 1:
+        return None
+    found = aligned(denominators[0], numerator.body, summed)
+    if found is None or found[1] != set(summed):
+        raise NearMissError("numerator and denominator have different weights")
+    weights = found[0]
+    value = without(numerator.body, weights)
+    if not set(summed) <= free(value):
+        return None
+    return _with_roles(subject, denominators[0], weights, value, summed)
+
+
+def _with_roles(
+    subject: Subject, denominator: Over, weights: Product, value: Product, summed: tuple[Axis, ...]
+) -> WeightedMean | None:
+    formula = subject.formula
+    tokens = tuple(axis for axis in subject.axes if axis not in free(value))
+    biases, keys = by_dependence(weights, set(tokens))
+    reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
+    biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
+    if not keys.factors or free(keys) != free(value):
+        return None  # attention of another kind: its weights are not of each key channel
+    if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
+        return None  # logits that are products of queries and keys
+    if not tokens:
+        return None  # pooling: one row for all tokens
+    refuse_clamped(keys)
+    refuse_clamped(biases)
+    strange = free(biases) - {*summed, *tokens}
+    if strange:
+        raise NearMissError("the position bias depends on more than two positions")
+    if not same_size(tokens, summed):
+        raise NearMissError("queries and keys are of different sequences")
+    check_maxima(subject, [denominator])
+    outer = tuple(
+        (atom, p)
+        for atom, p in formula.factors
+        if not (isinstance(atom, Over) and p in (1.0, -1.0))
+    )
+    others = [axis for axis in subject.axes if axis not in tokens]
+    batch, channels = packed(subject, others)
+    if not np.isclose(formula.coefficient * np.exp(formula.exponent), 1.0, rtol=1e-12):
+        raise NearMissError("the mean is scaled, as where it is divided by the number of tokens")
+    return WeightedMean(
+        subject,
+        keys,
+        biases,
+        value,
+        Product(outer),
+        summed,
+        tokens,
+        batch,
+        channels,
+        bool(reach),
+    )
+
+
+def _argument(factor: Factor) -> Product:
+    atom = factor[0]
+    return atom.argument if isinstance(atom, Exp) else one(atom)
+
+
+def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
+    """The biases as a constant ``[Tmax, Tmax]``, None where the graph computes them from others.
+
+    A graph for any length cuts a corner out of a larger constant; the constant is what is given.
+    """
+    if len(mean.tokens) != 1 or len(mean.summed) != 1:
+        return None
+    order = (mean.tokens[0], mean.summed[0])
+    full = _evaluate(mean.biases, order, mean.subject.measured)
+    if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.log(full)
+
+
+def _evaluate(
+    product: Product, order: tuple[Axis, ...], measured: Measured
+) -> NDArray[np.float64] | None:
+    result = np.array(product.coefficient * np.exp(product.exponent))
+    for atom, power in product.factors:
+        given: NDArray[np.float64] | None = None
+        if isinstance(atom, Exp):
+            inner = _evaluate(atom.argument, order, measured)
+            given = None if inner is None else np.exp(inner)
+        elif isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
+            given = _laid_out(atom.value, atom.dims, order, measured)
+        if given is None:
+            return None
+        try:
+            result = result * given**power
+        except ValueError:  # corners of constants of different sizes
+            return None
+    return result
+
+
+def _laid_out(
+    value: ir.Value, dims: Dims, order: tuple[Axis, ...], measured: Measured
+) -> NDArray[np.float64] | None:
+    array = whole(value, measured)
+    dims = flat_dims(dims)
+    own = [axes[0] for axes in dims if axes]
+    if array is None or any(len(axes) > 1 for axes in dims) or set(own) - set(order):
+        return None
+    sizes = dict(
+        zip(own, (n for n, axes in zip(array.shape, dims, strict=True) if axes), strict=True)
+    )
+    array = array.astype(np.float64).reshape([sizes[axis] for axis in own])
+    array = array.transpose([own.index(axis) for axis in order if axis in own])
+    return array.reshape([sizes.get(axis, 1) for axis in order])
+
+
+def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
+    """A constant, or what a corner is cut out of for the length of the document."""
+    array = measured.constant(value)
+    if array is not None or rests_on_inputs(value):
+        return array
+    for tokens in {n for constant in _constants(value, measured) for n in constant.shape if n > 1}:
+        array = measured.alone(value, tokens)
+        if array is not None and tokens == max(array.shape):
+            runs = [run[str(value.name)] for run in (*measured.runs, *measured.more)]
+            if all(np.array_equal(array[tuple(map(slice, r.shape))], r) for r in runs):
+                return array
+    return None
+
+
+def _constants(value: ir.Value, measured: Measured) -> list[NDArray[np.generic]]:
+    array, node = measured.constant(value), value.producer()
+    if array is not None or node is None:
+        return [array] if array is not None else []
+    return [c for v in node.inputs if v is not None for c in _constants(v, measured)]

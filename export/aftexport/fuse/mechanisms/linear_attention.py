@@ -1,0 +1,139 @@
+"""Linear attention, by its formula, with or without eps; causal, sums run up to u = t:
+
+sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
+"""
+
+import numpy as np
+
+from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
+from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.mechanisms._weighted_mean import whole
+from aftexport.fuse.mechanisms.efficient_attention import heads_of
+from aftexport.fuse.pattern import (
+    Elementwise,
+    Factor,
+    NearMissError,
+    Operand,
+    Rewrite,
+    Subject,
+    aligned,
+    check_tokens,
+    classified,
+    fixed_sum,
+    leaves,
+    refuse_changed_denominator,
+    same_size,
+    single,
+    size_of,
+    sums,
+    without,
+)
+
+FEATURE_MAPS: dict[str, Elementwise] = {
+    "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),
+    "relu": lambda x: np.maximum(x, 0.0),
+}
+_LOWEST = -10.0
+"""Below it elu(x) + 1, as it is written, has lost five digits of exp(x) in float64 or more."""
+
+
+def match(subject: Subject) -> Rewrite | None:
+    """See ``Pattern``."""
+    formula = subject.formula
+    numerators = sums(formula.factors, 1.0)
+    if len(numerators) != 1 or len(formula.factors) != 2:
+        return None
+    body, bound = numerators[0].body, flat(numerators[0].axes)
+    below = next(((a, p) for a, p in formula.factors if a is not numerators[0]), None)
+    if below is None or below[1] != -1.0 or len(bound) < 2:
+        return None
+    denominator = fixed_sum(one(below[0]))
+    if denominator is None:
+        refuse_changed_denominator(formula.factors)
+        return None
+    total, eps = denominator
+    found = aligned(total, body, bound)
+    if found is None:
+        raise NearMissError("numerator and denominator have different weights")
+    weights, value = found[0], without(body, found[0])
+    return _with_roles(subject, bound, weights, value, eps, total)
+
+
+def _with_roles(
+    subject: Subject,
+    bound: tuple[Axis, ...],
+    weights: Product,
+    value: Product,
+    eps: float,
+    total: Over,
+) -> Rewrite | None:
+    reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
+    features = Product(tuple(f for f in weights.factors if f[0] not in reach))
+    summed = tuple(a for a in bound if a in free(value))
+    channels = [a for a in bound if a not in free(value)]
+    if not summed or not channels or len(features.factors) < 2:
+        return None
+    key_factors = [f for f in features.factors if set(summed) & free(one(f[0]))]
+    query_factors = [f for f in features.factors if f not in key_factors]
+    if any(isinstance(atom, Exp) for atom, _ in features.factors):
+        return None  # softmax features are other mechanisms
+    key = Product(tuple(key_factors))
+    query = Product(tuple(query_factors))
+    axes = subject.axes
+    tokens = tuple(a for a in axes if a in free(query) and a not in free(value))
+    wide = tuple(a for a in axes if a in free(value) and a not in free(query))
+    shared = tuple(a for a in axes if a not in tokens and a not in wide)
+    fits = (
+        free(query) == {*tokens, *shared, *channels}
+        and free(key) == {*summed, *shared, *channels}
+        and free(value) == {*summed, *shared, *wide}
+        and tokens
+        and wide
+        and all(a.is_fixed for a in (*wide, *channels))
+    )
+    if not fits:
+        return None
+    if not same_size(tokens, summed):
+        raise NearMissError("there are not as many keys as queries, as where heads share keys")
+    if size_of(wide) != size_of(channels):
+        raise NearMissError("heads of keys and of values differ in width")
+    mapped = [_features(subject, product) for product in (query, key)]
+    if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
+        raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
+    check_tokens(subject, tokens, summed, mapped[1][1])
+    batch, heads = heads_of(subject, shared)
+    coefficient = subject.formula.coefficient
+    if eps < 0.0 or not np.isclose(coefficient, 1.0, rtol=1e-12):
+        raise NearMissError("the result is scaled, or eps is negative")
+    return Rewrite(
+        "linear_attention",
+        "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
+        [
+            Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
+            Operand(mapped[1][1], (batch, summed, (*heads, *channels))),
+            Operand(value, (batch, summed, (*heads, *wide))),
+        ],
+        (batch, tokens, (*heads, *wide)),
+        {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": eps},
+        lowest={v: _LOWEST for _, formula in (mapped[0], mapped[1]) for v in leaves(formula)},
+    )
+
+
+def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
+    factor: Factor | None = single(product)
+    return classified(subject, factor, FEATURE_MAPS) if factor is not None else None
+
+
+def _is_lower(subject: Subject, atom: Atom) -> bool:
+    """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
+    if not isinstance(atom, Leaf):
+        return False
+    array = whole(atom.value, subject.measured)
+    axes = [flat(dim) for dim in atom.dims if flat(dim)]
+    if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
+        return False
+    matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
+    first_is_query = axes[0][0] in subject.axes
+    return bool(
+        np.array_equal(matrix if first_is_query else matrix.T, np.tril(np.ones_like(matrix)))
+    )

@@ -1,0 +1,42 @@
+"""What differs between writers of one formula, taken out where a library does it."""
+
+import onnx
+import onnx.inliner
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    IdentityEliminationPass,
+    LiftConstantsToInitializersPass,
+    NameFixPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript import optimizer
+
+OLDEST = 18
+"""The first opset that the operators' portable bodies are written in."""
+TARGET = 20
+
+
+def normalised(model: onnx.ModelProto) -> ir.Model:
+    """A copy, with functions inlined, constants folded and common subexpressions computed once.
+
+    Models of an opset that the portable bodies do not know are converted to a later one.
+    """
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if opset < OLDEST:
+        model = onnx.version_converter.convert_version(model, TARGET)
+    graph = ir.from_proto(model)
+    LiftConstantsToInitializersPass()(graph)
+    optimizer.fold_constants(graph)
+    LiftConstantsToInitializersPass()(graph)
+    for step in (
+        IdentityEliminationPass(),
+        CommonSubexpressionEliminationPass(),
+        RemoveUnusedNodesPass(),
+        NameFixPass(),
+    ):
+        step(graph)
+    return graph

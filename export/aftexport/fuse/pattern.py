@@ -1,0 +1,408 @@
+"""What the patterns of the mechanisms share: what a match says, and what speaks against one."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.fuse import algebra
+from aftexport.fuse.algebra import (
+    Atom,
+    Exp,
+    Function,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    free,
+    key,
+    one,
+    substitute,
+)
+from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.measured import Measured
+from aftexport.fuse.proof import part_of, run_once, runner
+from aftexport.fuse.reading import Reader
+
+Factor = tuple[Atom, float]
+Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+LOWEST = -1e30
+"""A bias this low leaves a key out, whatever the key."""
+
+
+class NearMissError(Exception):
+    """Much like a mechanism, but for the condition that the message names."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor input of an operator.
+
+    Attributes:
+        formula: what it is.
+        groups: its dims.
+        weights: factors whose logarithm is added to it.
+        floored: it may hold -inf, which the operators do not take.
+        beside: what stands in more channels of each head, of no axes but the other dims'.
+    """
+
+    formula: Product
+    groups: Dims
+    weights: Product = algebra.ONE
+    floored: bool = False
+    beside: Sequence[Product] = ()
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """An operator that computes a value.
+
+    Attributes:
+        mechanism: the stem of its file.
+        op_type: of the domain.
+        operands: all inputs but ``lengths``, in order; an array is a constant.
+        attributes: of the operator.
+        groups: the dims of its output.
+        opened: leaves whose producers belong to what is replaced.
+        extra_channels: of each head of the output, that are cut off.
+        lowest: of a tensor, where the original itself loses its digits below.
+    """
+
+    mechanism: str
+    op_type: str
+    operands: "Sequence[Operand | NDArray[np.float64]]"
+    groups: Dims
+    attributes: Mapping[str, int | float | str] = field(default_factory=dict)
+    opened: Sequence[ir.Value] = ()
+    extra_channels: int = 0
+    lowest: Mapping[ir.Value, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A value of the graph that patterns are held against.
+
+    Attributes:
+        formula: what it is.
+        dims: of its own axes.
+        reader: that read it.
+        measured: the graph's values.
+        opset: of the standard operators.
+    """
+
+    formula: Product
+    dims: Dims
+    reader: Reader
+    measured: Measured
+    opset: int
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes of the value, in order."""
+        return tuple(axis for axes in flat_dims(self.dims) for axis in axes)
+
+
+Pattern = Callable[[Subject], Rewrite | None]
+"""Returns what computes the subject, None where it is something else.
+
+Raises NearMissError where it is nearly the mechanism.
+"""
+
+
+def sums(factors: Iterable[Factor], power: float) -> list[Over]:
+    """The sums over axes that occur with a power."""
+    return [atom for atom, p in factors if isinstance(atom, Over) and p == power]
+
+
+def within(part: Product, whole: Product) -> bool:
+    """Whether every factor of ``part`` is one of ``whole``, to the same power."""
+    names = {key(Product((f,))) for f in whole.factors}
+    return all(key(Product((f,))) in names for f in part.factors)
+
+
+def without(whole: Product, part: Product) -> Product:
+    """``whole`` less the factors of ``part``."""
+    names = {key(Product((f,))) for f in part.factors}
+    factors = tuple(f for f in whole.factors if key(Product((f,))) not in names)
+    return Product(factors, whole.coefficient, whole.exponent)
+
+
+def renamings(of: Sequence[Axis], to: Sequence[Axis]) -> Iterator[dict[Axis, Axis]]:
+    """Every way to call the axes ``of`` by those ``to`` of the same sizes."""
+    for chosen in itertools.permutations(to, len(of)):
+        if all(a.sizes == b.sizes for a, b in zip(of, chosen, strict=True)):
+            yield dict(zip(of, chosen, strict=True))
+
+
+def aligned(total: Over, body: Product, bound: Sequence[Axis]) -> tuple[Product, set[Axis]] | None:
+    """The summand of ``total`` as factors of ``body``, and which axes of ``bound`` it sums."""
+    for names in renamings(flat(total.axes), flat(bound)):
+        part = substitute(total.body, names)
+        if within(part, body):
+            return part, set(names.values())
+    return None
+
+
+def fixed_sum(product: Product) -> tuple[Over, float] | None:
+    """``sum + constant`` as the sum and the constant."""
+    if len(product.factors) != 1 or product.factors[0][1] != 1.0:
+        return None
+    atom = product.factors[0][0]
+    if isinstance(atom, Over):
+        return atom, 0.0
+    if not isinstance(atom, Plus) or len(atom.terms) != 2:
+        return None
+    constants = [t for t in atom.terms if not t.factors]
+    totals = [t for t in atom.terms if len(t.factors) == 1 and isinstance(t.factors[0][0], Over)]
+    if len(constants) != 1 or len(totals) != 1 or totals[0].factors[0][1] != 1.0:
+        return None
+    total = totals[0].factors[0][0]
+    assert isinstance(total, Over)
+    by = totals[0].coefficient
+    return total, constants[0].coefficient / by
+
+
+def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
+    """Raises NearMissError where a denominator is a sum with something done to it."""
+    for atom, p in factors:
+        if p != -1.0:
+            continue
+        if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
+            constants = [t.coefficient for t in atom.terms if not t.factors]
+            what = f"{constants[0]:.3g} is" if constants else "something is"
+            raise NearMissError(f"{what} added to the denominator")
+        if isinstance(atom, Function) and any(sums(a.factors, 1.0) for a in atom.arguments):
+            raise NearMissError(f"the denominator goes through {atom.name}")
+
+
+def refuse_clamped(logits: Product) -> None:
+    """Raises NearMissError where what is exponentiated is clamped."""
+    for atom, _ in logits.factors:
+        argument = atom.argument if isinstance(atom, Exp) else Product()
+        for inner, _ in argument.factors:
+            if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
+                raise NearMissError("the keys are clamped before the exponential")
+            if isinstance(inner, algebra.Greatest):
+                raise NearMissError("a maximum is subtracted that is not over the tokens alone")
+
+
+def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
+    """Raises NearMissError for a maximum over other axes than a denominator sums.
+
+    In exact numbers it may cancel, but what it is subtracted from underflows elsewhere.
+    """
+    for maximum in subject.reader.maxima:
+        axes = flat(maximum.axes)
+        exponentials = algebra.exponential(maximum.body)
+        fits = (
+            within(substitute(exponentials, names), total.body)
+            for total in denominators
+            if len(flat(total.axes)) == len(axes)
+            for names in renamings(axes, flat(total.axes))
+        )
+        if not any(fits):
+            raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
+
+
+def leaves(formula: Product) -> list[ir.Value]:
+    """The tensors a formula without sums rests on."""
+    found: dict[ir.Value, None] = {}
+    for atom, _ in formula.factors:
+        if isinstance(atom, Leaf):
+            found[atom.value] = None
+        parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
+        for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):
+            found |= dict.fromkeys(leaves(part))
+    return list(found)
+
+
+def logits_of(factors: Product) -> Product:
+    """The logarithm of a product of exponentials."""
+    terms = [
+        Product(atom.argument.factors, p) for atom, p in factors.factors if isinstance(atom, Exp)
+    ]
+    return algebra.plus(terms)
+
+
+def holds_infinity(formula: Product, measured: Measured) -> bool:
+    """Whether a tensor of the formula held what leaves a key out, in a run."""
+    for atom, _ in formula.factors:
+        value = getattr(atom, "value", None)
+        if value is not None:
+            arrays = [measured.constant(value)]
+            arrays += [run.get(str(value.name)) for run in (*measured.runs, *measured.more)]
+            given = [a for a in arrays if a is not None and a.size]
+            if any(np.min(a.astype(np.float64)) < LOWEST for a in given):
+                return True
+        if isinstance(atom, Plus) and any(holds_infinity(t, measured) for t in atom.terms):
+            return True
+    return False
+
+
+def classified(
+    subject: Subject,
+    factor: Factor,
+    functions: Mapping[str, Elementwise],
+) -> tuple[str, Product] | None:
+    """Which of some functions of one tensor a factor is, however it is written, and of what.
+
+    The nodes it comes from are run on numbers that tell the functions apart.
+    """
+    atom, exponent = factor
+    value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())
+    if value is None or isinstance(atom, Leaf):
+        return None
+    shape = subject.measured.runs[0][str(value.name)].shape
+    for argument in _upstream(value, shape, subject.measured):
+        try:
+            part = part_of(value, [argument], subject.measured)
+            if list(part.inputs) != [argument]:
+                continue
+            found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
+        except Exception:  # an evaluator of others: not every node runs on a vector of numbers
+            continue
+        with np.errstate(all="ignore"):
+            found = found**exponent
+        for name, function in functions.items():
+            with np.errstate(all="ignore"):
+                expected = function(_GRID)
+            if found.shape == _GRID.shape and np.allclose(found, expected, rtol=1e-6, atol=1e-12):
+                return name, subject.reader.read(argument, dims)
+    return None
+
+
+_GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 10, 20, 50, 700.0])
+
+
+def _upstream(value: ir.Value, shape: tuple[int, ...], measured: Measured) -> list[ir.Value]:
+    """What a value is computed from entry by entry, the farthest first."""
+    found: dict[ir.Value, None] = {}
+
+    def walk(of: ir.Value, depth: int) -> None:
+        node = of.producer()
+        if node is None or depth > 8:
+            return
+        for given in node.inputs:
+            if given is None or given in found or not measured.is_float(given):
+                continue
+            array = measured.runs[0].get(str(given.name))
+            if array is not None and array.shape == shape:
+                walk(given, depth + 1)
+                found[given] = None
+
+    walk(value, 0)
+    return list(found)
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 / (1 + exp(-x))."""
+    result: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x))
+    return result
+
+
+GATES: dict[str, Elementwise] = {"sigmoid": sigmoid, "tanh": np.tanh}
+
+
+def gate(subject: Subject, factors: Sequence[Factor]) -> tuple[str, Product] | None:
+    """The gate that factors are, and its query; None where they are no gate."""
+    return classified(subject, factors[0], GATES) if len(factors) == 1 else None
+
+
+# Which axis is which
+
+
+def channel_axes(product: Product) -> set[Axis]:
+    """The axes that are known to be channels: what linear layers and convolutions give."""
+    found: set[Axis] = set()
+    for atom, _ in product.factors:
+        if isinstance(atom, Leaf):
+            dim = _channel_dim(atom.value, len(atom.dims))
+            if dim is not None and atom.dims:
+                found |= set(flat(atom.dims[dim]))
+        elif isinstance(atom, Exp):
+            found |= channel_axes(atom.argument)
+        elif isinstance(atom, Plus):
+            found.update(*(channel_axes(term) for term in atom.terms))
+        elif isinstance(atom, Function):
+            found.update(*(channel_axes(argument) for argument in atom.arguments))
+    return found
+
+
+def _channel_dim(value: ir.Value, rank: int) -> int | None:
+    node = value.producer()
+    for _ in range(8):
+        if node is None:
+            return None
+        if node.op_type in ("Conv", "BatchNormalization", "InstanceNormalization"):
+            return 1
+        if node.op_type in ("MatMul", "Gemm", "LayerNormalization", "Einsum"):
+            return rank - 1
+        if node.op_type not in ("Slice", "Split", "Add", "Mul", "Reshape", "Cast", "Gather"):
+            return None
+        node = next((p for v in node.inputs if v is not None and (p := v.producer())), None)
+    return None
+
+
+def check_tokens(
+    subject: Subject, tokens: Sequence[Axis], summed: Sequence[Axis], keys: Product
+) -> None:
+    """Raises NearMissError unless the summed axes can only be those of the tokens.
+
+    Args:
+        subject: the value.
+        tokens: the axes of the query's positions.
+        summed: the axes of the key's.
+        keys: what depends on them.
+    """
+    dims = flat_dims(subject.dims)
+    if set(dims[0]) & set(tokens):
+        raise NearMissError("the mean is over the first axis, which may be the batch")
+    channels = channel_axes(keys)
+    if channels & set(summed):
+        raise NearMissError("the mean is over the channels")
+    if not all(axis.is_fixed for axis in summed):
+        return
+    if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
+        raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
+    for atom, _ in keys.factors:
+        inner = algebra.sole(atom.argument) if isinstance(atom, Exp) else atom
+        if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
+            raise NearMissError("the mean is over the last axis, which may be the channels")
+
+
+def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Which of the axes that are no tokens are the batch, and which the channels."""
+    first = flat_dims(subject.dims)[0]
+    moving = tuple(axis for axis in others if not axis.is_fixed)
+    if not moving and len(others) > 1 and first:
+        moving = tuple(axis for axis in others[:1])
+    return moving, tuple(axis for axis in others if axis not in moving)
+
+
+def size_of(axes: Iterable[Axis]) -> int:
+    """How many entries fixed axes have together."""
+    return int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64))
+
+
+def same_size(first: Iterable[Axis], second: Iterable[Axis]) -> bool:
+    """Whether axes have as many entries together, in every run."""
+
+    def total(axes: Iterable[Axis]) -> list[int]:
+        return [int(np.prod(sizes)) for sizes in zip(*(a.sizes for a in axes), strict=True)]
+
+    return total(first) == total(second)
+
+
+def single(product: Product) -> Factor | None:
+    """The one factor of a formula."""
+    return product.factors[0] if len(product.factors) == 1 else None
+
+
+def by_dependence(product: Product, axes: set[Axis]) -> tuple[Product, Product]:
+    """The factors that depend on one of some axes, and those that do not."""
+    depending = tuple(f for f in product.factors if free(one(f[0])) & axes)
+    rest = tuple(f for f in product.factors if f not in depending)
+    return Product(depending), Product(rest)

@@ -1,0 +1,192 @@
+"""Formulas back into nodes of a graph, in the layout that an operator asks for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.fuse.algebra import (
+    Exp,
+    Function,
+    Leaf,
+    Plus,
+    Product,
+    free,
+    sole,
+)
+from aftexport.fuse.axes import Axis, Dims, LayoutError, flat_dims
+from aftexport.fuse.measured import Measured
+
+
+class Writer:
+    """New nodes for one rewrite, kept apart until it is proven.
+
+    Attributes:
+        nodes: in an order they can run in.
+        constants: what they read, in float64 or int64.
+        prefix: of their names.
+    """
+
+    def __init__(self, measured: Measured, dtype: np.dtype[np.generic], prefix: str) -> None:
+        self._measured = measured
+        self._dtype = dtype
+        self.prefix = prefix
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[ir.Value, NDArray[np.generic]] = {}
+
+    def tensor(self, product: Product, groups: Dims) -> ir.Value:
+        """A formula as a tensor whose dims are ``groups`` of axes.
+
+        Raises:
+            LayoutError: where it lacks one of the axes, depends on another, or cannot be laid out.
+        """
+        groups = flat_dims(groups)
+        order = [axis for axes in groups for axis in axes]
+        if free(product) != set(order):
+            raise LayoutError
+        atom = sole(product)
+        if isinstance(atom, Leaf | Function) or (isinstance(atom, Plus) and atom.value is not None):
+            return self.laid_out(_value(atom), atom.dims, groups)
+        apart: Dims = tuple((axis,) for axis in order)
+        return self.laid_out(self._product(product, order), apart, groups)
+
+    def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
+        """A constant: of integers int64, else of the rewrite's type."""
+        array = np.asarray(array)
+        array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
+        value = ir.val(f"{self.prefix}_constant_{len(self.constants)}")
+        self.constants[value] = array
+        return value
+
+    def node(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        """A standard operator's result."""
+        node = ir.node(op_type, inputs, attributes)
+        self.nodes.append(node)
+        node.outputs[0].name = f"{self.prefix}_{op_type.lower()}_{len(self.nodes)}"
+        return node.outputs[0]
+
+    def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
+        """A tensor of ``dims`` with the dims ``groups``; axes it lacks have size 1."""
+        dims, groups = flat_dims(dims), flat_dims(groups)
+        have = [axis for axes in dims for axis in axes]
+        wanted = [axis for axes in groups for axis in axes if axis in have]
+        if set(have) - set(wanted):
+            raise LayoutError
+        groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
+        if have != wanted:
+            apart: Dims = tuple((axis,) for axis in have)
+            value = self._reshaped(value, dims, apart)
+            value = self.node("Transpose", value, perm=[have.index(a) for a in wanted])
+            dims = tuple((axis,) for axis in wanted)
+        return self._reshaped(value, dims, groups)
+
+    def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
+        if dims == groups:
+            return value
+        shape: list[int | ir.Value] = []
+        for index, axes in enumerate(groups):
+            if all(axis.is_fixed for axis in axes):
+                shape.append(int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64)))
+            elif index < len(dims) and dims[index] == axes:
+                shape.append(0)
+            elif -1 not in shape:
+                shape.append(-1)
+            elif axes in dims:
+                at = dims.index(axes)
+                shape.append(self.node("Shape", value, start=at, end=at + 1))
+            else:
+                raise LayoutError
+        if not any(isinstance(size, ir.Value) for size in shape):
+            return self.node("Reshape", value, self.constant([int(s) for s in shape]))  # type: ignore[arg-type]
+        pieces = [s if isinstance(s, ir.Value) else self.constant([s]) for s in shape]
+        return self.node("Reshape", value, self.node("Concat", *pieces, axis=0))
+
+    # Formulas; every tensor has a dim for each axis in ``order``, of size 1 where it lacks it.
+
+    def _product(self, product: Product, order: Sequence[Axis]) -> ir.Value:
+        apart: Dims = tuple((axis,) for axis in order)
+        result: ir.Value | None = None
+        below: ir.Value | None = None
+        for atom, power in product.factors:
+            if isinstance(atom, Leaf | Function) or (
+                isinstance(atom, Plus) and atom.value is not None
+            ):
+                value = self.laid_out(_value(atom), atom.dims, apart)
+            else:
+                value = self._atom(atom, order)
+            if abs(power) != 1.0:
+                value = self.node("Pow", value, self.constant(np.array(abs(power))))
+            if power < 0:
+                below = value if below is None else self.node("Mul", below, value)
+            else:
+                result = value if result is None else self.node("Mul", result, value)
+        factor = product.coefficient * np.exp(product.exponent)
+        if result is None:
+            result = self.constant(np.array(factor))
+        elif factor != 1.0:
+            result = self.node("Mul", result, self.constant(np.array(factor)))
+        return result if below is None else self.node("Div", result, below)
+
+    def _atom(self, atom: object, order: Sequence[Axis]) -> ir.Value:
+        match atom:
+            case Plus():
+                total = self._product(atom.terms[0], order)
+                for term in atom.terms[1:]:
+                    total = self.node("Add", total, self._product(term, order))
+                return total
+            case Exp():
+                return self.node("Exp", self._product(atom.argument, order))
+        raise LayoutError
+
+    def plus_log(self, product: Product, factors: Product, groups: Dims) -> ir.Value:
+        """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
+        order = [axis for axes in flat_dims(groups) for axis in axes]
+        log = self.node("Log", self._product(factors, order))
+        total = self.node("Add", self._product(product, order), log) if product.factors else log
+        return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
+
+    def side_by_side(
+        self, formula: Product, groups: Dims, num_heads: int, beside: Sequence[Product]
+    ) -> ir.Value:
+        """``[B, T, H (d + n)]``: a formula, and after each head's channels ``n`` others.
+
+        Args:
+            formula: of the axes of ``groups``.
+            groups: of ``[B, T, H d]``.
+            num_heads: H.
+            beside: formulas without the axes of the last group.
+        """
+        packed = self.tensor(formula, groups)
+        by_head = self.node("Reshape", packed, self.constant([0, 0, num_heads, -1]))
+        batch_and_tokens = self.node("Shape", packed, start=0, end=2)
+        rest = self.constant([num_heads, 1])
+        shape = self.node("Concat", batch_and_tokens, rest, axis=0)
+        apart = [axis for axes in flat_dims(groups[:2]) for axis in axes]
+        columns = []
+        for other in beside:
+            column = self._product(other, apart) if free(other) else self._product(other, [])
+            if free(other):
+                dims: Dims = tuple((axis,) for axis in apart)
+                column = self.laid_out(column, dims, (*groups[:2], (), ()))
+            columns.append(self.node("Expand", column, shape))
+        wide = self.node("Concat", by_head, *columns, axis=3)
+        return self.node("Reshape", wide, self.constant([0, 0, -1]))
+
+    def first_channels(self, value: ir.Value, num_heads: int, extra: int) -> ir.Value:
+        """``[B, T, H (d + n)]`` without the last ``extra`` channels of each head."""
+        by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, -1]))
+        start, end, axis = (self.constant([n]) for n in (0, -extra, 3))
+        return self.node(
+            "Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1])
+        )
+
+    def floored(self, value: ir.Value) -> ir.Value:
+        """A tensor with -inf made the lowest logit there is."""
+        lowest = -6e4 if self._dtype == np.float16 else -1e38
+        return self.node("Max", value, self.constant(np.array(lowest)))
+
+
+def _value(atom: Leaf | Function | Plus) -> ir.Value:
+    assert atom.value is not None
+    return atom.value

@@ -1,0 +1,52 @@
+"""ONNX graphs of other people's modules, as torch.onnx writes them."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.fuse.normalise import normalised
+from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.parity import TOLERANCES
+from aftexport.trace import attach_bodies
+
+BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
+
+
+def exported(
+    module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS), opset: int = 20
+) -> onnx.ModelProto:
+    """A module of one tensor; ``axes`` are those of its dims that are dynamic, from the first."""
+    shapes = ({i: axis for i, axis in enumerate(axes) if axis is not None},) if axes else None
+    program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
+    converted = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
+    assert converted is not None
+    return converted.model_proto
+
+
+def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:
+    """What was recognised, and the model with its portable bodies."""
+    graph = normalised(model)
+    found = recognise(graph)
+    return found, attach_bodies(ir.to_proto(graph), graph.opset_imports[""])
+
+
+def operators(found: Recognition) -> list[str]:
+    return [match.operator for match in found.matches]
+
+
+def assert_equal(module: nn.Module, model: onnx.ModelProto, *examples: Tensor) -> None:
+    """The model runs as the module does, by its bodies and by the kernels."""
+    for kernels in (False, True):
+        engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=kernels)
+        (name,) = engine.input_names
+        for example in examples:
+            (output,) = engine.run({name: example.numpy()}).values()
+            with torch.no_grad():
+                expected = module(example).numpy()
+            scale = max(1.0, float(np.abs(expected).max()))
+            assert float(np.abs(output - expected).max()) / scale < TOLERANCES["fp32"].bound

@@ -1,0 +1,330 @@
+"""The mechanisms as other people write them: every style is the same function as its operator."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+DIM, HEADS, TOKENS = 16, 4, 36
+"""Channels, heads, most tokens."""
+
+Attend = Callable[..., Tensor]
+
+
+class Layer(nn.Module):
+    """Projections around a function of query, key and value, all ``[B, T, D]``."""
+
+    def __init__(self, attend: Attend, *parameters: Tensor, key_dim: int = DIM) -> None:
+        super().__init__()
+        self.attend = attend
+        self.query, self.value = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.key = nn.Linear(DIM, key_dim)
+        self.output = nn.Linear(DIM, DIM)
+        self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.attend(self.query(x), self.key(x), self.value(x), *self.extra)
+        return x + self.output(mixed)
+
+
+def heads(x: Tensor) -> Tensor:
+    """``[B, T, D]`` to ``[B, H, T, d]``."""
+    return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)
+
+
+def merged(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def bias(w: Tensor, tokens: int) -> Tensor:
+    return w[:tokens, :tokens]
+
+
+# AFT-full
+
+
+def full_matmul(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = torch.exp(bias(w, q.shape[1]))
+    return torch.sigmoid(q) * ((e @ (torch.exp(k) * v)) / (e @ torch.exp(k)))
+
+
+def full_einsum_separate_maxima(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    w = bias(w, q.shape[1])
+    ek = (k - k.amax(1, keepdim=True)).exp()
+    ew = (w - w.amax(1, keepdim=True)).exp()
+    num = torch.einsum("tu,buc->btc", ew, ek * v)
+    return torch.sigmoid(q) * num / torch.einsum("tu,buc->btc", ew, ek)
+
+
+def full_softmax_broadcast(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    logits = k[:, None] + bias(w, q.shape[1])[None, :, :, None]
+    return (logits.softmax(2) * v[:, None]).sum(2) * q.sigmoid()
+
+
+def full_exp_sum_joint_maximum(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    logits = k.unsqueeze(1) + bias(w, q.shape[1]).unsqueeze(-1)
+    weight = torch.exp(logits - logits.max(dim=2, keepdim=True).values)
+    return torch.sigmoid(q) * (weight * v.unsqueeze(1)).sum(2) / weight.sum(2)
+
+
+def full_channels_first(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = torch.exp(bias(w, q.shape[1])).t()
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    mean = torch.matmul(k.exp() * v, e) * torch.reciprocal(torch.matmul(k.exp(), e))
+    return mean.transpose(1, 2) / (1 + torch.exp(-q))
+
+
+def full_factorised(q: Tensor, k: Tensor, v: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return full_matmul(q, k, v, left @ right.t())
+
+
+def full_tokens_first(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    e = torch.exp(bias(w, q.shape[0]))
+    num = torch.einsum("ij,jbd->ibd", e, k.exp() * v)
+    den = torch.einsum("ij,jbd->ibd", e, k.exp())
+    return (q.sigmoid() * num / den).transpose(0, 1)
+
+
+def full_tanh(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = torch.exp(bias(w, q.shape[1]))
+    return (e @ (k.exp() * v)) / (e @ k.exp()) * q.tanh()
+
+
+def full_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    after = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    masked = bias(w.masked_fill(after, -math.inf), q.shape[1])
+    return full_softmax_broadcast(q, k, v, masked)
+
+
+def full_causal_by_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = bias(w.exp().tril(), q.shape[1])
+    return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
+
+
+# AFT-local
+
+
+def _band(w: Tensor) -> Tensor:
+    positions = torch.arange(len(w))
+    return (positions[:, None] - positions).abs() < 4
+
+
+def local_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return full_matmul(q, k, v, w * _band(w))
+
+
+def local_where(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return full_softmax_broadcast(q, k, v, torch.where(_band(w), w, 0.0))
+
+
+def local_row_maximum(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return full_einsum_separate_maxima(q, k, v, w * _band(w))
+
+
+# AFT-simple
+
+
+def simple_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.sigmoid(q) * (torch.softmax(k, 1) * v).sum(dim=1, keepdim=True)
+
+
+def simple_exp_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return torch.sigmoid(q) * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(k - k.max(dim=1, keepdim=True)[0])
+    return (e * v).sum(1)[:, None] * e.sum(1)[:, None].reciprocal() * torch.sigmoid(q)
+
+
+def simple_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    context = torch.einsum("btd,btd->bd", k.softmax(1), v)
+    return torch.einsum("btd,bd->btd", q.sigmoid(), context)
+
+
+def simple_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.sigmoid() * (k.softmax(-2) * v).sum(-2, keepdim=True).expand_as(v))
+
+
+def simple_log_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weight = torch.exp(k - torch.logsumexp(k, 1, keepdim=True))
+    return (weight * v).sum(1, keepdim=True) * q.sigmoid()
+
+
+def simple_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return torch.sigmoid(q) * (e * v).cumsum(1) / e.cumsum(1)
+
+
+# Efficient Attention
+
+
+def efficient_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    context = torch.einsum("bhnd,bhne->bhde", k.softmax(-2), v)
+    return merged(torch.einsum("bhnd,bhde->bhne", q.softmax(-1), context))
+
+
+def efficient_matmul(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+def efficient_quadratic(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged((q.softmax(-1) @ k.softmax(-2).transpose(-1, -2)) @ v)
+
+
+def efficient_one_head_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.softmax(-1) * DIM**-0.5
+    return q @ (k.transpose(1, 2).softmax(-1) @ v)
+
+
+def efficient_exp_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    ek = (k - k.amax(2, keepdim=True)).exp()
+    eq = q.exp()
+    context = (ek.transpose(2, 3) @ v) / ek.sum(2)[..., None]
+    return merged((eq @ context) / eq.sum(-1, keepdim=True))
+
+
+def efficient_batch_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    batch, tokens = q.shape[:2]
+    q, k, v = (heads(x).reshape(batch * HEADS, tokens, -1) for x in (q, k, v))
+    mixed = torch.bmm(q.softmax(2), torch.bmm(k.softmax(1).transpose(1, 2), v))
+    return merged(mixed.view(batch, HEADS, tokens, -1))
+
+
+# Linear attention
+
+
+def elu_features(x: Tensor) -> Tensor:
+    return nn.functional.elu(x) + 1
+
+
+def linear_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.view(x.shape[0], x.shape[1], HEADS, -1) for x in (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = torch.einsum("nshd,nshm->nhmd", k, v)
+    z = 1 / (torch.einsum("nlhd,nhd->nlh", q, k.sum(dim=1)) + 1e-6)
+    return torch.einsum("nlhd,nhmd,nlh->nlhm", q, context, z).reshape(*q.shape[:2], -1)
+
+
+def linear_matmul(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
+def linear_where(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def features(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x + 1, x.exp())
+
+    q, k, v = map(heads, (q, k, v))
+    scores = features(q) @ features(k).transpose(2, 3)
+    return merged((scores / scores.sum(-1, keepdim=True)) @ v)
+
+
+def linear_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q.relu(), k.relu(), v))
+    total = torch.einsum("bhnd,bhd->bhn", q, k.sum(dim=-2))
+    context = torch.einsum("bhnd,bhne->bhde", k, v)
+    return merged(torch.einsum("bhnd,bhde->bhne", q, context) / (total[..., None] + 1e-3))
+
+
+def linear_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = (k[..., None] * v[..., None, :]).cumsum(2)
+    den = (q * k.cumsum(2)).sum(-1, keepdim=True)
+    return merged((q[..., None, :] @ context).squeeze(-2) / (den + 1e-6))
+
+
+def linear_causal_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(TOKENS, TOKENS).tril()[: q.shape[2], : q.shape[2]]
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * lower
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+# Fastformer
+
+
+class Fastformer(nn.Module):
+    """As its authors have it: heads apart, and a mask that is added to the logits."""
+
+    def __init__(self, pool: str = "matmul", masked: bool = False) -> None:
+        super().__init__()
+        self.pool, self.masked = pool, masked
+        self.query, self.key = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.query_att, self.key_att = nn.Linear(DIM, HEADS), nn.Linear(DIM, HEADS)
+        self.transform = nn.Linear(DIM, DIM)
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        """``[B, 1, D]``."""
+        logits = att(x).transpose(1, 2) / math.sqrt(DIM // HEADS)
+        if self.masked:
+            logits = logits + mask
+        if self.pool == "einsum":
+            weight = torch.softmax(logits, -1)
+            return torch.einsum("bht,bhtd->bhd", weight, heads(x)).reshape(x.shape[0], 1, DIM)
+        if self.pool == "exp-sum":
+            weight = torch.exp(logits - logits.amax(-1, keepdim=True))
+            sums = (weight[..., None] * heads(x)).sum(2) / weight.sum(-1, keepdim=True)
+            return sums.reshape(x.shape[0], 1, DIM)
+        weight = torch.softmax(logits, -1).unsqueeze(2)
+        return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mask = (1.0 - (x[..., 0] if mask is None else mask))[:, None] * -10000.0
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(q, self.query_att, mask).repeat(1, x.shape[1], 1)
+        return self.transform(self.pooled(p, self.key_att, mask) * q) + q
+
+
+class MaskedFastformer(Fastformer):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, (x[..., 0] > -1.0).float())
+
+
+def _matrix(seed: int, columns: int = TOKENS) -> Tensor:
+    return torch.randn(TOKENS, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def layers() -> dict[str, tuple[str, nn.Module]]:
+    """By name: the operator that is expected, and a layer."""
+    torch.manual_seed(0)
+    w = 0.5 * _matrix(1)
+    full = [
+        full_matmul, full_einsum_separate_maxima, full_softmax_broadcast,
+        full_exp_sum_joint_maximum, full_channels_first, full_tokens_first, full_tanh,
+    ]  # fmt: skip
+    found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftFull", Layer(f, w)) for f in full}
+    factors = 0.3 * _matrix(2, 4), 0.3 * _matrix(3, 4)
+    found["full_factorised"] = "AftFull", Layer(full_factorised, *factors)
+    for f in (full_causal, full_causal_by_product):
+        found[f.__name__] = "CausalAftFull", Layer(f, w)
+    for f in (local_product, local_where, local_row_maximum):
+        found[f.__name__] = "AftLocal", Layer(f, w)
+    simple = [simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
+              simple_log_softmax]  # fmt: skip
+    found |= {f.__name__: ("AftSimple", Layer(f)) for f in simple}
+    found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
+    efficient = [
+        efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
+        efficient_exp_sum, efficient_batch_of_heads,
+    ]  # fmt: skip
+    found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
+    linear = [linear_einsum, linear_matmul, linear_where, linear_relu]
+    found |= {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear}
+    for f in (linear_causal, linear_causal_scores):
+        found[f.__name__] = "CausalNormalizedLinearAttention", Layer(f)
+    for pool in ("matmul", "einsum", "exp-sum"):
+        found[f"fastformer_{pool}"] = "Fastformer", Fastformer(pool)
+    found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
+    return found

@@ -1,0 +1,241 @@
+"""What resembles a mechanism and is another function: none of it may be rewritten."""
+
+import torch
+from torch import Tensor, nn
+
+from .implementations import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
+
+# Wrong axes
+
+
+def simple_softmax_over_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k.softmax(2) * v).sum(1, keepdim=True)
+
+
+def simple_all_over_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k.softmax(2) * v).sum(2, keepdim=True)
+
+
+def simple_over_the_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k.softmax(0) * v).sum(0, keepdim=True)
+
+
+def full_over_queries(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    logits = k[:, None] + bias(w, q.shape[1])[None, :, :, None]
+    return (logits.softmax(1) * v[:, None]).sum(2) * q.sigmoid()
+
+
+def full_maximum_over_queries(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    w = bias(w, q.shape[1])
+    e = torch.exp(w - w.amax(0, keepdim=True))
+    den = torch.exp(w) @ k.exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / den
+
+
+def efficient_axes_swapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-2) @ (k.softmax(-1).transpose(-1, -2) @ v))
+
+
+def efficient_both_over_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-1) @ (k.softmax(-1).transpose(-1, -2) @ v))
+
+
+def efficient_both_over_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-2) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+def efficient_over_all_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = heads(q.softmax(-1)), heads(k.softmax(1)), heads(v)
+    return merged(q @ (k.transpose(-1, -2) @ v))
+
+
+def efficient_over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(1) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+def dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+
+def dot_product_gated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * ((k @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+
+# Maxima that are not over the tokens
+
+
+def simple_maximum_over_the_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(k - k.amax(0, keepdim=True))
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_maximum_over_everything(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(k - k.max())
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def full_maximum_over_the_batch(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e, ek = bias(w, q.shape[1]).exp(), torch.exp(k - k.amax((0, 1), keepdim=True))
+    return q.sigmoid() * (e @ (ek * v)) / (e @ ek)
+
+
+def simple_maximum_over_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(k - k.amax(2, keepdim=True))
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+# Clamps and additions
+
+
+def simple_clamped_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.clamp(max=40.0).exp()
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_clamped_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp().clamp(max=1e15)
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_clamped_denominator(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp()
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def full_with_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = bias(w, q.shape[1]).exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-6)
+
+
+def full_clamped_bias(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = torch.exp((k[:, None] + bias(w, q.shape[1])[..., None]).clamp(max=30.0))
+    return q.sigmoid() * (e * v[:, None]).sum(2) / e.sum(2)
+
+
+def linear_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+    return merged(q @ (k.transpose(2, 3) @ v) / den.clamp(min=1e-6))
+
+
+# Other weights, other pooling
+
+
+def full_other_keys_below(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    e = bias(w, q.shape[1]).exp()
+    return q.sigmoid() * (e @ (k.exp() * v)) / (e @ q.exp())
+
+
+def full_bias_of_channels(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    tokens = q.shape[1]
+    logits = k[:, None] + bias(w, tokens)[None, :, :, None] * w[0, :DIM]
+    return (logits.softmax(2) * v[:, None]).sum(2) * q.sigmoid()
+
+
+def simple_mean_of_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k.softmax(1) * v).mean(1, keepdim=True) * v
+
+
+def simple_greatest_value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k.softmax(1) * v).amax(1, keepdim=True)
+
+
+def simple_relu_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.relu() + 1e-3
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_gate_of_softplus(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return nn.functional.softplus(q) * (k.softmax(1) * v).sum(1, keepdim=True)
+
+
+def pooling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v + (k.softmax(1) * v).sum(1, keepdim=True)
+
+
+def linear_unequal_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), k.relu()
+    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
+
+
+def linear_unnormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(elu_features(q) @ (elu_features(k).transpose(2, 3) @ v))
+
+
+def linear_squared_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q.relu() ** 2, k.relu() ** 2, v))
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-3
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
+def linear_normalised_by_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.amax(2, keepdim=True)).sum(-1, keepdim=True))
+
+
+def linear_keys_of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = heads(q), heads(k)[:, :1], heads(v)[:, :1]
+    q, k = elu_features(q), elu_features(k)
+    return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
+
+
+class FastformerPoolsKeys(nn.Module):
+    """The second pooling is of the keys, not of keys times the pooled query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.alpha, self.beta = nn.Linear(DIM, HEADS), nn.Linear(DIM, HEADS)
+
+    def pooled(self, logits: Tensor, x: Tensor) -> Tensor:
+        weight = logits.transpose(1, 2).softmax(-1).unsqueeze(2)
+        return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(self.alpha(q), q)
+        return self.pooled(self.beta(p), k) * q
+
+
+class FastformerOtherLogits(FastformerPoolsKeys):
+    """The second logits are of the keys, not of keys times the pooled query."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(self.alpha(q), q)
+        return self.pooled(self.beta(k), p) * q
+
+
+def layers() -> dict[str, nn.Module]:
+    """By name."""
+    torch.manual_seed(0)
+    w = torch.randn(TOKENS, TOKENS)
+    plain = [
+        simple_softmax_over_channels, simple_all_over_channels, simple_over_the_batch,
+        efficient_axes_swapped, efficient_both_over_channels, efficient_both_over_tokens,
+        efficient_over_all_channels, efficient_over_heads, dot_product, dot_product_gated,
+        simple_maximum_over_the_batch, simple_maximum_over_everything,
+        simple_maximum_over_channels, simple_clamped_keys, simple_clamped_weights,
+        simple_clamped_denominator, linear_clamped, simple_mean_of_values,
+        simple_greatest_value, simple_relu_weights, simple_gate_of_softplus, pooling,
+        linear_unequal_features, linear_unnormalised, linear_squared_relu,
+        linear_normalised_by_maximum, linear_keys_of_one_head,
+    ]  # fmt: skip
+    biased = [
+        full_over_queries, full_maximum_over_queries, full_maximum_over_the_batch, full_with_eps,
+        full_clamped_bias, full_other_keys_below, full_bias_of_channels,
+    ]  # fmt: skip
+    found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
+    found |= {f.__name__: Layer(f, w) for f in biased}
+    found["fastformer_pools_keys"] = FastformerPoolsKeys()
+    found["fastformer_other_logits"] = FastformerOtherLogits()
+    return found

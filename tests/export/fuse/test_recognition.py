@@ -1,0 +1,116 @@
+"""Decomposed mechanisms in every style are found; what only resembles them is left alone."""
+
+import onnx
+import onnx.parser
+import pytest
+import torch
+
+from . import implementations, look_alikes
+from .graphs import assert_equal, exported, fused, operators
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+LAYERS = implementations.layers()
+LOOK_ALIKES = look_alikes.layers()
+
+
+def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randn(batch, tokens, implementations.DIM, generator=generator)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_style_is_found_and_computes_the_same(name: str) -> None:
+    operator, layer = LAYERS[name]
+    found, model = fused(exported(layer, example()))
+    assert operators(found) == [operator], found.near_misses
+    assert found.near_misses == []
+    assert_equal(layer, model, example(), example(1, 1), example(31, 3))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.split("_")[0] != "simple"][::3])
+def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
+    operator, layer = LAYERS[name]
+    found, model = fused(exported(layer, example(), axes=()))
+    assert operators(found) == [operator], found.near_misses
+    assert_equal(layer, model, example())
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_look_alikes_are_left_alone(name: str) -> None:
+    found, _ = fused(exported(LOOK_ALIKES[name], example()))
+    assert operators(found) == []
+
+
+@pytest.mark.parametrize("name", list(LOOK_ALIKES)[::4])
+def test_look_alikes_of_one_size_are_left_alone(name: str) -> None:
+    found, _ = fused(exported(LOOK_ALIKES[name], example(), axes=()))
+    assert operators(found) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("simple_all_over_channels", "over the channels"),
+        ("simple_over_the_batch", "may be the batch"),
+        ("simple_maximum_over_the_batch", "maximum"),
+        ("simple_clamped_keys", "clamped"),
+        ("full_with_eps", "1e-06 is added to the denominator"),
+        ("linear_clamped", "goes through Clip"),
+        ("linear_unequal_features", "feature map"),
+        ("fastformer_pools_keys", "pooling is of other keys"),
+        ("efficient_axes_swapped", "softmaxes are not over"),
+    ],
+)
+def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
+    found, _ = fused(exported(LOOK_ALIKES[name], example()))
+    assert [miss for miss in found.near_misses if reason in miss.reason], found.near_misses
+
+
+@pytest.mark.parametrize("precision", [torch.float16])
+def test_half_precision_is_read_through_its_casts(precision: torch.dtype) -> None:
+    class Half(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = x.float().softmax(1).to(precision)
+            return torch.sigmoid(x) * (weight * x).sum(1, keepdim=True)
+
+    found, _ = fused(exported(Half(), example().to(precision)))
+    assert operators(found) == ["AftSimple"]
+
+
+_TEXT = """
+<ir_version: 9, opset_import: ["" : %d]>
+g (float[batch, tokens, 8] q, float[batch, tokens, 8] k, float[batch, tokens, 8] v)
+  => (float[batch, tokens, 8] y)
+<float tiny = {%s}, int64[1] one = {1}>
+{
+  e = Exp(k)
+  weighted = Mul(e, v)
+  numerator = %s
+  total = %s
+  denominator = Add(total, tiny)
+  gate = Sigmoid(q)
+  mean = Div(numerator, denominator)
+  y = Mul(gate, mean)
+}
+"""
+_SUMS = ("ReduceSum(weighted, one)", "ReduceSum(e, one)")
+
+
+@pytest.mark.parametrize("tiny", ["1e-8", "1e-30"])
+def test_the_smallest_eps_is_not_dropped(tiny: str) -> None:
+    found, _ = fused(onnx.parser.parse_model(_TEXT % (20, tiny, *_SUMS)))
+    assert operators(found) == []
+    assert "added to the denominator" in found.near_misses[0].reason
+
+
+def test_inputs_of_the_graph_and_an_addition_of_nothing() -> None:
+    found, _ = fused(onnx.parser.parse_model(_TEXT % (20, "0", *_SUMS)))
+    assert operators(found) == ["AftSimple"]
+
+
+def test_files_of_older_opsets_are_converted() -> None:
+    sums = ("ReduceSum <axes = [1]> (weighted)", "ReduceSum <axes = [1]> (e)")
+    found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
+    assert operators(found) == ["AftSimple"]
+    assert next(o.version for o in model.opset_import if o.domain == "") >= 18
