@@ -16,7 +16,8 @@ demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
 test: lint build/third_party/installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --ignore tests/plugins
+	$(BIN)/pytest tests/plugins
 
 # The kernels' own C++ tests: as they ship, and under each sanitizer.
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))

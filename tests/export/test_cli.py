@@ -72,7 +72,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "a length that is no number": (["model.pt", "--to", "trt", "--opt-length", "1,x"], "x"),
     "a batch of none": (["model.pt", "--to", "trt", "--max-batch", "0"], "--max-batch"),
     "build nothing": (["build"], "BUNDLE"),
-    "verify nothing": (["verify"], "bundle"),
+    "verify nothing": (["verify"], "BUNDLE"),
     "verify two": (["verify", "a", "b"], "b"),
     "verify a provider unknown": (["verify", "a", "--provider", "rocm"], "rocm"),
     "inspect nothing": (["inspect"], "BUNDLE"),
