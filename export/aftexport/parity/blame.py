@@ -26,6 +26,8 @@ from aftexport.parity.cone import Cone
 from aftexport.parity.findings import Blame
 from aftexport.parity.program import Program, Span
 
+_FAR = 10
+"""Times the rounding of a body that a kernel may differ from it."""
 Mask = NDArray[np.bool_] | None
 
 
@@ -83,18 +85,13 @@ def find_blame(
         "precision of the weights": apart(rounded, exact),
     }
     kernel = max(steps["kernel"], steps["served again"])
-    broken = fused and kernel > bound
-    # The first of equals: where numbers overflow, kernel and body may lose different ones.
+    # Two kernels that are both right differ by their rounding, and where numbers overflow both
+    # may lose different ones.
+    rounding = max(steps["precision of the body"], steps["precision of the weights"])
+    broken = fused and kernel > max(bound, _FAR * rounding)
     shares = {
         "export": max(steps["definition"], 0.0 if fused else steps["body"]),
-        "precision": max(
-            steps["precision of the kernel"],
-            steps["precision of the weights"],
-            # Two kernels that are both right differ by their rounding.
-            steps["precision of the body"]
-            if broken
-            else max(kernel, steps["precision of the body"]),
-        ),
+        "precision": max(steps["precision of the kernel"], rounding, 0.0 if broken else kernel),
         "kernel": kernel if broken else 0.0,
     }
     cause = max(shares, key=lambda name: shares[name])

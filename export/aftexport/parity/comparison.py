@@ -70,7 +70,8 @@ class Differences:
         difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
         smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
         some = magnitude >= smallest
-        relative = difference[some] / magnitude[some]
+        with np.errstate(over="ignore"):  # of a reference that is as good as 0
+            relative = difference[some] / magnitude[some]
         larger = np.clip(np.maximum(magnitude, np.abs(wide)), smallest, largest)
         step = np.spacing(larger.astype(kind))
         return cls(

@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,15 +36,10 @@ def model_of(operator: OnnxOperator, heads: int) -> onnx.ModelProto:
     )
 
 
-def inputs_of(operator: OnnxOperator, heads: int, magnitude: float) -> Mapping[str, Any]:
-    return _operator_inputs(operator, {"num_heads": heads}, magnitude, np.dtype(np.float32))
-
-
 @pytest.mark.parametrize("op_type", sorted(ALL_OPERATORS))
-@pytest.mark.parametrize("magnitude", [1.0, 100.0])
-def test_a_body_in_float64_is_the_definition(op_type: str, magnitude: float) -> None:
+def test_a_body_in_float64_is_the_definition(op_type: str) -> None:
     operator = ALL_OPERATORS[op_type]
-    inputs = inputs_of(operator, 2, magnitude)
+    inputs = _operator_inputs(operator, {"num_heads": 2}, 100.0, np.dtype(np.float32))
     model = model_of(operator, 2)
     for output in operator.outputs:
         cone = Cone(model, output, inputs)
