@@ -13,20 +13,19 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
-from aftexport.fuse.axes import Dims, LayoutError
+from aftexport.fuse.axes import Dims, LayoutError, flat
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
-from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject
+from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
 from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 
-_ENDS = frozenset(
-    """
-    Add Cast Div Einsum Expand Flatten MatMul Mul ReduceSum Reshape Squeeze Transpose Unsqueeze
-    """.split()
-)
+_ENDS = frozenset({
+    "Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum",
+    "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
 """What the last node of a mechanism may be."""
 _SIGNS = frozenset(
     ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
@@ -205,7 +204,9 @@ def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
     output = node.outputs[0]
     if rewrite.extra_channels:
-        output = writer.first_channels(output, _heads(rewrite), rewrite.extra_channels)
+        num_heads = _heads(rewrite)
+        width = size_of(flat(rewrite.groups[2])) // num_heads
+        output = writer.first_channels(output, num_heads, width, rewrite.extra_channels)
     return writer.laid_out(output, rewrite.groups, dims)
 
 

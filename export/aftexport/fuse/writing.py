@@ -173,13 +173,19 @@ class Writer:
         wide = self.node("Concat", by_head, *columns, axis=3)
         return self.node("Reshape", wide, self.constant([0, 0, -1]))
 
-    def first_channels(self, value: ir.Value, num_heads: int, extra: int) -> ir.Value:
-        """``[B, T, H (d + n)]`` without the last ``extra`` channels of each head."""
-        by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, -1]))
-        start, end, axis = (self.constant([n]) for n in (0, -extra, 3))
-        return self.node(
-            "Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1])
-        )
+    def first_channels(self, value: ir.Value, num_heads: int, width: int, extra: int) -> ir.Value:
+        """``[B, T, H (d + n)]`` without the last ``n`` channels of each head.
+
+        Args:
+            value: its shape is not known to runtimes, so no -1 can be worked out from it.
+            num_heads: H.
+            width: d.
+            extra: n.
+        """
+        by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, width + extra]))
+        start, end, axis = (self.constant([n]) for n in (0, width, 3))
+        first = self.node("Slice", by_head, start, end, axis)
+        return self.node("Reshape", first, self.constant([0, 0, num_heads * width]))
 
     def floored(self, value: ir.Value) -> ir.Value:
         """A tensor with -inf made the lowest logit there is."""
