@@ -15,11 +15,10 @@ Attend = Callable[..., Tensor]
 class Layer(nn.Module):
     """Projections around a function of query, key and value, all ``[B, T, D]``."""
 
-    def __init__(self, attend: Attend, *parameters: Tensor, key_dim: int = DIM) -> None:
+    def __init__(self, attend: Attend, *parameters: Tensor) -> None:
         super().__init__()
         self.attend = attend
-        self.query, self.value = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-        self.key = nn.Linear(DIM, key_dim)
+        self.query, self.key, self.value = (nn.Linear(DIM, DIM) for _ in range(3))
         self.output = nn.Linear(DIM, DIM)
         self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
 
