@@ -194,7 +194,9 @@ class _Recogniser:
 
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
-    inputs = [_operand(writer, rewrite, operand) for operand in rewrite.operands]
+    written = {id(operand): operand for operand in rewrite.operands}
+    values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
+    inputs = [values[id(operand)] for operand in rewrite.operands]
     batch = writer.node("Shape", inputs[0], start=0, end=1)
     tokens = writer.node("Shape", inputs[0], start=1, end=2)
     inputs.append(writer.node("Expand", tokens, batch))
@@ -203,15 +205,9 @@ def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     writer.nodes.append(node)
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
     output = node.outputs[0]
-    if rewrite.extra_channels:
-        num_heads = _heads(rewrite)
-        width = size_of(flat(rewrite.groups[2])) // num_heads
-        output = writer.first_channels(output, num_heads, width, rewrite.extra_channels)
+    if rewrite.extra_head:
+        output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
     return writer.laid_out(output, rewrite.groups, dims)
-
-
-def _heads(rewrite: Rewrite) -> int:
-    return int(rewrite.attributes["num_heads"])
 
 
 def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
@@ -219,7 +215,8 @@ def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.flo
         return writer.constant(operand)
     if operand.weights.factors:
         return writer.plus_log(operand.formula, operand.weights, operand.groups)
-    if operand.beside:
-        return writer.side_by_side(operand.formula, operand.groups, _heads(rewrite), operand.beside)
+    if rewrite.extra_head:
+        channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
+        return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
     value = writer.tensor(operand.formula, operand.groups)
     return writer.floored(value) if operand.floored else value
