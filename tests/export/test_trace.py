@@ -197,9 +197,8 @@ def test_a_module_that_is_not_one_graph_is_refused(
 
 
 def test_a_table_of_positions_bounds_the_length_unasked() -> None:
-    found = input_spec(capture(toy.Positions())).max_tokens
-    assert found is not None
-    assert found in (toy.Positions.limit, toy.Positions.limit - 1)
+    # All 32 of them is a length that torch.export takes another branch for.
+    assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
 
 
 def test_a_program_that_indexes_no_embedding_is_refused() -> None:

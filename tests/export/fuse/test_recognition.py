@@ -73,6 +73,15 @@ def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
     assert [miss for miss in found.near_misses if reason in miss.reason], found.near_misses
 
 
+@pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
+def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
+    module = implementations.EfficientImages()
+    x = torch.randn(2, implementations.DIM, 5, 6)
+    found, model = fused(scripted(module, x, axes=axes))
+    assert operators(found) == ["EfficientAttention"] * implementations.HEADS, found.near_misses
+    assert_equal(module, model, x)
+
+
 @pytest.mark.parametrize("precision", [torch.float16])
 def test_half_precision_is_read_through_its_casts(precision: torch.dtype) -> None:
     class Half(torch.nn.Module):
