@@ -21,8 +21,8 @@ from aftexport.engines.tensorrt import TensorrtEngine
 from aftexport.engines.tensorrt_runtimes import load
 from aftexport.errors import EngineError, ParityError, UsageError
 from aftexport.files import sha256
-from aftexport.parity import Comparison
-from aftexport.verification import verify_engine, worst
+from aftexport.parity import Case, Comparison, worst
+from aftexport.verification import verify_engine
 
 
 def wanted_here(bundle: Bundle, settings: BuildSettings) -> Wanted:
@@ -102,16 +102,23 @@ def make(
     return built.engine, record.model_copy(update={"parity": "checked"}), results
 
 
-def compare(bundle: Bundle, engine: TensorrtEngine) -> list[Comparison]:
+def compare(
+    bundle: Bundle, engine: TensorrtEngine, cases: Sequence[Case] | None = None
+) -> list[Comparison]:
     """Compares an engine on this GPU with PyTorch's outputs.
+
+    Args:
+        bundle: what the engine was built from.
+        engine: on this GPU.
+        cases: what to compare on; the bundle's own by default.
 
     Raises:
         EngineError: where it fails.
     """
     results = verify_engine(
-        bundle, engine, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
+        bundle, engine, cases=cases, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
     )
-    return [replace(result, case=f"{result.case}, {engine.title}") for result in results]
+    return [replace(result, engine=engine.title) for result in results]
 
 
 def check_parity(results: Sequence[Comparison]) -> None:

@@ -13,6 +13,7 @@ import onnxscript
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from torch import nn
 
 from aftexport import __version__
@@ -28,7 +29,6 @@ from aftexport.bundle import (
     write_manifest,
     write_model,
 )
-from aftexport.cases import model_cases, operator_cases
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
@@ -44,14 +44,18 @@ from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.fuse.report import show_recognition
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
-from aftexport.parity import Case, Comparison
+from aftexport.parity import TOLERANCES, Case, Comparison, worst
+from aftexport.parity.advice import Advice, advise
+from aftexport.parity.advice import count as advice_count
+from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.parity.page import write_page
+from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
 from aftexport.report import (
     operator_table,
     parity_table,
     size_table,
     stage,
-    write_parity_page,
 )
 from aftexport.tokenization import check_tokenizer
 from aftexport.trace import (
@@ -63,13 +67,14 @@ from aftexport.trace import (
     lower,
     operators_in,
 )
-from aftexport.verification import verify, worst
+from aftexport.verification import verify
 
 PRECISIONS = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.float32,
     "int8": torch.float32,
+    "auto": torch.float32,
 }
 """Precision to the type of weights and activations; bf16 and int8 round inside the products."""
 ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -95,6 +100,7 @@ def export(
     to: str = "onnx",
     out: str | Path | None = None,
     precision: str = "fp32",
+    tolerance: float | None = None,
     max_length: int | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
@@ -117,7 +123,9 @@ def export(
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
             inside the kernels of the encoder. Sums are float32 or wider. For an engine bf16 is
             of weights and activations too, and there is no int8. AFT-full's exponentials are
-            in 16 bits where ``position_bias.safe_precision`` allows it.
+            in 16 bits where ``position_bias.safe_precision`` allows it. auto: of each node of
+            the encoder the cheapest of int8, bf16 and fp32 that holds ``tolerance``.
+        tolerance: on the error of the model, with auto; fp32's by default.
         max_length: most tokens of a document.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
@@ -144,6 +152,7 @@ def export(
     _check_choice("--to", to, TARGETS)
     _check_choice("--precision", precision, tuple(PRECISIONS))
     asked = replace(engine or EngineOptions(), max_length=max_length)
+    _check_auto(precision, tolerance, to=to)
     check_options(to, asked, precision=precision, timing_cache=timing_cache)
     failed_out = out.with_name(f"{out.name}.failed")
     _check_out(out, path, force)
@@ -158,6 +167,7 @@ def export(
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
         traced = _trace(checkpoint, to, precision, max_length, opset)
+    advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
     if to != "onnx":
         settings = build_settings(
@@ -172,6 +182,8 @@ def export(
     with aside_folder(out) as folder:
         with stage(console, "Writing the bundle"):
             manifest = _manifest(checkpoint, traced, names, opset)
+            if advice is not None:
+                manifest = _advised(manifest, advice, tolerance)
             if to == "onnx":
                 manifest = _in_chunks(folder, traced, manifest)
             write_model(folder, traced.model)
@@ -197,7 +209,7 @@ def export(
                 "cases": [r.to_dict() for r in compared],
             }
         write_json(folder / PARITY, record)
-        write_parity_page(folder / PARITY_PAGE, manifest, results)
+        write_page(folder / PARITY_PAGE, _report(manifest, results, traced.cases))
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:
@@ -221,6 +233,34 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
         raise UsageError(
             f"{option} {value!r} is not known.", f"Choose one of {', '.join(choices)}."
         )
+
+
+def _check_auto(precision: str, tolerance: float | None, *, to: str) -> None:
+    if precision != "auto" and tolerance is not None:
+        raise UsageError("--tolerance is for --precision auto.", "Leave it out, or add that.")
+    if precision == "auto" and to != "onnx":
+        raise UsageError(
+            "--precision auto is for --to onnx: an engine has one precision.",
+            "Choose one of fp32, fp16 and bf16.",
+        )
+    if tolerance is not None and not 0 < tolerance < float("inf"):
+        raise UsageError(f"--tolerance {tolerance} is no bound.", "Give a number above 0.")
+
+
+def _advice(traced: Traced, tolerance: float | None, console: Console) -> Advice:
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Measuring each node", total=advice_count(traced.model))
+        bound = TOLERANCES["fp32"].bound if tolerance is None else tolerance
+        return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
+
+
+def _advised(manifest: Manifest, advice: Advice, tolerance: float | None) -> Manifest:
+    changes = {
+        "precision": advice.coarsest,
+        "tolerance": TOLERANCES["fp32"].bound if tolerance is None else tolerance,
+        "node_precisions": advice.nodes,
+    }
+    return manifest.model_copy(update=changes)
 
 
 def _check_out(out: Path, path: Path, force: bool) -> None:
@@ -277,6 +317,8 @@ def _trace(
         program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
     spec = input_spec(program)
+    if precision == "auto":
+        precision = "fp32"  # until every node was measured
     lowered = lower(program, opset=opset, precision=precision)
     recognition = None
     if not operators_in(lowered):
@@ -373,6 +415,17 @@ def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
         (folder / CHUNKED).unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})
     return manifest.model_copy(update={"chunked": plan})
+
+
+def _report(manifest: Manifest, results: Sequence[Comparison], cases: Sequence[Case]) -> Report:
+    deferred = manifest.engine.deferred if manifest.engine else ()
+    return Report(
+        manifest,
+        results,
+        against="PyTorch in float64",
+        notes=[f"Deferred: {line}" for line in deferred],
+        inputs=inputs_of(cases),
+    )
 
 
 def _print_summary(

@@ -37,6 +37,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else None,
         "labels": ", ".join(manifest.labels),
         "precision": manifest.precision,
+        **_node_precisions(manifest),
         **_position_biases(manifest),
         "opset": manifest.opset,
         "parity": _parity(bundle),
@@ -108,6 +109,16 @@ def _parity(bundle: Bundle) -> str:
         return "not checked"
     record = json.loads((bundle.path / PARITY).read_text("utf-8"))
     return f"checked, see {PARITY}" if record.get("checked") else "not checked"
+
+
+def _node_precisions(manifest: Manifest) -> dict[str, object]:
+    if not manifest.node_precisions:
+        return {}
+    lines = []
+    for node in manifest.node_precisions:
+        errors = ", ".join(f"{p} {error:.1e}" for p, error in sorted(node.errors.items()))
+        lines.append(f"{node.node}: {node.precision}: {node.reason} (alone: {errors})")
+    return {"tolerance": manifest.tolerance, "precision of nodes": "\n".join(lines)}
 
 
 def _position_biases(manifest: Manifest) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Len
+from annotated_types import Ge, Gt, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from aftexport.engines.settings import BuildSettings, Count
@@ -39,6 +39,26 @@ class PositionBias(BaseModel):
     node: str
     row_range: Annotated[float, Ge(0)] | None
     precision: Literal["fp32", "fp16", "bf16"]
+
+
+class NodePrecision(BaseModel):
+    """The precision that was chosen for one node, and why.
+
+    Attributes:
+        node: its name in ``model.onnx``.
+        operator: its type.
+        precision: of the products in its fused kernel.
+        errors: of the model on its golden cases with this node alone in each precision.
+        reason: why it is no cheaper one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    node: str
+    operator: str
+    precision: Literal["fp32", "bf16", "int8"]
+    errors: dict[str, Annotated[float, Ge(0)]]
+    reason: str
 
 
 class EnginePlan(BaseModel):
@@ -106,7 +126,10 @@ class Manifest(BaseModel):
         max_tokens: most tokens of a document; None for no bound.
         labels: class names in the order of the logits.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside kernels; bf16 of weights and activations where there is an ``engine``.
+            inside kernels; bf16 of weights and activations where there is an ``engine``; of
+            ``node_precisions`` the cheapest.
+        tolerance: on the model's error, where one was given instead of the table's.
+        node_precisions: of each node, where they were chosen one by one.
         opset: of the standard operators.
         operators: number of nodes of each custom operator.
         position_biases: of its AFT-full nodes.
@@ -128,6 +151,8 @@ class Manifest(BaseModel):
     max_tokens: Count | None
     labels: Annotated[tuple[str, ...], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
+    tolerance: Annotated[float, Gt(0)] | None = None
+    node_precisions: tuple[NodePrecision, ...] = ()
     opset: Count
     operators: dict[str, Count]
     position_biases: tuple[PositionBias, ...] = ()

@@ -1,12 +1,10 @@
-"""What people look at: stages as they run, tables at the end, the parity page."""
+"""What people look at: stages as they run, tables at the end."""
 
-import html
 import io
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -15,8 +13,7 @@ from rich.table import Column, Table
 
 from aftexport.engines.engine_file import EngineRecord
 from aftexport.engines.tensorrt_runtimes import TITLES
-from aftexport.manifest import Manifest
-from aftexport.parity import TOLERANCES, Comparison
+from aftexport.parity import Comparison
 
 
 def accept_any_terminal() -> None:
@@ -78,14 +75,17 @@ def engine_table(record: EngineRecord) -> Table:
 
 def parity_table(results: Sequence[Comparison]) -> Table:
     """Each case's error beside its bound."""
-    table = plain_table("parity with PyTorch", "input", "error", "bound", "")
+    table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
     table.caption = "error: max |output - reference| / max(1, max |reference|), float64 reference"
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
         subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
-        errors = (f"{result.error:.1e}", f"{result.bound:.0e}")
-        table.add_row(escape(subject), shape_text(result.shape), *errors, verdict)
+        if result.engine != "onnxruntime":
+            subject += f", {result.engine}"
+        numbers = (f"{result.error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
+        flips = str(result.label_flips) if result.subject.startswith("model") else ""
+        table.add_row(escape(subject), shape_text(result.shape), *numbers, flips, verdict)
     return table
 
 
@@ -101,48 +101,3 @@ def size_table(files: Mapping[str, int]) -> Table:
 def shape_text(shape: Sequence[int]) -> str:
     """``2 x 67`` for a shape."""
     return " x ".join(map(str, shape))
-
-
-def write_parity_page(path: Path, manifest: Manifest, results: Sequence[Comparison]) -> None:
-    """Writes the parity report as one self-contained HTML file."""
-    deferred = manifest.engine.deferred if manifest.engine else ()
-    note = "".join(f"<p>Deferred: {html.escape(line)}</p>\n" for line in deferred)
-    tolerance = TOLERANCES[manifest.precision]
-    verdict = "within tolerance" if all(r.passed for r in results) else "outside tolerance"
-    if not results:
-        verdict = "not checked"
-    rows = "\n".join(
-        f"<tr class={'ok' if r.passed else 'bad'}><td>{html.escape(r.subject)}</td>"
-        f"<td>{html.escape(r.case)}</td><td>{shape_text(r.shape)}</td><td>{r.error:.2e}</td>"
-        f"<td>{r.bound:.0e}</td><td>{r.label_flips}</td>"
-        f"<td>{'within' if r.passed else 'OUTSIDE'}</td></tr>"
-        for r in results
-    )
-    versions = html.escape(", ".join(f"{k} {v}" for k, v in sorted(manifest.versions.items())))
-    path.write_text(
-        f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Parity: {verdict}</title>
-<style>
-body {{ font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; }}
-body {{ padding: 0 1rem; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
-th, td {{ text-align: left; padding: .25rem .75rem; border-bottom: 1px solid #ccc; }}
-.bad td {{ background: #fdd; font-weight: bold; }}
-</style>
-<h1>Parity: {verdict}</h1>
-<p>The exported model against PyTorch in float64, {html.escape(manifest.precision)}, {versions}.</p>
-<p>Error: max |output &minus; reference| / max(1, max |reference|). Bound {tolerance.bound:.0e}:
-{html.escape(tolerance.reason)}.</p>
-{note}<table>
-<thead><tr><th>subject<th>case<th>input<th>error<th>bound<th>label flips<th>verdict</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</html>
-""",
-        "utf-8",
-    )

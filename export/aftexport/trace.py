@@ -233,6 +233,33 @@ def lower(
         UsageError: for an opset outside ``OPSETS``.
         TraceError: where torch.onnx knows no translation of an operator.
     """
+    model = _translated(program, opset).model_proto
+    produced = next(o.version for o in model.opset_import if o.domain == "")
+    if produced != opset:
+        raise TraceError(
+            f"torch.onnx produced opset {produced} where {opset} was asked for.",
+            f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
+        )
+    _strip_metadata(model)
+    return model
+
+
+def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
+    """The operators that ``lower`` translates, each named as its result is in the ONNX graph.
+
+    Args:
+        program: see ``capture``.
+        opset: as given to ``lower``.
+
+    Raises:
+        UsageError, TraceError: see ``lower``.
+    """
+    found = _translated(program, opset).exported_program
+    assert found is not None  # it was given
+    return found
+
+
+def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     if opset not in OPSETS:
         raise UsageError(
             f"Opset {opset} is not supported.", f"Choose one from {OPSETS[0]} to {OPSETS[-1]}."
@@ -258,15 +285,7 @@ def lower(
             "Replace the operator it names by ones that ONNX has.",
         ) from error
     assert exported is not None
-    model = exported.model_proto
-    produced = next(o.version for o in model.opset_import if o.domain == "")
-    if produced != opset:
-        raise TraceError(
-            f"torch.onnx produced opset {produced} where {opset} was asked for.",
-            f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
-        )
-    _strip_metadata(model)
-    return model
+    return exported
 
 
 def finish(

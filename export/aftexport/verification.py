@@ -1,6 +1,6 @@
-"""Running a bundle's golden cases through an engine."""
+"""Running cases through a bundle's engines."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from aftexport.parity import Case, Comparison, compare
 def verify(
     bundle: Bundle,
     *,
+    cases: Sequence[Case] | None = None,
     engine: Engine | None = None,
     fused: bool = True,
     provider: Provider = "cpu",
@@ -27,6 +28,7 @@ def verify(
 
     Args:
         bundle: what to check.
+        cases: what to compare on; the bundle's own by default.
         engine: the bundle's model, loaded; None to load it for this alone.
         fused: use the fused kernels where they are built.
         provider: what runs them.
@@ -35,7 +37,7 @@ def verify(
     Raises:
         EngineError: where the model cannot be loaded, or there is no such provider.
     """
-    cases = bundle.golden()
+    cases = bundle.golden() if cases is None else cases
     engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
     model = onnx.load(bundle.model_path, load_external_data=False)
     results = []
@@ -46,7 +48,7 @@ def verify(
             single = operator_model(model, case).SerializeToString()
             alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
             output = np.concatenate(list(alone.values()), axis=-1)
-        results.append(compare(case, output, bundle.manifest.precision))
+        results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
         advance()
@@ -62,37 +64,50 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     model = ChunkedModel(
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
     )
-    result = compare(case, model.run(ids[0]), bundle.manifest.precision)
+    logits = model.run(ids[0])
+    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
     return [replace(result, subject="model in chunks")]
 
 
 def verify_engine(
-    bundle: Bundle, engine: Engine, *, min_tokens: int, max_tokens: int
+    bundle: Bundle,
+    engine: Engine,
+    *,
+    cases: Sequence[Case] | None = None,
+    min_tokens: int,
+    max_tokens: int,
 ) -> list[Comparison]:
     """Compares another engine with PyTorch's outputs, on the model's cases.
 
     Args:
         bundle: what the engine was built from.
         engine: one that does not take every length.
+        cases: what to compare on; the bundle's own by default.
         min_tokens, max_tokens: a case of shorter or longer documents is left out.
 
     Raises:
         EngineError: where the engine fails, or takes none of the cases.
     """
     results = []
-    for case in bundle.golden():
+    for case in bundle.golden() if cases is None else cases:
         if (
             case.subject == "model"
             and min_tokens <= case.inputs["input_ids"].shape[1] <= max_tokens
         ):
             logits = engine.run(case.inputs)["logits"]
-            results.append(compare(case, logits, bundle.manifest.precision))
+            bound = _bound(bundle, case)
+            results.append(compare(case, logits, bundle.manifest.precision, bound=bound))
     if not results:
         raise EngineError(
             f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
             "Export with another --min-length or --max-length.",
         )
     return results
+
+
+def _bound(bundle: Bundle, case: Case) -> float | None:
+    """The bundle's own tolerance, which is for the model; None for the table's."""
+    return bundle.manifest.tolerance if case.subject == "model" else None
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
@@ -133,8 +148,3 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         ],
         ir_version=model.ir_version,
     )
-
-
-def worst(results: Iterable[Comparison]) -> Comparison:
-    """The comparison furthest over, or least within, its bound."""
-    return max(results, key=lambda result: result.error / result.bound)

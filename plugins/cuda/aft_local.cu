@@ -21,19 +21,17 @@
 // long windows and nearly double the product of short ones; weights kept in the workspace, T (2s-1) of them,
 // are read by every group of channels at the cost of computing them.
 
+#include "aft_local_product.cuh"
 #include "element.cuh"
 #include "gate.cuh"
 #include "kernels.h"
 #include "launch.cuh"
-#include "mma.cuh"
 #include "window_sums.cuh"
 
 namespace aft::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kRows = 64, kChannels = 64;
-constexpr int kCells = kRows * kChannels / kThreads;  // of a thread
+constexpr int kCells = kLocalRows * kLocalChannels / kLocalThreads;  // of a thread
 
 struct Params {
   AftCudaAftLocal call;
@@ -78,111 +76,15 @@ struct RowMaximum {
   }
 };
 
-// The product of a block: weights [rows, keys] with entries [keys, channels] twice, exp(K - m) V and exp(K - m).
-// T is the tensors' element. Weights may be kScale at most, a power of e.
-template <class T>
-struct Product {
-  static constexpr int kKeys = 16;
-  // Float16 keeps 2^-25 of the largest entry, of a key whose weight may be 2^15: by that and by the number of
-  // keys the denominator may be off, of which 2^-9 is half an ulp of bfloat16.
-  static constexpr float kLogScale = sizeof(T) == 2 ? 10.397207f : 0.0f;
-  struct Stage {
-    T weights[kRows][kKeys + 8];
-    T entries[2][kKeys][kChannels + 8];
-  };
-
-  float sums[2][2][4][4] = {};
-  int row = threadIdx.x / kWarp / 2 * 32, column = threadIdx.x / kWarp % 2 * 32, lane = threadIdx.x % kWarp;
-
-  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
-    store(&stage.weights[row][key], {weight});
-  }
-
-  __device__ __forceinline__ void add(const Stage& stage) {
-#pragma unroll
-    for (int key = 0; key < kKeys; key += 16) {
-      uint32_t weights[2][4];
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-        load_matrices(weights[m], &stage.weights[row + m * 16 + lane % 16][key + lane / 16 * 8]);
-#pragma unroll
-      for (int what = 0; what < 2; ++what)
-#pragma unroll
-        for (int n = 0; n < 4; n += 2) {
-          uint32_t entries[4];
-          load_matrices_transposed(entries, &stage.entries[what][key + lane % 16][column + n * 8 + lane / 16 * 8]);
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            multiply_add<T>(sums[what][m][n], weights[m], {entries[0], entries[1]});
-            multiply_add<T>(sums[what][m][n + 1], weights[m], {entries[2], entries[3]});
-          }
-        }
-    }
-  }
-
-  __device__ __forceinline__ float sum(int what, int cell) const { return sums[what][cell / 16][cell / 4 % 4][cell % 4]; }
-  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 16 * 16 + cell / 2 % 2 * 8 + lane / 4; }
-  __device__ __forceinline__ int column_of(int cell) const {
-    return column + cell / 4 % 4 * 8 + lane % 4 * 2 + cell % 2;
-  }
-};
-
-template <>
-struct Product<float> {
-  static constexpr int kKeys = 16;
-  static constexpr float kLogScale = 0.0f;
-  struct Stage {
-    float weights[kKeys][kRows + 4];
-    float entries[2][kKeys][kChannels];
-  };
-
-  float sums[2][8][4] = {};
-  int row = threadIdx.x / 16 * 8, column = threadIdx.x % 16 * 4;
-
-  static __device__ __forceinline__ void set_weight(Stage& stage, int row, int key, float weight) {
-    stage.weights[key][row] = weight;
-  }
-
-  __device__ __forceinline__ void add(const Stage& stage) {
-#pragma unroll
-    for (int key = 0; key < kKeys; ++key) {
-      const Raw<float, 4> weights[2] = {Raw<float, 4>(&stage.weights[key][row]),
-                                        Raw<float, 4>(&stage.weights[key][row + 4])};
-#pragma unroll
-      for (int what = 0; what < 2; ++what) {
-        const Raw<float, 4> entries(&stage.entries[what][key][column]);
-#pragma unroll
-        for (int r = 0; r < 8; ++r)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) sums[what][r][c] += weights[r / 4][r % 4] * entries[c];
-      }
-    }
-  }
-
-  __device__ __forceinline__ float sum(int what, int cell) const { return sums[what][cell / 4][cell % 4]; }
-  __device__ __forceinline__ int row_of(int cell) const { return row + cell / 4; }
-  __device__ __forceinline__ int column_of(int cell) const { return column + cell % 4; }
-};
-
-// The least denominator to be trusted of a product over that many keys.
-template <class T>
-__device__ __forceinline__ float least_trusted(int) {
-  return kTrustedDenominator;
-}
-template <>
-__device__ __forceinline__ float least_trusted<Half>(int keys) {
-  return 0.5f * static_cast<float>(keys);
-}
-
 template <class T>
 struct Shared {
   union {
-    typename Product<T>::Stage stages[2];
-    float context[kRows][kChannels];
+    typename LocalProduct<T>::Stage stages[2];
+    float context[kLocalRows][kLocalChannels];
   };
-  RunningSum outside[kChannels];
-  float maximum[kChannels];  // of the span's keys
-  float highest[kRows];      // bias, less the weights' scale
+  RunningSum outside[kLocalChannels];
+  float maximum[kLocalChannels];  // of the span's keys
+  float highest[kLocalRows];      // bias, less the weights' scale
 };
 
 // The block's rows from `first` on and its channels.
@@ -192,11 +94,11 @@ struct Tile {
   int begin, end;  // the span, relative to `first`
 
   __device__ __forceinline__ explicit Tile(const Params& p) {
-    channel = static_cast<int64_t>(blockIdx.x % p.groups) * kChannels;
-    first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
+    channel = static_cast<int64_t>(blockIdx.x % p.groups) * kLocalChannels;
+    first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kLocalRows;
     batch = blockIdx.x / p.groups / p.tiles;
-    const int64_t last = length_of(p.call.sequence, batch) - first, span = kRows + p.sums.right;
-    rows = static_cast<int>(last < kRows ? last : kRows);
+    const int64_t last = length_of(p.call.sequence, batch) - first, span = kLocalRows + p.sums.right;
+    rows = static_cast<int>(last < kLocalRows ? last : kLocalRows);
     begin = -static_cast<int>(first < p.sums.left ? first : p.sums.left);
     end = static_cast<int>(last < span ? last : span);
   }
@@ -205,10 +107,11 @@ struct Tile {
 // The keys of one step and their biases, on their way from memory to a stage.
 template <class T, int N>
 struct Step {
-  static constexpr int kKeys = Product<T>::kKeys;
-  static constexpr int kLoads = kKeys * kChannels / N / kThreads, kKeysApart = kThreads * N / kChannels;
-  static constexpr int kWeights = kRows * kKeys / kThreads, kRowsApart = kThreads / kKeys;
-  using Stage = typename Product<T>::Stage;
+  static constexpr int kKeys = LocalProduct<T>::kKeys;
+  static constexpr int kLoads = kKeys * kLocalChannels / N / kLocalThreads;
+  static constexpr int kKeysApart = kLocalThreads * N / kLocalChannels;
+  static constexpr int kWeights = kLocalRows * kKeys / kLocalThreads, kRowsApart = kLocalThreads / kKeys;
+  using Stage = typename LocalProduct<T>::Stage;
 
   Raw<T, N> key[kLoads], value[kLoads];
   T bias[kWeights];
@@ -216,11 +119,11 @@ struct Step {
   const T *keys, *values, *band;
   int entry_key, weight_key;
 
-  static __device__ __forceinline__ int channel() { return static_cast<int>(threadIdx.x) % (kChannels / N) * N; }
+  static __device__ __forceinline__ int channel() { return static_cast<int>(threadIdx.x) % (kLocalChannels / N) * N; }
   static __device__ __forceinline__ int weight_row() { return static_cast<int>(threadIdx.x) / kKeys; }
 
   __device__ __forceinline__ Step(const Params& p, const Tile& tile)
-      : entry_key(tile.begin + static_cast<int>(threadIdx.x) / (kChannels / N)),
+      : entry_key(tile.begin + static_cast<int>(threadIdx.x) / (kLocalChannels / N)),
         weight_key(tile.begin + static_cast<int>(threadIdx.x) % kKeys) {
     const AftCudaSequence& s = p.call.sequence;
     keys = row<T>(s.key, tile.batch, tile.first + entry_key) + tile.channel + channel();
@@ -263,7 +166,7 @@ struct Step {
           weight[c] = machine::fast_exp(key[i][c] - shared.maximum[channel() + c]);
           product[c] = weight[c] * value[i][c];
         }
-      const int to = static_cast<int>(threadIdx.x) / (kChannels / N) + i * kKeysApart;
+      const int to = static_cast<int>(threadIdx.x) / (kLocalChannels / N) + i * kKeysApart;
       store(&stage.entries[0][to][channel()], product);
       store(&stage.entries[1][to][channel()], weight);
     }
@@ -272,7 +175,7 @@ struct Step {
       const int row = weight_row() + i * kRowsApart;
       const bool counts = weight_key < tile.end && !(p.sums.causal && weight_key > row);
       const float logit = in_window(p, tile, i) ? to_float(bias[i]) : 0.0f;
-      Product<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
+      LocalProduct<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
                              counts ? machine::fast_exp(logit - shared.highest[row]) : 0.0f);
     }
     entry_key += kKeys;
@@ -304,7 +207,7 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, i
 template <class T>
 __device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p, const Tile& tile) {
   const int thread = threadIdx.x;
-  if (thread < kChannels) {
+  if (thread < kLocalChannels) {
     const int64_t channel = tile.channel + thread;
     shared.outside[thread] = RunningSum::empty();
     shared.maximum[thread] = 0.0f;
@@ -314,20 +217,20 @@ __device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p,
       shared.maximum[thread] = outside.maximum;
     }
   } else {
-    const int row = thread - kChannels;
-    shared.highest[row] = row < tile.rows ? p.highest[tile.first + row] - Product<T>::kLogScale : 0.0f;
+    const int row = thread - kLocalChannels;
+    shared.highest[row] = row < tile.rows ? p.highest[tile.first + row] - LocalProduct<T>::kLogScale : 0.0f;
   }
 }
 
 template <class T, int N>
 __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params& p, const Tile& tile) {
   const AftCudaSequence& s = p.call.sequence;
-  constexpr int kColumns = kChannels / N;
+  constexpr int kColumns = kLocalChannels / N;
   const int column = threadIdx.x % kColumns * N;
   const int64_t channel = tile.channel + column;
   if (channel >= s.channels) return;
 #pragma unroll 4
-  for (int r = threadIdx.x / kColumns; r < kRows; r += kThreads / kColumns) {
+  for (int r = threadIdx.x / kColumns; r < kLocalRows; r += kLocalThreads / kColumns) {
     const int64_t t = tile.first + r;
     if (t >= s.tokens) return;
     const Raw<T, N> query(row<T>(s.query, tile.batch, t) + channel);
@@ -339,11 +242,11 @@ __device__ __forceinline__ void gate_tile(const Shared<T>& shared, const Params&
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
+__global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) {
   const AftCudaSequence& s = p.call.sequence;
   auto& shared = shared_memory<Shared<T>>();
   const Tile tile(p);
-  Product<T> product;
+  LocalProduct<T> product;
   load_outside(shared, p, tile);
   __syncthreads();
 
@@ -385,15 +288,16 @@ __global__ void __launch_bounds__(kThreads, 3) tile_kernel(const Params p) {
 template <class T, int N>
 int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
-  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kRows, workspace);
+  const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kLocalRows, workspace);
   float* highest = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
   const RowMaximum<T> row_maximum{call, highest, s.tokens};
   constexpr int kSummed = N < 4 ? N : 4;
   if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, row_maximum, stream)) return status;
-  const int64_t groups = ceil_div<int64_t>(s.channels, kChannels), tiles = ceil_div<int64_t>(s.tokens, kRows);
+  const int64_t groups = ceil_div<int64_t>(s.channels, kLocalChannels);
+  const int64_t tiles = ceil_div<int64_t>(s.tokens, kLocalRows);
   const Params params{call, sums, static_cast<int>(groups), static_cast<int>(tiles), highest};
-  return launch<Shared<T>>(tile_kernel<T, N>, dim3(static_cast<unsigned>(groups * tiles * s.batch)), kThreads, stream,
-                           params);
+  const dim3 grid(static_cast<unsigned>(groups * tiles * s.batch));
+  return launch<Shared<T>>(tile_kernel<T, N>, grid, kLocalThreads, stream, params);
 }
 
 }  // namespace
@@ -402,7 +306,7 @@ int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
 size_t aft_cuda_aft_local_workspace(const AftCudaAftLocal* call) {
   using namespace aft::cuda;
   const AftCudaSequence& s = call->sequence;
-  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, kRows, nullptr);
+  const WindowSums sums(s, call->window - 1, s.causal ? 0 : call->window - 1, kLocalRows, nullptr);
   return sums.bytes(s.batch) + sizeof(float) * s.tokens;
 }
 

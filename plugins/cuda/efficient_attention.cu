@@ -1,5 +1,21 @@
-// Efficient Attention
-#include "head_passes.cuh"
+// Efficient Attention (Shen et al., arXiv 1812.01243), heads of width d:
+//
+//   Y[t] = scale * rho(Q[t]) sum_u w[u] V[u]^T,  softmax: w[u,c] = exp(K[u,c]) / sum_v exp(K[v,c]) over the tokens,
+//   rho over the channels;  scaling: w = K / n, rho = identity, n keys                              causal: u <= t
+//
+// Floor and traffic are those of linear_attention.cu: 4BTD elements and 4BTDd FLOPs (12 in float32), causal 6BTD
+// elements; an exponential for each key and query beside some d multiply-adds is no bound.
+//
+// The softmax of the keys is over all tokens, so its maximum is known at the end alone. A chunk keeps a running
+// maximum of each channel and scales its rows of S down when that grows; chunks are merged relative to the larger
+// one (head_context.cuh). Causal, every row divides by the sums up to its own: the maximum stays for a tile, and is
+// raised in the midst of one only for a key so far above it that its weight would leave float32's range.
+//
+// Versions considered: a pass for the maxima before one for the sums needs no scaling, and reads the keys once
+// more, 5BTD; one maximum for all channels of a head saves d of them, and a channel whose keys all lie 90 below
+// the largest would have no weights at all.
+
+#include "head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -1,4 +1,21 @@
-// Fastformer
+// Fastformer (Wu et al., arXiv 2108.09084), h heads of width d:
+//
+//   g_q = mean of Q by softmax_T(Q Wa / sqrt(d)),  P = K * g_q,
+//   g_k = mean of P by softmax_T(P Wb / sqrt(d)),  Y = V * g_k                          causal: means up to the token
+//
+// Floor: 4BTD elements moved and 4BTDh FLOPs for the logits, which read whole rows; with 16 heads or fewer bound by
+// memory. Taken: 6BTD of which 4 from memory, a chunk of 64 tokens being read for its logits and again, from the
+// caches, for its sums; every 16 heads more read the rows once more. Causal 10BTD, 7 from memory: the running mean of
+// queries is made again wherever it is needed rather than kept.
+//
+// Five launches: pool, merge, pool, merge, output. In the second pooling P is never made where it need not be:
+// g_q is a factor of its weight's rows, and of the pooled keys. Causal, g_q differs from token to token, P is made in
+// registers, and a launch more for each pooling turns logits into shares.
+//
+// Versions considered: a dot product for each token and head, a warp a token, reads Wa from the cache for every
+// token, which bounds it by that from 4 heads on; tensor cores take the tile's logits for 16 heads at once. Rows kept
+// in shared memory between logits and sums would spare the second read and allow one block a multiprocessor only.
+
 #include "head_context.cuh"
 #include "head_pool.cuh"
 

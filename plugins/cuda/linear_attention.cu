@@ -1,5 +1,21 @@
-// Linear attention
-#include "head_passes.cuh"
+// Linear attention (Katharopoulos et al., arXiv 2006.16236, equations 5 and 9), heads of width d:
+//
+//   Y[t] = phi(Q[t]) S / (phi(Q[t]) z + eps),  S = sum_u phi(K[u]) V[u]^T,  z = sum_u phi(K[u])    causal: u <= t
+//
+// Floor: 4BTD elements moved and 4BTDd FLOPs, which three products for one make 12BTDd in float32. Bound by memory
+// for heads to some 150 channels in 16 bits, 100 in float32 (sm_80: tf32 at 156 TFLOP/s beside 2 TB/s), by tensor
+// cores from there. Taken: 4BTD and the states of the chunks, d + 2 floats a channel and chunk, no more than their
+// keys; causal 6BTD, keys and values being read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of
+// the values each, which read the same keys and queries, mostly from the second-level cache.
+//
+// Not causal: sum_context for the chunks, merge_states, apply_context (head_passes.cuh). Causal: sum_context,
+// merge_states as a scan, causal_context (head_causal.cuh).
+//
+// Versions considered: one block that takes a head from its first token to its last, as the recurrence is written,
+// leaves a GPU idle at B = 1; atomic additions into S need no merge, but their order, and so the last bits, are
+// the scheduler's; 16-bit operands for the products, twice as fast, lose digits of phi, and float16 its range.
+
+#include "head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -60,13 +60,13 @@ class Admission:
         predicted = backlog + own
         if own > seconds_left:
             raise DocumentTooLongError(
-                f"{sum(tokens)} tokens take {own:.1f} s, the deadline is in {seconds_left:.1f} s.",
+                f"{sum(tokens)} tokens take {own:.3g} s, the deadline is in {seconds_left:.3g} s.",
                 "Send less, or give it more time.",
             )
         if predicted > seconds_left:
             raise BusyError(
-                f"The answer would take {predicted:.1f} s, the deadline is in "
-                f"{seconds_left:.1f} s.",
+                f"The answer would take {predicted:.3g} s, the deadline is in "
+                f"{seconds_left:.3g} s.",
                 "Ask again later, or give it more time.",
                 predicted - seconds_left,
             )

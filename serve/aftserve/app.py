@@ -1,44 +1,46 @@
 """The HTTP interface."""
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
-from aftserve import bodies
+from aftserve import bodies, presence, streams
+from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
-from aftserve.presence import while_wanted
-from aftserve.problems import RESPONSES, handle_problems
+from aftserve.open_inference.routes import create_router
+from aftserve.presence import DeadlineSeconds, while_wanted
+from aftserve.problems import handle_problems, responses
 from aftserve.receiving import ReceivingLimits
 from aftserve.schemas import (
+    DocumentRequest,
     DocumentResult,
     InferRequest,
     InferResponse,
     Info,
     ParityCheck,
     ParityReport,
-    ParityRequest,
+    Problem,
     Status,
 )
 from aftserve.service import Service
 
-DeadlineSeconds = Annotated[
-    float | None,
-    Header(
-        alias="Deadline-Seconds",
-        gt=0,
-        allow_inf_nan=False,
-        description="Most seconds until the answer; the server's limit comes first.",
-    ),
-]
+_INFER = bodies.takes(InferRequest)
+_INFER["requestBody"]["content"] |= {
+    "text/plain": {"schema": {"type": "string"}},
+    "application/x-ndjson": {"schema": {"type": "string", "description": "Objects, one a line."}},
+}
 
 
-def create_app(service: Service) -> FastAPI:
-    """Builds the application around a service; its lifespan runs the scheduler."""
+def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
+    """Builds the application around a service; its lifespan runs the scheduler.
+
+    Args:
+        service: that classifies.
+        keys: of those who may ask; None for everybody.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,40 +61,75 @@ def create_app(service: Service) -> FastAPI:
         seconds=settings.receive_seconds,
     )
     app.add_middleware(RequestLog, responses=service.metrics.responses)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "Deadline-Seconds", "X-API-Key"],
+        )
     handle_problems(app)
+    problems = responses(Problem)
+    guards = [Depends(keys.dependency())] if keys is not None else []
+    guarded = APIRouter(dependencies=guards)
 
     def deadline_of(request: Request, seconds: float | None) -> float:
-        started: float = request.state.started
-        return started + min(seconds or math.inf, settings.deadline_seconds)
+        return presence.deadline_of(request, seconds, settings.deadline_seconds)
 
-    @app.post("/infer", responses=RESPONSES, openapi_extra=_takes(InferRequest))
+    @guarded.post(
+        "/infer",
+        response_model=DocumentResult | InferResponse,
+        responses=problems,
+        openapi_extra=_INFER,
+    )
     async def infer(
         request: Request, deadline_seconds: DeadlineSeconds = None
-    ) -> DocumentResult | InferResponse:
-        """Classifies one document (`text`) or several (`texts`, `input_ids`)."""
+    ) -> DocumentResult | InferResponse | Response:
+        """Classifies one document, or several.
+
+        JSON has `text`, or `texts` or `input_ids` of several; plain text is one document; of
+        newline-delimited JSON each line has `text` or `input_ids`, and a line of the answer.
+        """
         service.check_open()
-        most = settings.max_documents
-        documents = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
+        most = settings.max_documents
+        match bodies.media_type(request):
+            case "text/plain":
+                text = await streams.read_text(request, service.model.classifier)
+                body = InferRequest(text=text, texts=None, input_ids=None)
+            case "application/x-ndjson":
+                lines = await streams.classify_lines(
+                    request,
+                    lambda documents: service.classify(documents, deadline),
+                    most=most,
+                    deadline=deadline,
+                )
+                note(request, documents=len(lines))
+                content = "".join(line.model_dump_json() + "\n" for line in lines)
+                return Response(content, media_type="application/x-ndjson")
+            case _:
+                body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         results = await while_wanted(
-            service.classify(documents, deadline), request.receive, deadline
+            service.classify(body.documents, deadline), request.receive, deadline
         )
         note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
-        return results[0] if documents.text is not None else InferResponse(results=results)
+        return results[0] if body.text is not None else InferResponse(results=results)
 
-    @app.get("/parity")
+    @guarded.get("/parity")
     async def parity() -> ParityReport:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @app.post("/parity", responses=RESPONSES, openapi_extra=_takes(ParityRequest))
+    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(DocumentRequest))
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
         most = service.model.classifier.max_tokens
-        document = await bodies.read(request, ParityRequest, input_ids=most)
+        body = await bodies.read(request, DocumentRequest, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
-        return await while_wanted(service.compare(document, deadline), request.receive, deadline)
+        return await while_wanted(
+            service.compare(body.document, deadline), request.receive, deadline
+        )
 
     @app.get("/healthz")
     async def healthz() -> Status:
@@ -105,20 +142,16 @@ def create_app(service: Service) -> FastAPI:
         response.status_code = 200 if service.health.ready else 503
         return Status(status=service.health.status)
 
-    @app.get("/info")
+    @guarded.get("/info")
     async def info() -> Info:
         """The model, the limits, and what a document costs on this machine."""
         return service.info()
 
-    @app.get("/metrics", response_class=Response)
+    @guarded.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
+    app.include_router(guarded)
+    app.include_router(create_router(service, guards))
     return app
-
-
-def _takes(model: type[BaseModel]) -> dict[str, Any]:
-    """How the interface describes a body that is read only once it is wanted."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

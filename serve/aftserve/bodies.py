@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
@@ -37,12 +36,35 @@ async def read(request: Request, model: type[Model], **most: int) -> Model:
         RequestValidationError: a field is not as the model has it.
         ClientGoneError: it did not arrive.
     """
-    _check_headers(request.headers)
+    kind = media_type(request)
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise NotJsonError(
+            "The body's content type is not application/json.", "Send JSON, and say so."
+        )
+    return parse(await receive(request), model, **most)
+
+
+async def receive(request: Request) -> bytes:
+    """Receives a body of any type; raises NotJsonError where it is compressed."""
+    check_encoding(request)
     try:
-        body = await request.body()
+        return await request.body()
     except ClientDisconnect:
         raise ClientGoneError from None
-    return parse(body, model, **most)
+
+
+def check_encoding(request: Request) -> None:
+    """Raises NotJsonError where a body is compressed."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise NotJsonError(
+            f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
+        )
+
+
+def media_type(request: Request) -> str:
+    """What a body says that it is, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def parse(body: bytes, model: type[Model], **most: int) -> Model:
@@ -51,7 +73,7 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
     What is wrong is said of the first thing that is: a list of all faults of a hostile body
     takes minutes, and gigabytes.
     """
-    content = _objects(body)
+    content = objects(body)
     if isinstance(content, dict):
         for name, value in content.items():
             if name not in model.model_fields:
@@ -69,7 +91,8 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
         raise RequestValidationError(found) from None
 
 
-def _objects(body: bytes) -> Any:
+def objects(body: bytes) -> Any:
+    """What the JSON of a body holds; raises InputError where it is none."""
     # Millions of lists would be gone through again and again while they are made.
     gc.disable()
     try:
@@ -81,14 +104,7 @@ def _objects(body: bytes) -> Any:
         gc.enable()
 
 
-def _check_headers(headers: Headers) -> None:
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise NotJsonError(
-            "The body's content type is not application/json.", "Send JSON, and say so."
-        )
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise NotJsonError(
-            f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
-        )
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """How the interface describes a body that is read only once it is wanted."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -16,6 +16,11 @@ from aftserve.settings import Policy
 
 Tokens = NDArray[np.int64]
 """Token ids of one document, ``[T]``."""
+Document = str | Sequence[int] | Tokens
+"""A text, or token ids that were not checked yet."""
+
+
+_AND_MORE = {False: "", True: " and more"}
 
 
 @dataclass(frozen=True)
@@ -91,9 +96,23 @@ class Classifier:
         """
         if self._tokenizer is None:
             raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
-        if self.max_characters is not None and len(text) > self.max_characters:
+        self.check_characters(len(text))
+
+    def check_characters(self, count: int, *, more: bool = False) -> None:
+        """Raises DocumentTooLongError for a text of over ``max_characters``; ``more`` may come."""
+        if self.max_characters is not None and count > self.max_characters:
             raise DocumentTooLongError(
-                f"The text has {len(text)} characters, this server takes {self.max_characters}.",
+                f"The text has {count} characters{_AND_MORE[more]}, this server takes "
+                f"{self.max_characters}.",
+                "Send a shorter one; it is never truncated silently.",
+            )
+
+    def check_length(self, tokens: int, *, more: bool = False) -> None:
+        """Raises DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
+        if tokens > self.max_tokens and self.policy in ("exact", "reject"):
+            raise DocumentTooLongError(
+                f"The document has {tokens} tokens{_AND_MORE[more]}, this server takes "
+                f"{self.max_tokens}.",
                 "Send a shorter one; it is never truncated silently.",
             )
 
@@ -129,11 +148,7 @@ class Classifier:
                 f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
                 "Send a longer one; it knows of no padding.",
             )
-        if len(ids) > self.max_tokens and self.policy in ("exact", "reject"):
-            raise DocumentTooLongError(
-                f"The document has {len(ids)} tokens, this server takes {self.max_tokens}.",
-                "Send a shorter one; it is never truncated silently.",
-            )
+        self.check_length(len(ids))
         vocabulary = self.manifest.vocab_size
         if isinstance(ids, np.ndarray):
             low, high = int(ids.min()), int(ids.max())

@@ -23,6 +23,34 @@ class RefusedError(AftexportError):
         super().__init__(problem, remedy)
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the HTTP response."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+class UnauthorizedError(RefusedError):
+    """There is no API key, or another one."""
+
+    status = 401
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server answers to API keys alone, and has none like this.",
+            "Send yours as the header Authorization: Bearer KEY, or X-API-Key: KEY.",
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the scheme, as RFC 9110 has it."""
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class NotFoundError(RefusedError):
+    """There is nothing of that name."""
+
+    status = 404
+
 
 class BusyError(RefusedError):
     """The documents that came before take too long."""

@@ -102,8 +102,8 @@ class RequestLog:
             await self._app(scope, receive, send_named)
         finally:
             status = status or 500  # an error that no handler knows
-            # A path that is no route would make a series of its own for each that is asked.
-            path = scope["path"] if "route" in scope else "other"
+            # The route's, not the request's: that would make a series for each that is asked.
+            path = getattr(scope.get("route"), "path", "other")
             self._responses.labels(path, str(status)).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)
             asked = scope["raw_path"].decode("ascii", "backslashreplace")

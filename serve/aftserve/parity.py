@@ -132,7 +132,9 @@ class Parity:
 
     def _judge(self, kind: str, ids: Tokens, served: Logits, expected: Logits) -> Comparison:
         case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
-        result = compare(case, served[None], self._manifest.precision)
+        result = compare(
+            case, served[None], self._manifest.precision, bound=self._manifest.tolerance
+        )
         self._metrics.parity_error.labels(kind).observe(result.error)
         self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
         if not result.passed:

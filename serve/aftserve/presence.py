@@ -1,15 +1,39 @@
 """Working for a client only while it is there and its deadline has not passed."""
 
 import asyncio
+import math
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from fastapi import Header, Request
 from starlette.types import Receive
 
 from aftserve.errors import ClientGoneError, DeadlineError
 
 T = TypeVar("T")
+
+DeadlineSeconds = Annotated[
+    float | None,
+    Header(
+        alias="Deadline-Seconds",
+        gt=0,
+        allow_inf_nan=False,
+        description="Most seconds until the answer; the server's limit comes first.",
+    ),
+]
+
+
+def deadline_of(request: Request, seconds: float | None, most: float) -> float:
+    """When the client wants its answer, by ``time.monotonic``.
+
+    Args:
+        request: whose first line has arrived.
+        seconds: that the client gives it; None where it does not say.
+        most: that the server gives it.
+    """
+    started: float = request.state.started
+    return started + min(seconds or math.inf, most)
 
 
 async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, deadline: float) -> T:

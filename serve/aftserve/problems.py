@@ -1,62 +1,88 @@
 """What every refusal looks like: a status, and one sentence of what is wrong and what helps."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 from aftexport.errors import AftexportError, EngineError, InputError
 from aftserve.errors import DocumentTooLongError, RefusedError
-from aftserve.schemas import Problem
 
 logger = logging.getLogger(__name__)
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": description}
-    for status, description in {
-        408: "The request arrived too slowly.",
-        413: "The body or a document is over a limit, or takes longer than the deadline alone.",
-        415: "The body is not JSON.",
-        422: "The request is malformed, or a document cannot be classified.",
-        429: "The queue is too long; Retry-After says when it will not be.",
-        500: "The engine fails on this document.",
-        503: "The server is not ready, is stopping, or has failed.",
-        504: "The deadline passed.",
-    }.items()
+_DESCRIPTIONS = {
+    401: "There is no API key, or a wrong one.",
+    408: "The request arrived too slowly.",
+    413: "The body or a document is over a limit, or takes longer than the deadline alone.",
+    415: "The body is of another type, or compressed.",
+    422: "The request is malformed, or a document cannot be classified.",
+    429: "The queue, or the API key's rate, is at its bound; Retry-After says when to ask again.",
+    500: "The engine fails on this document.",
+    503: "The server is not ready, is stopping, or has failed.",
+    504: "The deadline passed.",
 }
-"""For the description of the interface."""
+
+
+def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """For the description of an interface whose errors look like ``model``."""
+    return {
+        status: {"model": model, "description": description}
+        for status, description in _DESCRIPTIONS.items()
+    }
 
 
 def handle_problems(app: FastAPI) -> None:
     """Has the application answer every error by its status and a sentence."""
 
-    @app.exception_handler(InputError)
-    async def input_error(request: Request, error: InputError) -> JSONResponse:
-        return _problem(error, 413 if isinstance(error, DocumentTooLongError) else 422)
-
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        return _problem(error, error.status, error.retry_after)
-
-    @app.exception_handler(EngineError)
-    async def engine_error(request: Request, error: EngineError) -> JSONResponse:
-        logger.error("%s", error)
-        return _problem(error, 500)
+    @app.exception_handler(AftexportError)
+    async def known(request: Request, error: AftexportError) -> JSONResponse:
+        if isinstance(error, EngineError):
+            logger.error("%s", error)
+        headers = error.headers if isinstance(error, RefusedError) else None
+        return _problem(request, str(error), status_of(error), headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"detail": "; ".join(map(_describe, error.errors()[:5]))}, 422)
+        return _problem(request, describe(error), 422)
+
+    @app.exception_handler(HTTPException)
+    async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
+        return _problem(request, error.detail, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": "The server has a fault. Its log says which."}, 500)
+        return _problem(request, "The server has a fault. Its log says which.", 500)
 
 
-def _problem(error: AftexportError, status: int, retry_after: int | None = None) -> JSONResponse:
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return JSONResponse({"detail": str(error)}, status, headers)
+def _problem(
+    request: Request, problem: str, status: int, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    # The Open Inference Protocol has a name of its own for it.
+    name = "error" if request.url.path.startswith("/v2") else "detail"
+    return JSONResponse({name: problem}, status, headers)
+
+
+def status_of(error: AftexportError) -> int:
+    """The status of the response that says so."""
+    match error:
+        case DocumentTooLongError():
+            return 413
+        case InputError():
+            return 422
+        case RefusedError():
+            return error.status
+        case _:
+            return 500
+
+
+def describe(error: RequestValidationError) -> str:
+    """What is wrong with the fields of a body."""
+    return "; ".join(map(_describe, error.errors()[:5]))
 
 
 def _describe(error: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """What goes over the wire."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
 
+from aftserve.classifier import Document
 from aftserve.settings import Policy
 
 TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
@@ -31,9 +33,36 @@ class InferRequest(BaseModel):
         return self
 
     @property
-    def count(self) -> int:
-        """Number of documents."""
-        return 1 if self.text is not None else len(self.texts or self.input_ids or [])
+    def documents(self) -> Sequence[Document]:
+        """Texts, or token ids."""
+        return [self.text] if self.text is not None else self.texts or self.input_ids or []
+
+
+class DocumentRequest(BaseModel):
+    """One document: exactly one of the two forms."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = None
+    input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give exactly one of text and input_ids")
+        return self
+
+    @property
+    def document(self) -> Document:
+        """A text, or token ids."""
+        return self.text if self.text is not None else self.input_ids or []
+
+
+class LineProblem(BaseModel):
+    """Why a line has no answer."""
+
+    detail: str
+    status: int = Field(description="That a request of this document alone would have got.")
 
 
 class Timings(BaseModel):
@@ -113,26 +142,6 @@ class ParityReport(BaseModel):
     within: bool
     reference: bool = Field(description="Whether POST /parity can ask PyTorch itself.")
     shadow: float = Field(description="Share of live documents that are checked in passing.")
-
-
-class ParityRequest(BaseModel):
-    """A document to compare: exactly one of the two forms."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    text: str | None = None
-    input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.text is None) == (self.input_ids is None):
-            raise ValueError("give exactly one of text and input_ids")
-        return self
-
-    def as_infer(self) -> InferRequest:
-        """The request for the document's answer alone."""
-        ids = [self.input_ids] if self.input_ids is not None else None
-        return InferRequest(text=self.text, texts=None, input_ids=ids)
 
 
 class OutputParity(BaseModel):

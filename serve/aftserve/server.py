@@ -16,6 +16,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
 from aftserve import logs
 from aftserve.app import create_app
+from aftserve.keys import Keys
 from aftserve.loading import load_model
 from aftserve.receiving import TimedProtocol
 from aftserve.service import Service
@@ -30,9 +31,10 @@ def serve(settings: Settings, console: Console) -> int:
     Raises:
         AftexportError: where the bundle cannot be served.
     """
+    keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     service = load(settings, console)
     logs.configure(settings.log_format)
-    server = Server(service)
+    server = Server(service, keys)
     server.run()
     if service.health.phase == "failed":
         # A run that hangs would hold up an orderly exit.
@@ -59,13 +61,14 @@ class Server(uvicorn.Server):
 
     Args:
         service: what it serves.
+        keys: of those who may ask; None for everybody.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keys: Keys | None = None) -> None:
         settings = service.settings
         super().__init__(
             uvicorn.Config(
-                create_app(service),
+                create_app(service, keys),
                 host=settings.host,
                 port=settings.port,
                 http=TimedProtocol.within(settings.receive_seconds),

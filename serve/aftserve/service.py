@@ -14,7 +14,7 @@ from aftexport.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.admission import Admission
 from aftserve.batching import Result
-from aftserve.classifier import Tokens
+from aftserve.classifier import Document, Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.health import Health
 from aftserve.loading import LoadedModel, load_safe_model
@@ -25,11 +25,9 @@ from aftserve.scheduler import Scheduler
 from aftserve.schemas import (
     Calibration,
     DocumentResult,
-    InferRequest,
     Info,
     Limits,
     ParityCheck,
-    ParityRequest,
     Timings,
 )
 from aftserve.settings import Settings
@@ -110,11 +108,13 @@ class Service:
             raise UnavailableError(f"The server is {self.health.status}.", "Ask another one.", 1)
         self._admission.check_queue()
 
-    async def classify(self, request: InferRequest, deadline: float) -> list[DocumentResult]:
-        """Answers a request whole; cancelled, it leaves nothing in the queue.
+    async def classify(
+        self, documents: Sequence[Document], deadline: float
+    ) -> list[DocumentResult]:
+        """Answers all documents of a request; cancelled, it leaves nothing in the queue.
 
         Args:
-            request: checked as to its form.
+            documents: of the request, in order.
             deadline: of the client, by ``time.monotonic``.
 
         Raises:
@@ -122,9 +122,9 @@ class Service:
             RefusedError: where it cannot be in time.
             EngineError: where the engine fails on one.
         """
-        documents = [await self._tokens(index, request) for index in range(request.count)]
+        tokenized = [await self._tokens(*numbered) for numbered in enumerate(documents)]
         admitted = time.monotonic()
-        tokens = [self.model.classifier.cut(ids) for ids, _ in documents]
+        tokens = [self.model.classifier.cut(ids) for ids, _ in tokenized]
         predicted, done = await self._run(tokens, deadline)
         results = [
             DocumentResult(
@@ -141,7 +141,7 @@ class Service:
                     predicted_seconds=predicted,
                 ),
             )
-            for result, used, (ids, tokenize_seconds) in zip(done, tokens, documents, strict=True)
+            for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
         ]
         self._count(results, predicted, time.monotonic() - admitted)
         for ids, result in zip(tokens, done, strict=True):
@@ -149,13 +149,13 @@ class Service:
                 self.parity.sample(ids, result)
         return results
 
-    async def compare(self, request: ParityRequest, deadline: float) -> ParityCheck:
+    async def compare(self, document: Document, deadline: float) -> ParityCheck:
         """Answers a document and compares that with PyTorch; see ``classify``.
 
         Raises:
             ReferenceError: where there is no PyTorch model, or it fails.
         """
-        ids, _ = await self._tokens(0, request.as_infer())
+        ids, _ = await self._tokens(0, document)
         if self.scheduler.in_chunks(len(ids)):
             raise DocumentTooLongError(
                 f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over the "
@@ -182,20 +182,22 @@ class Service:
         promised = time.monotonic() + self.scheduler.backlog_seconds
         return await self.scheduler.submit(ids, promised, alone=True)
 
-    async def _tokens(self, index: int, request: InferRequest) -> tuple[Tokens, float]:
+    async def _tokens(self, index: int, document: Document) -> tuple[Tokens, float]:
         """The checked tokens of a document, and the seconds it took to make them of a text."""
         classifier = self.model.classifier
         try:
-            if request.input_ids is not None:
-                return classifier.check(request.input_ids[index]), 0.0
-            text = request.text if request.text is not None else (request.texts or [])[index]
-            classifier.check_text(text)
+            if not isinstance(document, str):
+                return classifier.check(document), 0.0
+            classifier.check_text(document)
             start = time.perf_counter()
-            if len(text) <= _SHORT_CHARACTERS:
-                ids = classifier.tokenize(text)
+            if len(document) <= _SHORT_CHARACTERS:
+                ids = classifier.tokenize(document)
             else:
                 ids = await anyio.to_thread.run_sync(
-                    classifier.tokenize, text, abandon_on_cancel=True, limiter=self._tokenizers
+                    classifier.tokenize,
+                    document,
+                    abandon_on_cancel=True,
+                    limiter=self._tokenizers,
                 )
             return classifier.check(ids), time.perf_counter() - start
         except InputError as error:

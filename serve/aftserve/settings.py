@@ -41,6 +41,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
+    model_name: str | None = Field(
+        None,
+        description="of the model below /v2; the bundle's folder, without .bundle, where left out",
+    )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
         "auto",
         description="auto: TensorRT where the bundle has an engine and the machine its GPU. An "
@@ -68,6 +72,14 @@ class Settings(BaseSettings):
         None,
         description="folder for what such a document keeps between layers; the system's for "
         "temporary files where it is left out",
+    )
+
+    api_keys: Path | None = Field(
+        None,
+        description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
+    )
+    cors_origins: list[str] = Field(
+        [], description="origins whose pages a browser lets ask, as https://example.org; none"
     )
 
     max_tokens: PositiveInt | None = Field(
@@ -120,6 +132,11 @@ class Settings(BaseSettings):
     )
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+
+    @property
+    def served_name(self) -> str:
+        """Of the model, in the Open Inference Protocol."""
+        return self.model_name or self.bundle.absolute().name.removesuffix(".bundle")
 
     @property
     def memory_budget(self) -> int:

@@ -90,7 +90,7 @@ def test_work_that_leaves_no_time_before_the_deadline_is_refused(
         connection = s.enter_context(raw_connection(address))
         connection.sendall(head(len(body)) + body)
         eventually(lambda: metric(address, "aftserve_waiting_documents") == 7, "it waits")
-        answer = post(address, [[5]], **{"Deadline-Seconds": "0.01"})
+        answer = post(address, [[5]], **{"Deadline-Seconds": "0.25"})
     assert answer.status_code in (429, 504), answer.text
 
 

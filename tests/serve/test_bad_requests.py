@@ -81,7 +81,7 @@ BAD_BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
     "nested beyond measure": (b"[" * 100_000, JSON),
     "ids nested beyond measure": (b'{"input_ids":' + b"[" * 9999 + b"]" * 9999 + b"}", JSON),
     "number of 5000 digits": (b'{"input_ids": [[' + b"9" * 5000 + b"]]}", JSON),
-    "plain text": (b'{"text": "a"}', {"content-type": "text/plain"}),
+    "a page": (b'{"text": "a"}', {"content-type": "text/html"}),
     "a form": (b"text=a", {"content-type": "application/x-www-form-urlencoded"}),
     "multipart without boundary": (b"text=a", {"content-type": "multipart/form-data"}),
     "content type no type": (b'{"text": "a"}', {"content-type": "\x7f"}),

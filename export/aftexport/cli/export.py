@@ -41,10 +41,14 @@ def run(words: list[str]) -> int:
         help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
         "portable one, built here, GPU or not")  # fmt: skip
     add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
-    add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8"],
+    add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8", "auto"],
         help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
-        "kernels, but with an engine bf16 of weights and activations; sums stay wide "
-        "(default: fp32)")  # fmt: skip
+        "kernels, but with an engine bf16 of weights and activations; sums stay wide; "
+        "auto: of each of those products the cheapest of int8, bf16 and fp32 that holds "
+        "--tolerance, measured here; weights and activations stay fp32, for fp16 is "
+        "of a whole model (default: fp32)")  # fmt: skip
+    add("--tolerance", type=float, metavar="X",
+        help="with --precision auto: on the model's error (default: that of fp32)")  # fmt: skip
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
@@ -69,6 +73,7 @@ def run(words: list[str]) -> int:
         to=options.to,
         out=options.out,
         precision=options.precision,
+        tolerance=options.tolerance,
         max_length=options.max_length,
         engine=EngineOptions(
             min_length=options.min_length,

@@ -3,36 +3,86 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
-from aftexport.cli._options import make_parser
+from aftexport.cli._options import lengths, make_parser, positive
+
+_EPILOG = """\
+Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is
+needed. With it PyTorch runs in float64 beside the bundle, on the bundle's own cases and on yours:
+
+  aftexport verify model.bundle --report parity.html
+  aftexport verify model.bundle --model model.pt --data documents.jsonl --lengths 100,5000
+  aftexport verify model.bundle --model model.pt --search 500 --layers --report parity.html
+
+documents.jsonl has one JSON object a line: {"text": "..."} or {"input_ids": [...]}.
+
+Exit status: 0 within tolerance; 1 outside; 2 could not run.
+"""
 
 
 def run(words: list[str]) -> int:
     """Runs the command; returns its exit status."""
     parser = make_parser(
         "aftexport verify",
-        "Compare a bundle with the PyTorch outputs stored in it. Needs no torch.",
-        "Exit status: 0 within tolerance; 1 outside; 2 could not run.",
+        "Compare a bundle with PyTorch, by every engine it has on this machine.",
+        _EPILOG,
     )
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument(
-        "--portable", action="store_true", help="use the portable bodies, not the fused kernels"
-    )
-    parser.add_argument(
-        "--provider",
-        choices=["cpu", "cuda"],
-        default="cpu",
-        help="ONNX Runtime's execution provider",
-    )
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("--model", type=Path, metavar="MODEL",
+        help="the model file or folder the bundle was exported from")  # fmt: skip
+    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
+    add("--allow-pickle", action="store_true",
+        help="load a pickled module; only for files you trust")  # fmt: skip
+    add("--against", choices=["torch", "golden"],
+        help="PyTorch, or its stored outputs (default: torch where --model is given)")  # fmt: skip
+    add("--data", type=Path, metavar="FILE", help="your documents, as above; needs --model")
+    add("--lengths", type=lengths, default=[], metavar="N,N,...",
+        help="documents of so many random tokens; needs --model")  # fmt: skip
+    add("--search", type=positive, default=0, metavar="N",
+        help="try so many inputs for the worst there is; needs --model")  # fmt: skip
+    add("--layers", action="store_true",
+        help="compare every tensor between, name the first outside tolerance, and say whether "
+        "kernel, precision or export is to blame; needs --model")  # fmt: skip
+    add("--portable", action="store_true", help="use the portable bodies, not the fused kernels")
+    add("--provider", choices=["cpu", "cuda"], default="cpu",
+        help="ONNX Runtime's execution provider")  # fmt: skip
+    add("--report", type=Path, metavar="FILE", help="write one self-contained HTML page there")
+    add("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args(words)
 
-    from aftexport.bundle import Bundle
+    from aftexport.bundle import Bundle, write_json
+    from aftexport.parity.check import Request, check
+    from aftexport.parity.page import write_page
     from aftexport.report import parity_table, stage
-    from aftexport.verification import verify
 
     console = Console()
-    bundle = Bundle.open(options.bundle)
     with stage(console, f"Checking {options.bundle}"):
-        results = verify(bundle, fused=not options.portable, provider=options.provider)
-    console.print(parity_table(results))
-    return 0 if all(r.passed for r in results) else 1
+        bundle = Bundle.open(options.bundle)
+    request = Request(
+        against=options.against,
+        model=options.model,
+        factory=options.factory,
+        allow_pickle=options.allow_pickle,
+        data=options.data,
+        lengths=options.lengths,
+        search=options.search,
+        layers=options.layers,
+        fused=not options.portable,
+        provider=options.provider,
+    )
+    report = check(bundle, request, console)
+    console.print(parity_table(report.comparisons))
+    for note in report.notes:
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+    colour = "green" if report.passed else "bold red"
+    console.print(f"[{colour}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
+    if report.blame is not None:
+        console.print(escape(report.blame), soft_wrap=True)
+    if options.json is not None:
+        write_json(options.json, report.to_dict())
+    if options.report is not None:
+        write_page(options.report, report)
+    return 0 if report.passed else 1

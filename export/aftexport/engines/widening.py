@@ -1,12 +1,12 @@
-"""A bfloat16 graph for a runtime without bfloat16 products: the same graph in float32.
+"""The same graph in a wider type.
 
-Every bfloat16 number is a float32 number, so the weights are the same; the activations
-keep more digits than they would have on a GPU.
+A bfloat16 graph becomes one in float32 for a runtime without bfloat16 products, and any graph
+one in float64, to compare with. Every narrow number is one of the wider type, so the weights
+are the same; the activations keep more digits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -20,34 +20,45 @@ def has_bfloat16(model: onnx.ModelProto) -> bool:
     )
 
 
-def widen(model: onnx.ModelProto) -> None:
-    """Rewrites every bfloat16 in ``model``, its weights loaded, to float32."""
-    _widen_graph(model.graph)
+def widen(
+    model: onnx.ModelProto,
+    types: Collection[int] = (TensorProto.BFLOAT16,),
+    to: int = TensorProto.FLOAT,
+) -> None:
+    """Rewrites every tensor of some types in ``model``, its weights loaded, to a wider one."""
+    _Widening(types, to).graph(model.graph)
     for function in model.functions:
-        _widen_nodes(function.node)
+        _Widening(types, to).nodes(function.node)
 
 
-def _widen_graph(graph: onnx.GraphProto) -> None:
-    for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    _widen_nodes(graph.node)
+class _Widening:
+    def __init__(self, types: Collection[int], to: int) -> None:
+        self._types = types
+        self._to = to
+        self._dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
 
+    def graph(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            self._tensor(tensor)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.tensor_type.elem_type in self._types:
+                value.type.tensor_type.elem_type = self._to
+        self.nodes(graph.node)
 
-def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.BFLOAT16:
-                attribute.i = TensorProto.FLOAT
-            if attribute.HasField("t"):
-                _widen_tensor(attribute.t)
-            if attribute.HasField("g"):
-                _widen_graph(attribute.g)
+    def nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.name in ("to", "dtype") and attribute.i in self._types:
+                    attribute.i = self._to
+                if attribute.name == "value_float" and TensorProto.FLOAT in self._types:
+                    value = onnx.helper.make_tensor("", self._to, [], [attribute.f])
+                    attribute.CopyFrom(onnx.helper.make_attribute("value", value))
+                if attribute.HasField("t"):
+                    self._tensor(attribute.t)
+                if attribute.HasField("g"):
+                    self.graph(attribute.g)
 
-
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type == TensorProto.BFLOAT16:
-        wide = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))
+    def _tensor(self, tensor: onnx.TensorProto) -> None:
+        if tensor.data_type in self._types:
+            wide = onnx.numpy_helper.to_array(tensor).astype(self._dtype)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, tensor.name))

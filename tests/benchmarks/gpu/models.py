@@ -71,7 +71,8 @@ def in_onnxruntime(
         ArithmeticError: where it is outside tolerance, or a mechanism runs by its portable body.
     """
     from aftexport.engines.onnxruntime import operator_paths
-    from aftexport.verification import verify, worst
+    from aftexport.parity import worst
+    from aftexport.verification import verify
 
     bundle = _exported(mechanism, folder, to="onnx", precision=precision)
     paths = _expect_no_body(operator_paths(bundle.model_path, provider=provider))

@@ -97,9 +97,13 @@ MUTATIONS = [
         ("band += kKeys;", ""),
         ("step.store_to(shared.stages[stage ^ 1]", "step.store_to(shared.stages[stage]"),
         _without("      __syncthreads();\n    }\n  }\n"),
-        ("[key + lane % 16][column + n * 8", "[key + lane % 8][column + n * 8"),
         ("if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;", ""),
         ("u >= row_ - left && u <= row_ + right", "u >= row_ - left"),
+    ),
+    *_of(
+        "aft_local",
+        "aft_local_product.cuh",
+        ("[key + lane % 16][column + n * 8", "[key + lane % 8][column + n * 8"),
     ),
     *_of(
         "aft_local",
@@ -138,6 +142,10 @@ MUTATIONS = [
         "head_passes.cuh",
         ("const int count = at_most(end - t, kTokens) - first_row;", "const int count = kTokens;"),
         ("for (int g = 1; g < Sizes::kGroups", "for (int g = 2; g < Sizes::kGroups"),
+    ),
+    *_of(
+        "linear_attention",
+        "head_causal.cuh",
         ("shared.queries[r][c] = c <= r ? x : 0.0f;", "shared.queries[r][c] = x;"),
         ("i < kTokens; i += Lanes::kLanes", "i < kTokens / 2; i += Lanes::kLanes"),
         ("key_sum += all;", "key_sum += sum;"),
@@ -154,6 +162,10 @@ MUTATIONS = [
         ("if (i < count) highest = fmaxf(highest, key[i]);", ";"),
         _without("      sum *= factor;\n", "sum *= factor;"),
         ("context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });", ""),
+    ),
+    *_of(
+        "efficient_attention",
+        "head_causal.cuh",
         ("constexpr float kSafeSpread = 40.0f;", "constexpr float kSafeSpread = 400.0f;"),
         ("warp < kHeadWarps; ++warp) cut", "warp < 1; ++warp) cut"),
         ("if (r >= first && r < last) shared.queries[r][column]", "shared.queries[r][column]"),

@@ -1,0 +1,206 @@
+"""What ``aftexport verify`` does: every engine a bundle has here, on every case asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+import aftplugins
+from aftexport.build import compare as compare_engine
+from aftexport.build import find, wanted_here
+from aftexport.bundle import Bundle
+from aftexport.engines import Engine
+from aftexport.engines import onnxruntime as ort
+from aftexport.engines.tensorrt import TensorrtEngine
+from aftexport.engines.tensorrt_runtimes import TITLES
+from aftexport.errors import EngineError, UsageError
+from aftexport.parity.case import Array, Case
+from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.documents import random_documents, read_documents
+from aftexport.parity.findings import Layers
+from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
+from aftexport.report import stage
+from aftexport.verification import verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to compare.
+
+    Attributes:
+        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None for
+            torch where ``model`` is given.
+        model: the model file the bundle was exported from.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: load a pickled module, which runs code from the file.
+        data: documents, one JSON object a line.
+        lengths: of random documents.
+        search: how many inputs to try in search of the worst; 0 for no search.
+        layers: compare every tensor between as well.
+        fused: use the fused kernels where they are built.
+        provider: ONNX Runtime's execution provider.
+    """
+
+    against: str | None = None
+    model: Path | None = None
+    factory: str | None = None
+    allow_pickle: bool = False
+    data: Path | None = None
+    lengths: Sequence[int] = ()
+    search: int = 0
+    layers: bool = False
+    fused: bool = True
+    provider: ort.Provider = "cpu"
+
+
+def check(bundle: Bundle, request: Request, console: Console) -> Report:
+    """Compares a bundle with PyTorch.
+
+    Raises:
+        UsageError: where the request needs the model file, or does not fit the model.
+        EngineError: where an engine or PyTorch fails.
+    """
+    reference = _reference(bundle, request)
+    cases = bundle.golden()
+    asked = _asked(bundle, request)
+    notes = _path_notes(bundle, request)
+    if reference is not None:
+        with stage(console, "Running PyTorch in float64"):
+            # An operator alone is no part of the module: its stored reference is the definition.
+            model_inputs = {**inputs_of(cases), **asked}
+            cases = [
+                *(_case(name, inputs, reference) for name, inputs in model_inputs.items()),
+                *(case for case in cases if case.subject != "model"),
+            ]
+    if reference is not None and request.search:
+        worst_found = _search(bundle, request, reference, console)
+        cases.insert(0, worst_found)
+        notes.append(f"The case {worst_found.name!r} is the worst of {request.search} tried.")
+    with stage(console, "Comparing with PyTorch"):
+        results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
+        built, why_not = _built_engine(bundle, cases)
+    layers = None
+    if request.layers:
+        with stage(console, "Comparing layer by layer"):
+            layers = _layers(bundle, request, cases, results)
+    return Report(
+        bundle.manifest,
+        [*results, *built],
+        against="PyTorch in float64, run now" if reference else Report.against,
+        notes=[*notes, *why_not],
+        inputs=inputs_of(cases),
+        environment=environment(onnxruntime=ort.VERSION),
+        layers=layers,
+    )
+
+
+def _reference(bundle: Bundle, request: Request) -> Engine | None:
+    if request.model is None:
+        needing = {
+            "--against torch": request.against == "torch",
+            "--data": request.data is not None,
+            "--lengths": bool(request.lengths),
+            "--search": bool(request.search),
+            "--layers": request.layers,
+        }
+        if asked := [option for option, given in needing.items() if given]:
+            raise UsageError(
+                f"{asked[0]} needs the PyTorch module, which a bundle does not hold.",
+                "Give --model, the file the bundle was exported from.",
+            )
+        return None
+    if request.against == "golden":
+        if request.data is not None or request.lengths or request.search:
+            raise UsageError(
+                "Stored outputs are of the bundle's own cases alone.", "Leave --against out."
+            )
+        return None
+    from aftexport.benchmark import torch_engine
+
+    return torch_engine(
+        bundle,
+        request.model,
+        factory=request.factory,
+        allow_pickle=request.allow_pickle,
+        double=True,
+    )
+
+
+def _search(bundle: Bundle, request: Request, reference: Engine, console: Console) -> Case:
+    from aftexport.parity.search import Search, token_norms
+
+    engine = ort.OnnxRuntimeEngine(
+        bundle.model_path, fused=request.fused, provider=request.provider
+    )
+    search = Search(bundle.manifest, engine, reference, token_norms(bundle.model_path))
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Searching for the worst input", total=request.search)
+        return search.run(request.search, lambda: bar.advance(task))
+
+
+def _layers(
+    bundle: Bundle, request: Request, cases: Sequence[Case], results: Sequence[Comparison]
+) -> Layers:
+    from aftexport.checkpoint import load
+    from aftexport.parity.layers import compare_layers
+    from aftexport.parity.program import Program
+
+    assert request.model is not None  # _reference sees to it
+    checkpoint = load(request.model, factory=request.factory, allow_pickle=request.allow_pickle)
+    return compare_layers(
+        bundle.model_path,
+        Program.of(checkpoint, bundle.manifest),
+        _telling(cases, results),
+        bound=tolerance_of(bundle.manifest).bound,
+        fused=request.fused,
+        provider=request.provider,
+    )
+
+
+def _telling(cases: Sequence[Case], results: Sequence[Comparison]) -> Case:
+    """The smallest case that is outside tolerance, or else the worst."""
+    own = {case.name: case for case in cases if case.subject == "model"}
+    of_model = [result for result in results if result.subject == "model"]
+    outside = [own[result.case] for result in of_model if not result.passed]
+    return min(
+        outside,
+        key=lambda case: case.inputs["input_ids"].size,
+        default=own[worst(of_model).case],
+    )
+
+
+def _asked(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:
+    found: dict[str, Mapping[str, Array]] = {**random_documents(request.lengths, bundle.manifest)}
+    if request.data is not None:
+        found |= read_documents(request.data, bundle.manifest, bundle.tokenizer())
+    return found
+
+
+def _case(name: str, inputs: Mapping[str, Array], reference: Engine) -> Case:
+    return Case(name, "model", inputs, reference.run(inputs)["logits"])
+
+
+def _path_notes(bundle: Bundle, request: Request) -> list[str]:
+    if not bundle.manifest.operators:
+        return []
+    if not request.fused:
+        return ["The fused kernels were left out: the portable bodies ran."]
+    if request.provider == "cpu" and (why := aftplugins.missing("onnxruntime")):
+        return [f"The portable bodies ran: {why}"]
+    return []
+
+
+def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Comparison], list[str]]:
+    """The bundle's TensorRT engine, where it runs here; else why it does not."""
+    plan = bundle.manifest.engine
+    if plan is None:
+        return [], []
+    try:
+        wanted = wanted_here(bundle, plan.settings)
+        content, record = find(bundle, wanted).read(wanted)
+        engine = TensorrtEngine(content, record.runtime)
+    except EngineError as error:
+        return [], [f"The {TITLES[plan.settings.runtime]} engine was not compared: {error.problem}"]
+    return compare_engine(bundle, engine, cases), []

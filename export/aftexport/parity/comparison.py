@@ -1,0 +1,204 @@
+"""How far one output is from the reference."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.parity.case import Array, Case
+from aftexport.parity.tolerance import TOLERANCES
+
+Double = NDArray[np.float64]
+
+_NOT_COMPARABLE = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """An output against its reference, entry by entry; all infinite where they cannot be compared.
+
+    Attributes:
+        error: ``max |output - reference| / max(1, max |reference|)``, which is what the
+            tolerance table bounds.
+        max_absolute, mean_absolute: of ``|output - reference|``.
+        max_relative, mean_relative: of the same over ``|reference|``, where that is a normal
+            number of the output's type.
+        max_ulps: the largest difference in units of the last place, in the output's type, of the
+            larger of the two.
+        cosine: of the angle between the two, as one vector each; NaN where they cannot be compared.
+    """
+
+    error: float
+    max_absolute: float
+    mean_absolute: float
+    max_relative: float
+    mean_relative: float
+    max_ulps: float
+    cosine: float
+
+    @classmethod
+    def between(cls, output: Array, expected: Array, rows: NDArray[np.bool_] | None = None) -> Self:
+        """Measures ``output`` against ``expected``.
+
+        Args:
+            output: floating-point, in the type it was computed in.
+            expected: of the same shape, in float64.
+            rows: bool, what counts, in their shape or that of their first axes; None for all.
+        """
+        actual, wanted = np.asarray(output), np.asarray(expected, np.float64)
+        kinds: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32}
+        kind = kinds.get(actual.dtype.itemsize, np.float64)
+        wide = actual.astype(np.float64)
+        # Rows of padding are whatever the kernel finds convenient, infinities included.
+        if rows is not None and wide.shape == wanted.shape:
+            counting = rows.reshape(rows.shape + (1,) * (wide.ndim - rows.ndim))
+            counting = np.broadcast_to(counting, wide.shape)
+            wide, wanted = wide[counting], wanted[counting]
+        if wide.shape != wanted.shape or not wide.size or not _finite(wide, wanted):
+            lost = _NOT_COMPARABLE
+            return cls(
+                error=lost,
+                max_absolute=lost,
+                mean_absolute=lost,
+                max_relative=lost,
+                mean_relative=lost,
+                max_ulps=lost,
+                cosine=float("nan"),
+            )
+        difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
+        smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
+        some = magnitude >= smallest
+        relative = difference[some] / magnitude[some]
+        larger = np.clip(np.maximum(magnitude, np.abs(wide)), smallest, largest)
+        step = np.spacing(larger.astype(kind))
+        return cls(
+            error=float(difference.max()) / max(1.0, float(magnitude.max())),
+            max_absolute=float(difference.max()),
+            mean_absolute=float(difference.mean()),
+            max_relative=float(relative.max(initial=0)),
+            mean_relative=float(relative.mean()) if relative.size else 0.0,
+            max_ulps=float((difference / step.astype(np.float64)).max()),
+            cosine=_cosine(wide, wanted),
+        )
+
+
+def _finite(*arrays: Double) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _cosine(a: Double, b: Double) -> float:
+    norms = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if not all(norms):
+        return 1.0 if norms == (0.0, 0.0) else 0.0
+    return float(np.vdot(a / norms[0], b / norms[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Differences):
+    """How far one output is from the reference, and how far it may be.
+
+    Attributes:
+        case, subject: of the ``Case``.
+        shape: of ``input_ids``, or of an operator's output.
+        bound: the tolerance that ``error`` is judged by.
+        label_flips: rows whose largest entry is another one.
+        closest_margin: of all rows the least by which the reference's label leads in the output;
+            below 0 where it does not lead. None for an operator, and where there is one label.
+        engine: what ran it.
+    """
+
+    case: str
+    subject: str
+    shape: tuple[int, ...]
+    bound: float
+    label_flips: int
+    closest_margin: float | None
+    engine: str = "onnxruntime"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the output is within the bound."""
+        return self.error <= self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values; a number that is not finite is its name, such as ``inf``."""
+        values = {
+            name: str(value) if isinstance(value, float) and not np.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+        return values | {"shape": list(self.shape), "passed": self.passed}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Reads what ``to_dict`` wrote."""
+        texts = ("case", "subject", "engine")
+        known = {
+            name: float(value) if isinstance(value, str) and name not in texts else value
+            for name, value in values.items()
+            if name != "passed"
+        }
+        return cls(**known | {"shape": tuple(values["shape"])})
+
+
+def compare(
+    case: Case,
+    output: Array,
+    precision: str,
+    *,
+    bound: float | None = None,
+    engine: str = "onnxruntime",
+) -> Comparison:
+    """Measures ``output`` against the case's reference, over the rows that count.
+
+    Args:
+        case: with the reference.
+        output: what an engine gives for the case's inputs.
+        precision: selects the bound.
+        bound: another one than the table's.
+        engine: what gave it.
+    """
+    of_model = case.subject == "model"
+    expected = np.asarray(case.expected)
+    rows = None if of_model else counting_rows(expected, case.inputs)
+    differences = Differences.between(output, expected, rows)
+    flips, margin = 0, None
+    if of_model and np.isfinite(differences.error):
+        flips, margin = _labels(np.asarray(output, np.float64), expected.astype(np.float64))
+    return Comparison(
+        **asdict(differences),
+        case=case.name,
+        subject=case.subject,
+        shape=(case.inputs["input_ids"] if of_model else expected).shape,
+        bound=TOLERANCES[precision].bound if bound is None else bound,
+        label_flips=flips,
+        closest_margin=margin,
+        engine=engine,
+    )
+
+
+def counting_rows(tensor: Array, inputs: Mapping[str, Array]) -> NDArray[np.bool_] | None:
+    """Which rows of a tensor ``[B, T, ...]`` are no padding, bool ``[B, T]``; None for all."""
+    if "lengths" not in inputs or tensor.ndim < 2:
+        return None
+    lengths = np.asarray(inputs["lengths"], np.int64)
+    if tensor.shape[0] != len(lengths):
+        return None
+    return np.arange(tensor.shape[1]) < lengths[:, None]
+
+
+def _labels(output: Double, expected: Double) -> tuple[int, float | None]:
+    labels = expected.argmax(-1)
+    flips = int((output.argmax(-1) != labels).sum())
+    if expected.shape[-1] < 2:
+        return flips, None
+    own = np.take_along_axis(output, labels[..., None], -1)
+    others = output.copy()
+    np.put_along_axis(others, labels[..., None], -np.inf, -1)
+    return flips, float((own[..., 0] - others.max(-1)).min())
+
+
+def worst(results: Iterable[Comparison]) -> Comparison:
+    """The comparison furthest over, or least within, its bound."""
+    return max(results, key=lambda result: result.error / result.bound)

@@ -1,0 +1,98 @@
+"""The inputs a user asks to compare on: own documents, and lengths."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from aftexport.errors import UsageError
+from aftexport.manifest import Manifest
+from aftexport.parity.case import Array
+
+Inputs = dict[str, Array]
+
+
+def read_documents(
+    path: Path, manifest: Manifest, tokenizer: Tokenizer | None
+) -> dict[str, Inputs]:
+    """Reads documents, one JSON object a line with ``text`` or ``input_ids``.
+
+    Args:
+        path: the file.
+        manifest: what the model takes.
+        tokenizer: of the bundle; None where it has none.
+
+    Returns:
+        The model's inputs of each document, by a name that tells the line.
+
+    Raises:
+        UsageError: naming the line that cannot be used.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text.", "Convert it.") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
+        except ValueError as error:
+            raise UsageError(
+                f"{path}, line {number}: {error}.",
+                'Give {"text": "..."} or {"input_ids": [...]} on each line.',
+            ) from error
+    if not found:
+        raise UsageError(f"{path} has no documents.", "Give one JSON object a line.")
+    return found
+
+
+def _ids(line: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    ids = content.get("input_ids")
+    text = content.get("text")
+    if ids is None and isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError("a text, but the bundle has no tokenizer")
+        ids = tokenizer.encode(text).ids
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids) or not ids:
+        raise ValueError("no tokens")
+    if not all(0 <= token < manifest.vocab_size for token in ids):
+        raise ValueError(f"a token id outside 0 to {manifest.vocab_size - 1}")
+    if manifest.max_tokens is not None and len(ids) > manifest.max_tokens:
+        raise ValueError(f"{len(ids)} tokens, the model takes {manifest.max_tokens}")
+    return ids
+
+
+def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, Inputs]:
+    """One document of random tokens for each length; the same ones every time.
+
+    Raises:
+        UsageError: for a length the model does not take.
+    """
+    generator = np.random.default_rng(0)
+    found = {}
+    for length in lengths:
+        if manifest.max_tokens is not None and length > manifest.max_tokens:
+            raise UsageError(
+                f"{length} tokens are more than the model takes.",
+                f"Give {manifest.max_tokens} or less.",
+            )
+        ids = generator.integers(0, manifest.vocab_size, length, np.int64)
+        found[f"{length} random tokens"] = as_inputs([ids], manifest)
+    return found
+
+
+def as_inputs(documents: Sequence[Sequence[int] | Array], manifest: Manifest) -> Inputs:
+    """Documents of token ids as the model takes them, padded on the right."""
+    lengths = [len(ids) for ids in documents]
+    padded = np.zeros((len(documents), max(lengths)), np.int64)
+    for row, ids in zip(padded, documents, strict=True):
+        row[: len(ids)] = ids
+    given = {"input_ids": padded, "lengths": np.array(lengths, np.int64)}
+    return {name: given[name] for name in manifest.inputs}

@@ -1,0 +1,146 @@
+"""API keys: who may ask, and how often."""
+
+import hashlib
+import hmac
+import math
+import secrets
+import time
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import limits
+from fastapi import Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from aftexport.errors import UsageError
+from aftserve.errors import BusyError, UnauthorizedError
+from aftserve.logs import note
+
+_BEARER = HTTPBearer(auto_error=False, description="An API key.")
+_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same.")
+
+
+def _check_rate(rate: str) -> str:
+    limits.parse_many(rate)
+    return rate
+
+
+class Key(BaseModel):
+    """What the file of keys says of one: the section's name is that of who has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    rate: Annotated[str, AfterValidator(_check_rate)] | None = None
+
+
+_FILE = TypeAdapter(dict[str, Key])
+
+
+class Keys:
+    """The keys that are known.
+
+    A key is 256 random bits, so that its bare digest gives nothing away.
+
+    Args:
+        keys: by the name of who has it.
+    """
+
+    def __init__(self, keys: Mapping[str, Key]) -> None:
+        self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
+        self._rates = {name: limits.parse_many(key.rate) for name, key in keys.items() if key.rate}
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    @classmethod
+    def read(cls, path: Path) -> "Keys":
+        """Reads a TOML file of them.
+
+        Raises:
+            UsageError: where it is none, or holds none.
+        """
+        try:
+            keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
+        except ValidationError as error:
+            first: Any = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"--api-keys {path}: {place}: {first['msg']}.", _REMEDY) from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
+        if not keys:
+            raise UsageError(f"--api-keys {path}: it holds no keys.", _REMEDY)
+        return cls(keys)
+
+    def owner(self, given: str) -> str:
+        """Who has a key; in the same time whatever is given.
+
+        Raises:
+            UnauthorizedError: where nobody does.
+        """
+        digest, found = hashlib.sha256(given.encode()).digest(), None
+        for name, known in self._digests.items():
+            if hmac.compare_digest(digest, known):
+                found = name
+        if found is None:
+            raise UnauthorizedError
+        return found
+
+    def count(self, name: str) -> None:
+        """Counts a request of somebody.
+
+        Raises:
+            BusyError: where there were too many.
+        """
+        for rate in self._rates.get(name, ()):
+            if not self._limiter.hit(rate, name):
+                reset = self._limiter.get_window_stats(rate, name).reset_time
+                raise BusyError(
+                    f"This API key may ask {rate}.",
+                    "Ask again later.",
+                    max(1, math.ceil(reset - time.time())),
+                )
+
+    def dependency(self) -> Callable[..., Awaitable[None]]:
+        """What refuses a request, before its body is read, without a key or over its rate."""
+
+        async def authorize(
+            request: Request,
+            bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+            header: Annotated[str | None, Security(_HEADER)],
+        ) -> None:
+            name = self.owner(bearer.credentials if bearer else header or "")
+            note(request, key=name)
+            self.count(name)
+
+        return authorize
+
+
+_REMEDY = "Make one with: aftserve key NAME [RATE]"
+
+
+def make_key(name: str, rate: str | None) -> tuple[str, str]:
+    """A fresh key, and the section of the file that lets it in.
+
+    Args:
+        name: of who is to have it.
+        rate: how often it may ask, such as ``60/minute``; None for any number of times.
+
+    Raises:
+        UsageError: where the rate is none, or the name does not suit the file.
+    """
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+        raise UsageError(f"{name!r} is no name.", "Use letters, digits, - and _.")
+    if rate is not None:
+        try:
+            _check_rate(rate)
+        except ValueError as error:
+            raise UsageError(f"{rate!r} is no rate.", "Write, for example, 60/minute.") from error
+    key = secrets.token_urlsafe(32)
+    lines = [f"[{name}]", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
+    if rate is not None:
+        lines.append(f'rate = "{rate}"')
+    return key, "\n".join(lines)

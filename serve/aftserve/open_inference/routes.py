@@ -1,0 +1,132 @@
+"""The addresses below ``/v2``."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request, Response, params
+
+from aftexport import __version__
+from aftexport.errors import InputError
+from aftserve import bodies
+from aftserve.errors import NotFoundError
+from aftserve.logs import note
+from aftserve.open_inference import messages
+from aftserve.open_inference.schemas import (
+    InferenceRequest,
+    InferenceResponse,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    ProtocolProblem,
+    Ready,
+    ServerMetadata,
+)
+from aftserve.presence import DeadlineSeconds, deadline_of, while_wanted
+from aftserve.problems import responses
+from aftserve.service import Service
+
+VERSION = "1"
+"""Of the model: a server has one."""
+
+_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+_MODEL = "/models/{name}"
+_VERSIONED = "/models/{name}/versions/{version}"
+
+JsonBytes = Annotated[
+    int | None,
+    Header(
+        alias=messages.HEADER_LENGTH, ge=0, description="Bytes of the JSON, where tensors follow."
+    ),
+]
+
+
+def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Builds what answers the protocol.
+
+    Args:
+        service: that classifies.
+        guards: who may ask of the model.
+    """
+    model_name = service.settings.served_name
+    problems = responses(ProtocolProblem)
+    problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
+    router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+
+    def known(name: str, version: str = VERSION) -> None:
+        if (name, version) != (model_name, VERSION):
+            raise NotFoundError(
+                f"There is no model {name[:100]!r} of version {version[:100]!r}.",
+                f"This server has {model_name!r}, version {VERSION}.",
+            )
+
+    @router.get("")
+    async def server() -> ServerMetadata:
+        """The server."""
+        return ServerMetadata(
+            name="aftserve", version=__version__, extensions=["binary_tensor_data"]
+        )
+
+    @router.get("/health/live")
+    async def live() -> Live:
+        """The process is alive."""
+        return Live(live=True)
+
+    @router.get("/health/ready", responses={503: {"model": Ready}})
+    async def ready(response: Response) -> Ready:
+        """Requests are wanted."""
+        response.status_code = 200 if service.health.ready else 503
+        return Ready(ready=service.health.ready)
+
+    for path in (_MODEL, _VERSIONED):
+        model = APIRouter(prefix=path, dependencies=[*guards, Depends(known)])
+
+        @model.get("/ready", responses={404: problems[404], 503: {"model": ModelReady}})
+        async def model_ready(name: str, response: Response) -> ModelReady:
+            """The model answers."""
+            response.status_code = 200 if service.health.ready else 503
+            return ModelReady(name=name, ready=service.health.ready)
+
+        @model.get("", responses={404: problems[404]})
+        async def metadata(name: str) -> ModelMetadata:
+            """The model's inputs and outputs; send ``text``, or ``input_ids``."""
+            info = service.info()
+            return ModelMetadata(
+                name=name,
+                versions=[VERSION],
+                platform=_PLATFORMS.get(info.engine, info.engine),
+                inputs=list(messages.INPUTS[0 if info.tokenizer else 1 :]),
+                outputs=list(messages.outputs_of(len(info.labels))),
+            )
+
+        @model.post(
+            "/infer",
+            response_model=InferenceResponse,
+            responses=problems,
+            openapi_extra=bodies.takes(InferenceRequest),
+        )
+        async def infer(
+            request: Request,
+            json_bytes: JsonBytes = None,
+            deadline_seconds: DeadlineSeconds = None,
+        ) -> Response:
+            """Classifies documents: texts, or token ids."""
+            service.check_open()
+            settings = service.settings
+            body = memoryview(await bodies.receive(request))
+            head = len(body) if json_bytes is None else json_bytes
+            if head > len(body):
+                raise InputError(
+                    f"{messages.HEADER_LENGTH} is {head}, the body has {len(body)} bytes.",
+                    "Send the length of the JSON alone.",
+                )
+            content = bodies.objects(bytes(body[:head]))
+            message = messages.parse(content, body[head:], most=settings.max_documents)
+            messages.check_outputs(message.request)
+            deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
+            work = service.classify(message.documents, deadline)
+            results = await while_wanted(work, request.receive, deadline)
+            note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+            return messages.respond(message, results, name=model_name, version=VERSION)
+
+        router.include_router(model)
+    return router

@@ -1,0 +1,126 @@
+"""The JSON objects of the protocol."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+
+Datatype = Literal["BYTES", "INT64", "INT32", "FP32"]
+
+
+class TensorParameters(BaseModel):
+    """What a tensor is told beside its values; others are ignored, as the protocol asks."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    binary_data_size: NonNegativeInt | None = Field(
+        default=None, description="Bytes of the tensor, after the JSON, in the order of the inputs."
+    )
+    binary_data: bool | None = Field(
+        default=None, description="Of an output: send it after the JSON."
+    )
+    classification: int | None = Field(default=None, description="Not offered.")
+
+
+class RequestParameters(BaseModel):
+    """What all of a request is told."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    binary_data_output: bool = Field(default=False, description="Send every output after the JSON.")
+
+
+class InputTensor(BaseModel):
+    """One input: its values as JSON, nested or flat, or after it."""
+
+    name: str
+    shape: list[NonNegativeInt] = Field(max_length=2)
+    datatype: Datatype
+    parameters: TensorParameters = TensorParameters()
+    data: list[Any] | None = None
+
+
+class RequestedOutput(BaseModel):
+    """One output that is wanted."""
+
+    name: str
+    parameters: TensorParameters = TensorParameters()
+
+
+class InferenceRequest(BaseModel):
+    """Documents: the input ``text``, or ``input_ids`` and, where they differ, ``lengths``."""
+
+    id: str | None = None
+    parameters: RequestParameters = RequestParameters()
+    inputs: list[InputTensor] = Field(min_length=1, max_length=2)
+    outputs: list[RequestedOutput] = Field(default=[], max_length=8)
+
+
+class TensorMetadata(BaseModel):
+    """What an input or output looks like; -1 is any size."""
+
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """The model that is served."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(BaseModel):
+    """The server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    """Whether the process is alive."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Whether requests are wanted."""
+
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    """Whether the model answers."""
+
+    name: str
+    ready: bool
+
+
+class ProtocolProblem(BaseModel):
+    """What is wrong with a request, and what to do."""
+
+    error: str
+
+
+class OutputTensor(BaseModel):
+    """One output, in the order of the documents; without ``data`` its bytes follow the JSON."""
+
+    name: str
+    shape: list[int]
+    datatype: Datatype
+    parameters: dict[str, int] | None = None
+    data: list[str] | list[int] | list[float] | None = None
+
+
+class InferenceResponse(BaseModel):
+    """The answers."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: dict[str, str] = Field(description="The policy for long documents.")
+    outputs: list[OutputTensor]

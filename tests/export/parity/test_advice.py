@@ -1,0 +1,178 @@
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import onnx
+import pytest
+from commands import assert_refused, run_here
+
+import aftplugins
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import ParityError, UsageError
+from aftexport.parity import advice, compare
+from aftexport.parity.advice import CHEAPEST_FIRST, Advice, advise
+
+needs_kernels = pytest.mark.skipif(
+    aftplugins.library("onnxruntime") is None, reason="the fused kernels are not built"
+)
+
+
+@pytest.fixture
+def bundle(bundle_folder: Path) -> Bundle:
+    return Bundle.open(bundle_folder)
+
+
+@pytest.fixture
+def model(bundle: Bundle) -> onnx.ModelProto:
+    return onnx.load(bundle.model_path)
+
+
+def chosen(found: Advice) -> dict[str, str]:
+    return {node.operator: node.precision for node in found.nodes}
+
+
+@needs_kernels
+@pytest.mark.parametrize("tolerance", [1e-4, 2e-3, 5e-2])
+def test_the_choice_holds_the_tolerance(
+    tolerance: float, bundle: Bundle, model: onnx.ModelProto
+) -> None:
+    found = advise(model, bundle.golden(), tolerance)
+    engine = OnnxRuntimeEngine(model.SerializeToString())
+    cases = [case for case in bundle.golden() if case.subject == "model"]
+    errors = [compare(c, engine.run(c.inputs)["logits"], "fp32").error for c in cases]
+    assert max(errors) == found.error <= tolerance
+    set_in_model = {
+        a.s.decode() for n in model.graph.node for a in n.attribute if a.name == "precision"
+    }
+    assert set_in_model == set(chosen(found).values())
+    assert set(chosen(found)) == {
+        "LayerNormQueryKeyValue", "LinearResidual", "LayerNormFeedForward"
+    }  # fmt: skip
+
+
+@needs_kernels
+def test_more_tolerance_never_makes_a_node_dearer(bundle: Bundle, model: onnx.ModelProto) -> None:
+    cheapest: dict[str, int] = {}
+    for tolerance in (1e-4, 2e-3, 5e-2):
+        ranks = {
+            operator: CHEAPEST_FIRST.index(precision)
+            for operator, precision in chosen(advise(model, bundle.golden(), tolerance)).items()
+        }
+        assert all(rank <= cheapest.get(operator, 2) for operator, rank in ranks.items())
+        cheapest = ranks
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "precision":
+                    attribute.s = b"fp32"
+    assert set(cheapest.values()) != {2}
+
+
+@pytest.mark.skipif(
+    aftplugins.library("onnxruntime") is not None, reason="the fused kernels are built"
+)
+def test_without_kernels_nothing_can_be_measured(bundle: Bundle, model: onnx.ModelProto) -> None:
+    with pytest.raises(UsageError, match="measures the fused kernels"):
+        advise(model, bundle.golden(), 1e-2)
+
+
+class Supposed:
+    """A measurement of errors that are known: they add up over the nodes."""
+
+    errors: ClassVar = {"int8": 4e-3, "bf16": 1e-3, "fp32": 1e-6}
+
+    def __init__(self, model: onnx.ModelProto, cases: object) -> None:
+        self.model = model
+
+    def __call__(self) -> tuple[float, list[np.ndarray]]:
+        error = sum(
+            self.errors[attribute.s.decode()]
+            for node in self.model.graph.node
+            for attribute in node.attribute
+            if attribute.name == "precision"
+        )
+        return error, [np.array(error)]
+
+
+@pytest.fixture
+def supposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "_Measurement", Supposed)
+    monkeypatch.setattr(aftplugins, "missing", lambda _: None)
+
+
+def test_what_holds_alone_may_be_too_much_together(
+    supposed: None, bundle: Bundle, model: onnx.ModelProto
+) -> None:
+    found = advise(model, bundle.golden(), 6.5e-3)
+    assert sorted(chosen(found).values()) == ["bf16", "bf16", "int8"]
+    assert found.error == pytest.approx(6e-3)
+    assert sum("together" in node.reason for node in found.nodes) == 2
+    assert found.coarsest == "int8"
+
+
+def test_a_precision_that_errs_too_much_alone_is_named(
+    supposed: None, bundle: Bundle, model: onnx.ModelProto
+) -> None:
+    found = advise(model, bundle.golden(), 3.5e-3)
+    assert set(chosen(found).values()) == {"bf16"}
+    assert all("int8 alone errs 4.0e-03" in node.reason for node in found.nodes)
+
+
+def test_even_fp32_may_be_too_coarse(
+    supposed: None, bundle: Bundle, model: onnx.ModelProto
+) -> None:
+    with pytest.raises(ParityError, match="Even in fp32"):
+        advise(model, bundle.golden(), 1e-9)
+
+
+def test_what_the_processor_cannot_do_is_not_chosen(
+    supposed: None, bundle: Bundle, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Supposed, "errors", dict.fromkeys(CHEAPEST_FIRST, 1e-6))
+    found = advise(model, bundle.golden(), 1e-2)
+    assert set(chosen(found).values()) == {"fp32"}
+    assert all("cannot be measured" in node.reason for node in found.nodes)
+
+
+@needs_kernels
+def test_the_bundle_says_what_was_chosen_and_why(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "auto.bundle"
+    words: list[str | Path] = [checkpoint_file, "--to", "onnx", "--precision", "auto"]
+    assert run_here([*words, "--tolerance", "2e-3", "--out", out], capsys).code == 0
+    manifest = Bundle.open(out).manifest
+    assert manifest.tolerance == 2e-3
+    assert len(manifest.node_precisions) == 3
+    assert manifest.precision == Advice(manifest.node_precisions, 0).coarsest
+    shown = run_here(["inspect", out], capsys).out
+    assert "precision of nodes" in shown
+    assert manifest.node_precisions[0].node in shown
+    outcome = run_here(["verify", out, "--json", tmp_path / "p.json"], capsys)
+    assert outcome.code == 0
+    record = json.loads((tmp_path / "p.json").read_text("utf-8"))
+    assert record["tolerance"]["bound"] == 2e-3
+    assert len(record["node_precisions"]) == 3
+    bounds = {c["bound"] for c in record["comparisons"] if c["subject"] == "model"}
+    assert bounds == {2e-3}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--to", "onnx", "--tolerance", "1e-2"], "--precision auto"),
+        (["--to", "onnx", "--precision", "auto", "--tolerance", "0"], "no bound"),
+        (["--to", "trt-rtx", "--precision", "auto"], "one precision"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    words: list[str],
+    why: str,
+    checkpoint_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    assert_refused(run_here([checkpoint_file, *words, "--out", out], capsys), why)
+    assert not out.exists()

@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from aftexport.bundle import write_json
+from aftexport.parity import TOLERANCES, Case, Comparison, compare, worst
+from aftexport.parity.comparison import Differences
+
+IDS = {"input_ids": np.zeros((2, 3), np.int64)}
+
+
+def compared(output: object, expected: object, subject: str = "model") -> Comparison:
+    inputs = IDS if subject == "model" else {"query": np.zeros((2, 3, 1)), "lengths": [3, 1]}
+    return compare(
+        Case("c", subject, inputs, np.asarray(expected)),  # type: ignore[arg-type]
+        np.asarray(output),
+        "fp32",
+    )
+
+
+def test_the_error_is_relative_only_to_what_is_larger_than_one() -> None:
+    assert compared([[1000.05, 0.0]], [[1000.0, 0.0]]).error == pytest.approx(5e-5)
+    assert compared([[0.05, 0.0]], [[0.0, 0.0]]).error == pytest.approx(0.05)
+    assert compared([[2.0, 1.0]], [[1.0, 2.0]]).label_flips == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ([[np.nan, 0.0]], [[1.0, 0.0]]),
+        ([[np.inf, 0.0]], [[1.0, 0.0]]),
+        ([[np.inf, 0.0]], [[np.inf, 0.0]]),
+        ([[1.0, 0.0]], [[np.nan, 0.0]]),
+        ([[np.nan, 0.0]], [[np.nan, 0.0]]),
+        ([[1.0, 0.0, 0.0]], [[1.0, 0.0]]),
+        ([1.0, 0.0], [[1.0, 0.0]]),
+        ([[1.0, 0.0]] * 2, [[1.0, 0.0]]),
+    ],
+)
+def test_what_cannot_be_compared_never_passes(output: object, expected: object) -> None:
+    result = compared(output, expected)
+    assert not result.passed
+    fine = compared([[1.0]], [[1.0]])
+    assert worst([fine, result]) is result
+    assert worst([result, fine]) is result
+
+
+def test_every_measure_is_what_its_name_says() -> None:
+    found = compared(np.float32([[1.5, 4.0], [0.0, 3.0]]), [[1.0, 4.0], [0.0, 2.0]])
+    assert found.max_absolute == 1.0
+    assert found.mean_absolute == pytest.approx(1.5 / 4)
+    assert found.max_relative == 0.5
+    assert found.mean_relative == pytest.approx(1 / 3)
+    assert found.error == pytest.approx(1 / 4)
+    assert found.cosine == pytest.approx((1.5 + 16 + 6) / np.sqrt((2.25 + 16 + 9) * 21))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_ulps_are_counted_in_the_type_of_the_output(dtype: type[np.floating]) -> None:
+    one = np.ones((1, 2), dtype)
+    after = np.nextafter(one, dtype(2))
+    assert compared(np.nextafter(after, dtype(2)), np.ones((1, 2))).max_ulps == 2
+    assert compared(one, np.ones((1, 2))).max_ulps == 0
+
+
+def test_the_margin_is_that_of_the_reference_label_in_the_closest_row() -> None:
+    near = compared([[5.0, 1.0], [2.0, 1.75]], [[5.0, 1.0], [2.0, 1.5]])
+    assert (near.label_flips, near.closest_margin) == (0, 0.25)
+    flipped = compared([[5.0, 1.0], [1.5, 2.0]], [[5.0, 1.0], [2.0, 1.5]])
+    assert (flipped.label_flips, flipped.closest_margin) == (1, -0.5)
+    assert compared([[1.0]], [[1.0]]).closest_margin is None
+
+
+@settings(deadline=None)
+@given(
+    arrays.arrays(np.float64, (2, 5), elements=st.floats(-1e6, 1e6)),
+    arrays.arrays(np.float64, (2, 5), elements=st.floats(-1e6, 1e6)),
+)
+def test_measures_agree_with_one_another(output: np.ndarray, expected: np.ndarray) -> None:
+    found = Differences.between(output, expected)
+    rounded = 1 + 1e-12
+    assert 0 <= found.mean_absolute <= found.max_absolute * rounded
+    assert found.mean_relative <= found.max_relative * rounded
+    assert found.error <= found.max_absolute
+    assert -1 - 1e-9 <= found.cosine <= 1 + 1e-9
+    assert (found.max_absolute == 0) == bool((output == expected).all())
+    assert (found.max_ulps == 0) == (found.max_absolute == 0)
+
+
+@pytest.mark.parametrize("output", [0.0, 1e-9, float("inf")])
+def test_a_comparison_survives_json(output: float, tmp_path: Path) -> None:
+    before = compared([[output, 0.0]], [[0.0, 0.0]])
+    write_json(tmp_path / "parity.json", before.to_dict())
+    content = json.loads((tmp_path / "parity.json").read_text(), parse_constant=pytest.fail)
+    assert str(Comparison.from_dict(content)) == str(before)  # as NaN is not equal to itself
+
+
+def test_rows_of_padding_do_not_count_for_an_operator_alone() -> None:
+    expected, output = np.zeros((2, 3, 1)), np.zeros((2, 3, 1))
+    output[1, 1:] = np.nan
+    assert compared(output, expected, "AftSimple").passed
+    output[1, 0] = 9
+    assert not compared(output, expected, "AftSimple").passed
+
+
+def test_every_bound_is_given_a_reason() -> None:
+    for tolerance in TOLERANCES.values():
+        assert 0 < tolerance.bound < 0.1
+        assert tolerance.reason

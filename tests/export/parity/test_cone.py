@@ -1,0 +1,75 @@
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators import OnnxOperator
+from aftexport.parity.cases import _operator_inputs
+from aftexport.parity.cone import Cone
+from aftexport.registry import ALL_OPERATORS
+
+OPSET = 20
+
+
+def model_of(operator: OnnxOperator, heads: int) -> onnx.ModelProto:
+    """A model of the operator alone."""
+    attributes: dict[str, Any] = {a.name: a.default for a in operator.attributes}
+    if "num_heads" in attributes:
+        attributes["num_heads"] = heads
+    node = helper.make_node(
+        operator.op_type,
+        operator.inputs,
+        operator.outputs,
+        domain=DOMAIN,
+        **attributes,
+        **PLUGIN_ATTRIBUTES,
+    )
+    settings = {a.name: str(a.default) for a in operator.settings}
+    return helper.make_model(
+        helper.make_graph([node], "alone", [], []),
+        functions=[operator.function(settings, OPSET)],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)],
+        ir_version=10,
+    )
+
+
+def inputs_of(operator: OnnxOperator, heads: int, magnitude: float) -> Mapping[str, Any]:
+    return _operator_inputs(operator, {"num_heads": heads}, magnitude, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("op_type", sorted(ALL_OPERATORS))
+@pytest.mark.parametrize("magnitude", [1.0, 100.0])
+def test_a_body_in_float64_is_the_definition(op_type: str, magnitude: float) -> None:
+    operator = ALL_OPERATORS[op_type]
+    inputs = inputs_of(operator, 2, magnitude)
+    model = model_of(operator, 2)
+    for output in operator.outputs:
+        cone = Cone(model, output, inputs)
+        wide, defined = cone.run_wide(), cone.run_defined()
+        assert wide.dtype == defined.dtype == np.float64
+        rows = np.arange(wide.shape[1]) < inputs.get("lengths", np.array([67, 67]))[:, None]
+        np.testing.assert_allclose(wide[rows], defined[rows], rtol=1e-7, atol=1e-9)
+
+
+def test_it_starts_from_what_is_given_and_holds_no_more() -> None:
+    a, b = (helper.make_tensor(name, 1, [1], [value]) for name, value in (("a", 2.0), ("b", 3.0)))
+    nodes = [
+        helper.make_node("Mul", ["x", "a"], ["y"]),
+        helper.make_node("Add", ["y", "b"], ["z"]),
+        helper.make_node("Sub", ["z", "y"], ["w"]),
+    ]
+    graph = helper.make_graph(nodes, "graph", [], [], [a, b])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    one = np.ones(1, np.float32)
+    whole = Cone(model, "w", {"x": one})
+    assert [node.op_type for node in whole.model.graph.node] == ["Mul", "Add", "Sub"]
+    assert whole.run(fused=False) == 3
+    part = Cone(model, "z", {"x": one, "y": 10 * one, "w": one})
+    assert [node.op_type for node in part.model.graph.node] == ["Add"]
+    assert set(part.inputs) == {"y"}
+    assert part.run(fused=False) == part.run_wide() == part.run_defined() == 13
+    assert [tensor.name for tensor in part.model.graph.initializer] == ["b"]

@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy
+
+from aftexport.bundle import Bundle
+from aftexport.errors import UsageError
+from aftexport.parity.documents import random_documents, read_documents
+
+
+def test_texts_and_ids_become_inputs_named_by_their_line(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.open(bundle_folder)
+    lines = ['{"text": "an invoice", "label": "invoice"}', "", '{"input_ids": [1, 2, 3]}']
+    (tmp_path / "docs.jsonl").write_text("\n".join(lines))
+    found = read_documents(tmp_path / "docs.jsonl", bundle.manifest, bundle.tokenizer())
+    expected = toy.byte_tokenizer().encode("an invoice").ids
+    assert found["document 1"]["input_ids"].tolist() == [expected]
+    assert found["document 3"]["input_ids"].tolist() == [[1, 2, 3]]
+    assert found["document 3"]["lengths"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("not json", "line 1"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"text": 3}', "no tokens"),
+        ('{"input_ids": []}', "no tokens"),
+        ('{"input_ids": [true]}', "no tokens"),
+        ('{"input_ids": [-1]}', "outside"),
+        (json.dumps({"input_ids": [toy.VOCABULARY]}), "outside"),
+        (json.dumps({"input_ids": [1] * 9}), "9 tokens, the model takes 8"),
+        ("", "no documents"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(
+    line: str, why: str, bundle_folder: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.open(bundle_folder)
+    manifest = bundle.manifest.model_copy(update={"max_tokens": 8})
+    (tmp_path / "docs.jsonl").write_text(line)
+    with pytest.raises(UsageError, match=why):
+        read_documents(tmp_path / "docs.jsonl", manifest, bundle.tokenizer())
+
+
+def test_a_text_needs_a_tokenizer(bundle_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "docs.jsonl").write_text('{"text": "words"}')
+    with pytest.raises(UsageError, match="no tokenizer"):
+        read_documents(tmp_path / "docs.jsonl", Bundle.open(bundle_folder).manifest, None)
+
+
+def test_random_documents_are_the_same_every_time(bundle_folder: Path) -> None:
+    manifest = Bundle.open(bundle_folder).manifest
+    first, again = (random_documents([5, 9], manifest) for _ in range(2))
+    assert [inputs["input_ids"].shape for inputs in first.values()] == [(1, 5), (1, 9)]
+    np.testing.assert_array_equal(
+        first["9 random tokens"]["input_ids"], again["9 random tokens"]["input_ids"]
+    )
+    with pytest.raises(UsageError, match="more than the model takes"):
+        random_documents([9], manifest.model_copy(update={"max_tokens": 8}))

@@ -1,0 +1,212 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from bundles import resealed
+from commands import run_here
+from torch import Tensor, nn
+
+import aftplugins
+from aftexport.engines import onnxruntime as ort
+from aftexport.nn import EncoderLayer
+from aftexport.parity import TOLERANCES, Case, layers
+from aftexport.parity.layers import Layers, compare_layers
+from aftexport.parity.program import Program
+from aftexport.trace import capture, finish, lower
+
+from .faults import EXPORT, KERNEL, PRECISION, Fault, rewrite
+from .mixed import DIM, LABELS, VOCABULARY, Mixed, config
+
+needs_kernels = pytest.mark.skipif(
+    aftplugins.library("onnxruntime") is None, reason="the fused kernels are not built"
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model, and PyTorch's side of it."""
+
+    model: onnx.ModelProto
+    program: Program
+    case: Case
+    precision: str = "fp32"
+
+    def compare(self, model: onnx.ModelProto, folder: Path, *, fused: bool = True) -> Layers:
+        onnx.save(model, folder / "model.onnx")
+        return compare_layers(
+            folder / "model.onnx",
+            self.program,
+            self.case,
+            bound=TOLERANCES[self.precision].bound,
+            fused=fused,
+        )
+
+    def copy(self) -> onnx.ModelProto:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        return model
+
+
+def exported(module: nn.Module, precision: str = "fp32") -> Exported:
+    dtype = torch.float16 if precision == "fp16" else torch.float32
+    model = finish(lower(capture(module, dtype=dtype), precision=precision), precision=precision)
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (3, 21))
+    inputs = {"input_ids": ids, "lengths": np.array([21, 9, 1])}
+    program = Program.captured(module, dtype)
+    expected = program.run(["logits"], inputs)["logits"]
+    return Exported(model, program, Case("padded", "model", inputs, expected), precision)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Exported:
+    return exported(Mixed())
+
+
+def check(found: Layers, fault: Fault) -> None:
+    blame = found.blame
+    assert blame is not None
+    assert fault.module in blame.modules, blame
+    assert blame.cause == fault.cause, blame
+    assert fault.finding in " ".join(blame.findings)
+
+
+def test_a_model_without_fault_is_within_at_every_layer(mixed: Exported, tmp_path: Path) -> None:
+    found = mixed.compare(mixed.copy(), tmp_path)
+    assert (found.first, found.blame) == (None, None)
+    assert not found.unmatched
+    modules = {layer.module for layer in found.layers}
+    assert {"embedding", "layers.0.attention", "layers.3", "pooling", "head"} <= modules
+    assert len(found.layers) > 30
+
+
+def test_pytorchs_side_is_the_module_itself(mixed: Exported) -> None:
+    inputs = {name: torch.from_numpy(array) for name, array in mixed.case.inputs.items()}
+    with torch.inference_mode():
+        expected = Mixed().double()(**inputs).numpy()
+    np.testing.assert_allclose(mixed.case.expected, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fault", EXPORT, ids=lambda fault: fault.name)
+def test_a_fault_of_the_export_is_found(fault: Fault, mixed: Exported, tmp_path: Path) -> None:
+    model = mixed.copy()
+    fault.plant(model)
+    check(mixed.compare(model, tmp_path, fused=fault.fused), fault)
+
+
+@needs_kernels
+@pytest.mark.parametrize("fault", PRECISION, ids=lambda fault: fault.name)
+def test_a_precision_too_narrow_is_found(fault: Fault, mixed: Exported, tmp_path: Path) -> None:
+    model = mixed.copy()
+    fault.plant(model)
+    check(mixed.compare(model, tmp_path), fault)
+
+
+@pytest.mark.parametrize("fault", KERNEL, ids=lambda fault: fault.name)
+def test_a_broken_kernel_is_found(
+    fault: Fault, mixed: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_kernel(fault, monkeypatch)
+    check(mixed.compare(mixed.copy(), tmp_path), fault)
+
+
+def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the fused kernels be bodies, one of them wrong."""
+    make_options, load = ort.session_options, ort.session
+    fused = False
+
+    def session_options(**given: Any) -> Any:
+        nonlocal fused
+        fused = given["fused"]
+        return make_options(**given | {"fused": False})
+
+    def session(model: Path | bytes, options: Any, provider: ort.Provider = "cpu") -> Any:
+        changed = onnx.load(model) if isinstance(model, Path) else onnx.load_from_string(model)
+        if fused and any(node.op_type == fault.name for node in changed.graph.node):
+            fault.plant(changed)
+        return load(changed.SerializeToString(), options, provider)
+
+    monkeypatch.setattr(ort, "session", session)
+    monkeypatch.setattr(ort, "session_options", session_options)
+    monkeypatch.setattr(layers, "operator_paths", lambda *_, **__: {fault.name: "fused"})
+
+
+class Overflowing(nn.Module):
+    """A norm makes what is too large for float16 small again: float64 minds nothing."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.layer = EncoderLayer(config("aft_simple"))
+        self.norm = nn.LayerNorm(DIM)
+        self.head = nn.Linear(DIM, LABELS)
+        with torch.no_grad():
+            if kind == "weights":
+                self.layer.attention.value.weight[3, 3] = 1e5
+            else:
+                self.layer.ffn[0].weight *= 200
+                self.layer.ffn[2].weight *= 2000
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.layer(self.embedding(input_ids), lengths)
+        return self.head(self.norm(x)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"), [("weights", "layer.attention.value"), ("sums", "layer.ffn.2")]
+)
+def test_an_overflow_of_float16_is_found(kind: str, module: str, tmp_path: Path) -> None:
+    broken = exported(Overflowing(kind), "fp16")
+    fault = Fault(kind, lambda _: None, module, "precision", "overflows")
+    for fused in (True, False):
+        check(broken.compare(broken.copy(), tmp_path, fused=fused), fault)
+
+
+def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) -> None:
+    """Where a tensor is an output, what runs is another graph, by this much."""
+    real = layers._Probe._run
+
+    def run(self: Any, marked: Any) -> Any:
+        found = real(self, marked)
+        if "add_99" in marked:
+            found["logits"] = found["logits"] + np.float32(1e-6)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers._Probe, "_run", run)
+        found = mixed.compare(mixed.copy(), tmp_path)
+    assert found.altered == ["add_99"]
+    assert found.blame is None
+    assert [layer.tensor for layer in found.layers if layer.tensor == "add_99"]
+
+
+def test_the_command_names_the_layer_and_the_cause(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.load(bundle_copy / "model.onnx")
+    rewrite(model, "head.bias", lambda array: array + 1)
+    onnx.save(model, bundle_copy / "model.onnx")
+    words = ["verify", resealed(bundle_copy), "--model", checkpoint_file, "--layers"]
+    words += ["--json", tmp_path / "p.json", "--report", tmp_path / "p.html"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 1
+    assert "first tensor to leave tolerance" in outcome.out
+    assert "is logits in head. To blame is the export" in outcome.out
+    assert "head.bias: the graph's head.bias differs in 3 of 3" in outcome.out
+    record = json.loads((tmp_path / "p.json").read_text("utf-8"))["layers"]
+    assert (record["first"], record["blame"]["cause"]) == ("logits", "export")
+    assert "Error by layer" in (tmp_path / "p.html").read_text("utf-8")
+
+
+def test_the_command_says_that_all_is_within(
+    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0, outcome.err
+    assert "tensors between" in outcome.out

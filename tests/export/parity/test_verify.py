@@ -1,0 +1,172 @@
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import assert_refused, listing, run_here, without
+
+from aftexport import parity
+from aftexport.bundle import Bundle
+from aftexport.parity import Tolerance
+from aftexport.registry import ALL_OPERATORS
+from aftexport.verification import verify
+
+
+def wrong_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exported function adds where it should multiply."""
+    right = ALL_OPERATORS["AftSimple"]
+
+    def body(**settings: str) -> str:
+        return right.body(**settings).replace("Mul(weight,", "Add(weight,")
+
+    monkeypatch.setitem(ALL_OPERATORS, "AftSimple", dataclasses.replace(right, body=body))
+
+
+def strict_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No float32 model is as exact as this."""
+    monkeypatch.setitem(parity.TOLERANCES, "fp32", Tolerance(1e-12, "for the test"))
+
+
+@pytest.fixture(params=[wrong_body, strict_table], ids=["wrong body", "strict table"])
+def differing(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[pytest.MonkeyPatch], None]:
+    monkeypatch.setenv("AFTEXPORT_PORTABLE", "1")
+    request.param(monkeypatch)
+    return request.param
+
+
+def test_a_model_that_differs_is_kept_aside_and_reported(
+    differing: object,
+    checkpoint_file: Path,
+    bundle_copy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = listing(bundle_copy)
+    words = [checkpoint_file, "--to", "onnx", "--out", bundle_copy, "--force"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    assert "Parity failed" in outcome.err
+    assert str(bundle_copy) + ".failed" in outcome.err.replace("\n", "")
+    assert listing(bundle_copy) == before
+    kept = Bundle.open(tmp_path / "copy.bundle.failed")
+    record = json.loads((kept.path / "parity.json").read_text())
+    failed = [case for case in record["cases"] if not case["passed"]]
+    furthest = max(failed, key=lambda case: float(case["error"]) / case["bound"])
+    assert furthest["case"] in outcome.err
+    assert furthest["subject"] in outcome.err
+    assert f"{float(furthest['error']):.1e}" in outcome.err
+    assert "OUTSIDE" in (kept.path / "parity.html").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"copy.bundle", "copy.bundle.failed"}
+    assert run_here(["verify", kept.path], capsys).code == 1
+
+
+def test_a_folder_that_is_no_bundle_is_not_replaced_by_a_failed_one(
+    checkpoint_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    strict_table(monkeypatch)
+    (tmp_path / "out.failed").mkdir()
+    (tmp_path / "out.failed" / "notes.txt").write_text("mine")
+    outcome = run_here([checkpoint_file, "--to", "onnx", "--out", tmp_path / "out"], capsys)
+    assert outcome.code in (1, 2)
+    assert (tmp_path / "out.failed" / "notes.txt").read_text() == "mine"
+
+
+def altered(folder: Path) -> Path:
+    """The last layer's biases are off by one."""
+    import onnx
+    from bundles import resealed
+
+    model = onnx.load(folder / "model.onnx")
+    bias = next(t for t in model.graph.initializer if t.name == "head.bias")
+    values = onnx.numpy_helper.to_array(bias) + 1
+    bias.CopyFrom(onnx.numpy_helper.from_array(values, "head.bias"))
+    onnx.save(model, folder / "model.onnx")
+    return resealed(folder)
+
+
+def test_a_bundle_altered_after_export_fails_verification(
+    bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["verify", altered(bundle_copy)], capsys)
+    assert outcome.code == 1
+    assert "OUTSIDE" in outcome.out
+
+
+def test_the_cases_strain_every_operator_and_many_lengths(bundle_folder: Path) -> None:
+    results = verify(Bundle.open(bundle_folder), fused=False)
+    assert all(result.passed for result in results)
+    assert {result.subject for result in results} >= {"model", "AftSimple"}
+    assert {"one token", "padded batch", "prime length", "long"} <= {r.case for r in results}
+
+
+def test_documents_and_lengths_are_compared_with_pytorch_itself(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs.jsonl").write_text('{"text": "a contract of sale"}')
+    words: list[str | Path] = ["verify", bundle_folder, "--model", checkpoint_file]
+    words += ["--data", tmp_path / "docs.jsonl", "--lengths", "3,77", "--json", tmp_path / "p.json"]
+    outcome = run_here([*words, "--report", tmp_path / "p.html"], capsys)
+    assert outcome.code == 0, outcome.err
+    record = json.loads((tmp_path / "p.json").read_text("utf-8"))
+    assert (record["verdict"], record["passed"]) == ("Ship", True)
+    shapes = {c["case"]: c["shape"] for c in record["comparisons"] if c["subject"] == "model"}
+    assert shapes["77 random tokens"] == [1, 77]
+    assert shapes["3 random tokens"] == [1, 3]
+    assert shapes["document 1"] == [1, len("a contract of sale")]
+    assert "padded batch" in shapes
+    assert record["environment"]["onnxruntime"]
+    assert "Ship." in outcome.out
+    assert "77 random tokens" in (tmp_path / "p.html").read_text("utf-8")
+
+
+def test_the_stored_outputs_need_no_torch(bundle_folder: Path, tmp_path: Path) -> None:
+    words = [
+        "verify",
+        bundle_folder,
+        "--report",
+        tmp_path / "p.html",
+        "--json",
+        tmp_path / "p.json",
+    ]
+    outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "stored in the bundle" in (tmp_path / "p.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "words", [["--against", "torch"], ["--lengths", "5"], ["--data", "docs.jsonl"]]
+)
+def test_what_needs_pytorch_says_so(
+    words: list[str], bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(run_here(["verify", bundle_folder, *words], capsys), "--model")
+
+
+def test_an_altered_bundle_is_outside_against_pytorch_too(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    altered(bundle_copy)
+    words = ["verify", bundle_copy, "--model", checkpoint_file, "--lengths", "9"]
+    outcome = run_here([*words, "--json", tmp_path / "p.json"], capsys)
+    assert outcome.code == 1
+    assert "Do not ship." in outcome.out
+    record = json.loads((tmp_path / "p.json").read_text("utf-8"))
+    failed = {c["case"] for c in record["comparisons"] if not c["passed"]}
+    assert "9 random tokens" in failed
+    assert record["verdict"] == "Do not ship"
+    assert record["worst_tokens"]
+
+
+def test_an_engine_that_cannot_run_here_is_told(
+    rtx_bundle: Path, no_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["verify", rtx_bundle], capsys)
+    assert outcome.code == 0
+    assert "engine was not compared" in outcome.out.replace("\n", " ")

@@ -1,0 +1,175 @@
+"""Who may ask, and how often."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually
+from commands import run_python
+from servers import serving
+
+from aftexport.errors import UsageError
+from aftserve.errors import BusyError, UnauthorizedError
+from aftserve.keys import Keys, make_key
+
+OPEN = ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2", "/docs"]
+CLOSED = ["/parity", "/info", "/metrics", "/v2/models/model", "/v2/models/model/ready"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The file, a key that may ask always, and one that may three times an hour."""
+    always, first = make_key("always", None)
+    rarely, second = make_key("rarely", "3/hour")
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    file.write_text(f"{first}\n\n{second}\n")
+    return file, always, rarely
+
+
+@pytest.fixture(scope="module")
+def address(
+    bundle_folder: Path, made: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("guarded") / "log"
+    with serving(bundle_folder, log, "--api-keys", str(made[0]), "--log-format", "json") as (a, _):
+        yield a
+    text = log.read_text("utf-8")
+    assert '"key": "always"' in text
+    assert made[1] not in text
+    assert made[2] not in text
+
+
+def infer(address: str, **headers: str) -> httpx.Response:
+    return httpx.post(f"{address}/infer", json={"text": "a"}, headers=headers)
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_health_needs_no_key(address: str, path: str) -> None:
+    assert httpx.get(address + path).status_code == 200
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_everything_else_does(address: str, path: str, made: tuple[Path, str, str]) -> None:
+    assert httpx.get(address + path).status_code == 401
+    allowed = {"X-API-Key": made[1]}
+    assert httpx.get(address + path, headers=allowed).status_code == 200
+
+
+def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:
+    assert infer(address, Authorization=f"Bearer {made[1]}").status_code == 200
+    assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic YTpi"},
+        {"X-API-Key": ""},
+        {"X-API-Key": "ключ".encode().decode("latin-1")},
+    ],
+)
+def test_a_wrong_key_does_not(address: str, headers: dict[str, str]) -> None:
+    response = infer(address, **{name: value.encode("latin-1") for name, value in headers.items()})  # type: ignore[arg-type]
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert "Authorization: Bearer KEY" in response.json()["detail"]
+
+
+def test_it_is_refused_before_its_body_is_read(address: str) -> None:
+    def endless() -> Iterator[bytes]:
+        sent = 0
+        while sent < 64:
+            sent += 1
+            yield b" " * (1 << 16)
+
+    response = httpx.post(f"{address}/infer", content=endless())
+    assert response.status_code == 401
+
+
+def test_a_rate_holds_for_its_key_alone(address: str, made: tuple[Path, str, str]) -> None:
+    codes = [infer(address, **{"X-API-Key": made[2]}).status_code for _ in range(5)]
+    assert codes == [200, 200, 200, 429, 429]
+    refused = infer(address, **{"X-API-Key": made[2]})
+    assert 3500 < int(refused.headers["Retry-After"]) <= 3600
+    assert "3 per 1 hour" in refused.json()["detail"]
+    assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
+
+
+def test_a_rate_lets_in_again(tmp_path: Path) -> None:
+    _, section = make_key("hasty", "2/second")
+    file = tmp_path / "keys.toml"
+    file.write_text(section)
+    keys = Keys.read(file)
+
+    def let_in() -> bool:
+        try:
+            keys.count("hasty")
+        except BusyError:
+            return False
+        return True
+
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    eventually(let_in, "the second is over")
+
+
+def test_the_command_makes_a_key_that_the_file_lets_in(tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", "key", "alice", "60/minute", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
+    file = tmp_path / "keys.toml"
+    file.write_text(section)
+    assert Keys.read(file).owner(key) == "alice"
+    with pytest.raises(UnauthorizedError):
+        Keys.read(file).owner(key + "x")
+    assert key not in section
+
+
+@pytest.mark.parametrize(("name", "rate"), [("a b", None), ("", None), ("ok", "often"), ("ok", "")])
+def test_no_key_for_what_the_file_cannot_say(name: str, rate: str | None) -> None:
+    with pytest.raises(UsageError):
+        make_key(name, rate)
+
+
+DIGEST = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("content", "mentioned"),
+    [
+        ("", "no keys"),
+        ("[alice", "keys.toml"),
+        ("[alice]", r"alice\.sha256"),
+        ("[alice]\nsha256 = 'secret'", r"alice\.sha256"),
+        (f"[alice]\nsha256 = '{DIGEST}'\nrate = 'often'", r"alice\.rate"),
+        (f"[alice]\nsha256 = '{DIGEST}'\ncolour = 1", r"alice\.colour"),
+        ("alice = 1", "alice"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=mentioned):
+        Keys.read(file)
+
+
+def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: Path) -> None:
+    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    named = {**asked, "Origin": "https://good.example"}
+    options = ("--cors-origins", "https://good.example")
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
+        header = "access-control-allow-origin"
+        assert header not in httpx.options(f"{address}/infer", headers=asked).headers
+        allowed = httpx.options(f"{address}/infer", headers=named).headers
+        assert allowed[header] == "https://good.example"
+
+
+def test_without_named_origins_no_page_asks(server: str) -> None:
+    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    response = httpx.options(f"{server}/infer", headers=asked)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]

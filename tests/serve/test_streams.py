@@ -1,0 +1,151 @@
+"""Plain text and newline-delimited JSON, looked at while they arrive."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually, head, metric, raw_connection, response
+from servers import serving
+
+LONGEST = 100_000
+TEXTS = ["a", "An invoice.", "Zwei Verträge: 契約 ✉", "long " * 900]
+LINES = "application/x-ndjson"
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("streams") / "log"
+    with serving(bundle_folder, log, "--max-tokens", str(LONGEST)) as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def post(address: str, content: bytes, kind: str) -> httpx.Response:
+    return httpx.post(f"{address}/infer", content=content, headers={"Content-Type": kind})
+
+
+def scores(address: str, text: str) -> dict[str, float]:
+    answer = httpx.post(f"{address}/infer", json={"text": text}).json()
+    return dict(answer["scores"])
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/plain; charset=utf-8", "Text/Plain"])
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_plain_text_is_one_document(address: str, text: str, kind: str) -> None:
+    answer = post(address, text.encode(), kind)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tokens_total"] == len(text.encode())
+    assert answer.json()["scores"] == pytest.approx(scores(address, text), abs=1e-6)
+
+
+def test_text_in_parts_that_cut_its_characters(address: str) -> None:
+    encoded = "契約".encode() * 20_000
+    parts = [encoded[i : i + 7001] for i in range(0, len(encoded), 7001)]
+    answer = httpx.post(
+        f"{address}/infer", content=iter(parts), headers={"Content-Type": "text/plain"}
+    )
+    assert answer.status_code == 413  # 120,000 tokens
+    short = httpx.post(
+        f"{address}/infer", content=iter(parts[:9]), headers={"Content-Type": "text/plain"}
+    )
+    assert short.status_code == 200, short.text
+    assert short.json()["tokens_total"] == 9 * 7001
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"a\xe5\xa5", b"a" * 70_000 + b"\xff"])
+def test_what_is_no_utf8(address: str, content: bytes) -> None:
+    answer = post(address, content, "text/plain")
+    assert answer.status_code == 422
+    assert "not UTF-8" in answer.json()["detail"]
+
+
+def test_an_empty_text(address: str) -> None:
+    answer = post(address, b"", "text/plain")
+    assert answer.status_code == 422
+    assert "no tokens" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", LINES])
+def test_a_compressed_stream_is_refused(address: str, kind: str) -> None:
+    headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
+    assert httpx.post(f"{address}/infer", content=b"a", headers=headers).status_code == 415
+
+
+def test_a_text_is_refused_by_its_tokens_before_the_rest_is_sent(address: str) -> None:
+    with raw_connection(address) as connection:
+        start = head(500 << 20).replace(b"application/json", b"text/plain")
+        # The announced length is over the limit of bytes, so none is announced.
+        start = start.replace(b"Content-Length: 524288000", b"Transfer-Encoding: chunked")
+        connection.sendall(start)
+        for _ in range(4):
+            connection.sendall(b"10000\r\n" + b"a" * 0x10000 + b"\r\n")
+        status, body = response(connection)
+    assert status == 413
+    assert b"tokens and more, this server takes 100000" in body
+
+
+def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
+    before = metric(address, "process_resident_memory_bytes")
+    assert before > 0
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(500):
+            yield b"a" * (1 << 20)
+
+    headers = {"Content-Type": "text/plain"}
+    answer = httpx.post(f"{address}/infer", content=parts(), headers=headers, timeout=120)
+    assert answer.status_code == 413
+    assert "tokens and more" in answer.json()["detail"]
+    assert metric(address, "process_resident_memory_bytes") < before + (32 << 20)
+
+
+def test_every_line_has_an_answer_in_its_place(address: str) -> None:
+    sent = [{"text": text} for text in TEXTS] + [{"input_ids": [1, 2, 3]}]
+    content = b"\n\n".join(json.dumps(line).encode() for line in sent) + b"\r\n"
+    answer = post(address, content, LINES)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"] == LINES
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    assert [f["tokens_total"] for f in found] == [*(len(t.encode()) for t in TEXTS), 3]
+    for text, line in zip(TEXTS, found, strict=False):
+        assert line["scores"] == pytest.approx(scores(address, text), abs=1e-5)
+
+
+def test_a_line_that_is_none_does_not_hold_up_the_others(address: str) -> None:
+    lines = ['{"text": "a"}', "no JSON", '{"text": ""}', '{"texts": ["a"]}', "[]",
+             '{"input_ids": [999999]}', '{"text": "b"}']  # fmt: skip
+    answer = post(address, "\n".join(lines).encode(), LINES)
+    assert answer.status_code == 200
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line.get("status", 200) for line in found] == [200, 422, 422, 422, 422, 422, 200]
+    assert "outside the vocabulary" in found[5]["detail"]
+
+
+def test_lines_are_classified_before_the_last_one_arrives(address: str) -> None:
+    done = metric(address, "aftserve_run_documents_count")
+    with raw_connection(address) as connection:
+        connection.sendall(head(None).replace(b"application/json", LINES.encode()))
+        connection.sendall(b'10\r\n{"text": "abc"}\n\r\n')
+        eventually(
+            lambda: metric(address, "aftserve_run_documents_count") == done + 1, "it has run"
+        )
+        connection.sendall(b"0\r\n\r\n")
+        status, _ = response(connection)
+    assert status == 200
+
+
+@pytest.mark.parametrize(("content", "status"), [(b"", 422), (b"\n \n", 422), (b"{}\n" * 257, 413)])
+def test_no_lines_and_too_many(address: str, content: bytes, status: int) -> None:
+    assert post(address, content, LINES).status_code == status
+
+
+def test_a_client_that_leaves_takes_its_lines_along(address: str) -> None:
+    line = json.dumps({"input_ids": [7] * LONGEST}).encode() + b"\n"
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(line) * 30).replace(b"application/json", LINES.encode()))
+        connection.sendall(line * 29)
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "they wait")
+    eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "they are dropped")
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
