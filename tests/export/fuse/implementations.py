@@ -106,7 +106,7 @@ def full_causal_by_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor
 
 
 def _band(w: Tensor) -> Tensor:
-    positions = torch.arange(len(w))
+    positions = torch.arange(w.shape[0])
     return (positions[:, None] - positions).abs() < 4
 
 
