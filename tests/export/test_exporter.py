@@ -149,7 +149,6 @@ def test_a_pickled_module_is_exported_where_it_is_allowed(
         ("NoEmbedding", "embedding"),
         ("Pair", ""),
         ("LogitsByToken", "logits"),
-        ("Positions", "--max-length"),
     ],
 )
 def test_a_module_that_cannot_be_exported_is_refused(

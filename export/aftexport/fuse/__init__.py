@@ -1,1 +1,18 @@
-"""Rewrites of exported graphs into operators of the domain."""
+"""Rewrites of exported graphs into operators of the domain.
+
+Built on onnx_ir, which torch.onnx hands over and whose passes normalise a graph before it is read.
+A second graph library, onnx-graphsurgeon, would mean every rewrite in two ways; and patterns of
+nodes, as onnxscript's rewriter matches them, would need one for every way to write a formula.
+
+``recognition`` finds the mechanisms in other people's graphs:
+
+    normalise    constants folded, functions inlined (libraries do it)
+    measured     the graph is run at several sizes: shapes, and which axes are dynamic
+    reading      a value as a formula over named axes ...
+    algebra      ... in a normal form that no longer knows how it was written
+    mechanisms   a pattern for each, held against formulas; ``pattern`` has what they share
+    writing      the operator, and the layout it asks for, as nodes
+    proof        original and rewrite in float64, on inputs meant to tell them apart
+
+``encoder`` and ``fastformer`` fuse what surrounds the mechanisms in any graph.
+"""

@@ -51,6 +51,15 @@ class Measured:
         """Whether a value was there when the graph was measured."""
         return str(value.name) in self.runs[0]
 
+    def steady_scalar(self, value: ir.Value) -> NDArray[np.generic] | None:
+        """One number that was the same in every run, as what is made of a fixed dim's size is."""
+        arrays = [run.get(str(value.name)) for run in (*self.runs, *self.more)]
+        first = arrays[0]
+        if first is None or first.size != 1 or not self.is_float(value):
+            return None
+        steady = all(a is not None and np.array_equal(a, first) for a in arrays)
+        return first if steady else None
+
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
         """The shape in every run."""
         array = self.constant(value)

@@ -46,7 +46,7 @@ class Operand:
         groups: its dims.
         weights: factors whose logarithm is added to it.
         floored: it may hold -inf, which the operators do not take.
-        beside: what stands in more channels of each head, of no axes but the other dims'.
+        beside: what stands in the first channels of the head that is added.
     """
 
     formula: Product
@@ -67,7 +67,7 @@ class Rewrite:
         attributes: of the operator.
         groups: the dims of its output.
         opened: leaves whose producers belong to what is replaced.
-        extra_channels: of each head of the output, that are cut off.
+        extra_head: operands get one head more, and the output loses it again.
         lowest: of a tensor, where the original itself loses its digits below.
     """
 
@@ -77,7 +77,7 @@ class Rewrite:
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
     opened: Sequence[ir.Value] = ()
-    extra_channels: int = 0
+    extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
 
 

@@ -15,13 +15,13 @@ from aftexport.fuse.algebra import Function, Greatest, Leaf, Product, number, on
 from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh, regroup
 from aftexport.fuse.measured import Measured
 
-ELEMENTWISE = frozenset(
-    """
-    Abs And Ceil Celu Clip Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
-    LeakyRelu Less LessOrEqual Log Max Min Mish Mod Not Or Pow Relu Round Selu Sigmoid Sign Softplus
-    Softsign Sqrt Swish Tanh ThresholdedRelu Where Xor
-    """.split()
-)
+ELEMENTWISE = frozenset({
+    "Abs", "And", "Ceil", "Celu", "Clip", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu",
+    "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less",
+    "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Not", "Or", "Pow", "Relu", "Round",
+    "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+    "ThresholdedRelu", "Where", "Xor",
+})  # fmt: skip
 """Operators that work on each entry alone, with broadcasting."""
 
 
@@ -66,6 +66,10 @@ class Reader:
             LayoutError: where a reshape does not come apart into axes.
         """
         array = self._measured.constant(value)
+        if array is None and not rests_on_inputs(value):
+            array = self._measured.steady_scalar(value)
+            if array is not None:
+                return number(float(array.reshape(())))
         if array is not None and array.size == 1 and array.dtype.kind in "fiub":
             return number(float(array.reshape(())))
         node = value.producer()

@@ -146,40 +146,37 @@ class Writer:
         total = self.node("Add", self._product(product, order), log) if product.factors else log
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
-    def side_by_side(
-        self, formula: Product, groups: Dims, num_heads: int, beside: Sequence[Product]
+    def with_head(
+        self, formula: Product, groups: Dims, width: int, channels: Sequence[Product]
     ) -> ir.Value:
-        """``[B, T, H (d + n)]``: a formula, and after each head's channels ``n`` others.
+        """``[B, T, D + d]``: a formula, and one head more.
 
         Args:
             formula: of the axes of ``groups``.
-            groups: of ``[B, T, H d]``.
-            num_heads: H.
-            beside: formulas without the axes of the last group.
+            groups: of ``[B, T, D]``.
+            width: d.
+            channels: the first of the head, of the axes of batch and tokens; the others are 0.
         """
         packed = self.tensor(formula, groups)
-        by_head = self.node("Reshape", packed, self.constant([0, 0, num_heads, -1]))
-        batch_and_tokens = self.node("Shape", packed, start=0, end=2)
-        rest = self.constant([num_heads, 1])
-        shape = self.node("Concat", batch_and_tokens, rest, axis=0)
-        apart = [axis for axes in flat_dims(groups[:2]) for axis in axes]
-        columns = []
-        for other in beside:
-            column = self._product(other, apart) if free(other) else self._product(other, [])
-            if free(other):
-                dims: Dims = tuple((axis,) for axis in apart)
-                column = self.laid_out(column, dims, (*groups[:2], (), ()))
-            columns.append(self.node("Expand", column, shape))
-        wide = self.node("Concat", by_head, *columns, axis=3)
-        return self.node("Reshape", wide, self.constant([0, 0, -1]))
+        apart: Dims = tuple((axis,) for axes in flat_dims(groups[:2]) for axis in axes)
+        order = [axis for (axis,) in apart]
+        head = None
+        for index, channel in enumerate(channels):
+            column = self._product(channel, order if free(channel) else [])
+            if free(channel):
+                column = self.laid_out(column, apart, (*groups[:2], ()))
+            unit = np.zeros((1, 1, width))
+            unit[..., index] = 1.0
+            term = self.node("Mul", column, self.constant(unit))
+            head = term if head is None else self.node("Add", head, term)
+        if head is None:
+            return self.node("Pad", packed, self.constant([0, 0, 0, 0, 0, width]))
+        return self.node("Concat", packed, head, axis=2)
 
-    def first_channels(self, value: ir.Value, num_heads: int, extra: int) -> ir.Value:
-        """``[B, T, H (d + n)]`` without the last ``extra`` channels of each head."""
-        by_head = self.node("Reshape", value, self.constant([0, 0, num_heads, -1]))
-        start, end, axis = (self.constant([n]) for n in (0, -extra, 3))
-        return self.node(
-            "Reshape", self.node("Slice", by_head, start, end, axis), self.constant([0, 0, -1])
-        )
+    def without_head(self, value: ir.Value, channels: int) -> ir.Value:
+        """``[B, T, D + d]`` without the last head; ``channels`` is D."""
+        start, end, axis = (self.constant([n]) for n in (0, channels, 2))
+        return self.node("Slice", value, start, end, axis)
 
     def floored(self, value: ir.Value) -> ir.Value:
         """A tensor with -inf made the lowest logit there is."""

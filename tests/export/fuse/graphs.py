@@ -1,5 +1,6 @@
 """ONNX graphs of other people's modules, as torch.onnx writes them."""
 
+import io
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,28 @@ def exported(
     module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS), opset: int = 20
 ) -> onnx.ModelProto:
     """A module of one tensor; ``axes`` are those of its dims that are dynamic, from the first."""
-    shapes = ({i: axis for i, axis in enumerate(axes) if axis is not None},) if axes else None
+    shapes = (dict(enumerate(axes)),) if axes else None
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
     assert converted is not None
     return converted.model_proto
+
+
+def scripted(
+    module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS), opset: int = 18
+) -> onnx.ModelProto:
+    """The same by torch.onnx's older exporter: other nodes, and thirty times faster."""
+    file = io.BytesIO()
+    torch.onnx.export(
+        module.eval(),
+        (example,),
+        file,
+        dynamo=False,
+        opset_version=opset,
+        input_names=["x"],
+        dynamic_axes={"x": {i: str(axis) for i, axis in enumerate(axes)}},
+    )
+    return onnx.load_from_string(file.getvalue())
 
 
 def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:

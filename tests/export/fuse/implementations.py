@@ -15,11 +15,10 @@ Attend = Callable[..., Tensor]
 class Layer(nn.Module):
     """Projections around a function of query, key and value, all ``[B, T, D]``."""
 
-    def __init__(self, attend: Attend, *parameters: Tensor, key_dim: int = DIM) -> None:
+    def __init__(self, attend: Attend, *parameters: Tensor) -> None:
         super().__init__()
         self.attend = attend
-        self.query, self.value = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-        self.key = nn.Linear(DIM, key_dim)
+        self.query, self.key, self.value = (nn.Linear(DIM, DIM) for _ in range(3))
         self.output = nn.Linear(DIM, DIM)
         self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
 
@@ -107,7 +106,7 @@ def full_causal_by_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor
 
 
 def _band(w: Tensor) -> Tensor:
-    positions = torch.arange(len(w))
+    positions = torch.arange(w.shape[0])
     return (positions[:, None] - positions).abs() < 4
 
 
@@ -160,6 +159,21 @@ def simple_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.sigmoid(q) * (e * v).cumsum(1) / e.cumsum(1)
 
 
+def simple_keys_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.masked_fill(v[..., :1] < -1.0, -math.inf)
+    return q.sigmoid() * (k.softmax(1) * v).sum(1, keepdim=True)
+
+
+def simple_mask_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = (v[..., :1] > -1.0).float()
+    return q.sigmoid() * ((k + (1 - mask) * -1e4).softmax(1) * v).sum(1, keepdim=True)
+
+
+def simple_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp() * (v[..., :1] > -1.0).float()
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
 # Efficient Attention
 
 
@@ -197,6 +211,36 @@ def efficient_batch_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (heads(x).reshape(batch * HEADS, tokens, -1) for x in (q, k, v))
     mixed = torch.bmm(q.softmax(2), torch.bmm(k.softmax(1).transpose(1, 2), v))
     return merged(mixed.view(batch, HEADS, tokens, -1))
+
+
+def efficient_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    left_out = (v[..., :1] < -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    k, v = k.masked_fill(left_out, -1e9), v.masked_fill(left_out, 0.0)
+    return merged(q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+class EfficientImages(nn.Module):
+    """As its authors have it: convolutions of images, and a loop over heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Conv2d(DIM, DIM, 1) for _ in range(3))
+        self.output = nn.Conv2d(DIM, DIM, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, height, width = x.shape
+        queries, keys, values = (
+            layer(x).reshape(batch, DIM, height * width)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = []
+        for first in range(0, DIM, DIM // HEADS):
+            head = slice(first, first + DIM // HEADS)
+            context = keys[:, head].softmax(2) @ values[:, head].transpose(1, 2)
+            mixed = context.transpose(1, 2) @ queries[:, head].softmax(1)
+            attended.append(mixed.reshape(batch, DIM // HEADS, height, width))
+        return self.output(torch.cat(attended, 1)) + x
 
 
 # Linear attention
@@ -312,12 +356,13 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     for f in (local_product, local_where, local_row_maximum):
         found[f.__name__] = "AftLocal", Layer(f, w)
     simple = [simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
-              simple_log_softmax]  # fmt: skip
+              simple_log_softmax, simple_keys_left_out, simple_mask_added,
+              simple_mask_multiplied]  # fmt: skip
     found |= {f.__name__: ("AftSimple", Layer(f)) for f in simple}
     found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
-        efficient_exp_sum, efficient_batch_of_heads,
+        efficient_exp_sum, efficient_batch_of_heads, efficient_masked,
     ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
     linear = [linear_einsum, linear_matmul, linear_where, linear_relu]

@@ -1,12 +1,14 @@
 """Decomposed mechanisms in every style are found; what only resembles them is left alone."""
 
+from typing import Any
+
 import onnx
 import onnx.parser
 import pytest
 import torch
 
 from . import implementations, look_alikes
-from .graphs import assert_equal, exported, fused, operators
+from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -22,30 +24,34 @@ def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_style_is_found_and_computes_the_same(name: str) -> None:
     operator, layer = LAYERS[name]
-    found, model = fused(exported(layer, example()))
+    found, model = fused(scripted(layer, example()))
     assert operators(found) == [operator], found.near_misses
     assert found.near_misses == []
     assert_equal(layer, model, example(), example(1, 1), example(31, 3))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name.split("_")[0] != "simple"][::3])
+@pytest.mark.parametrize("name", list(LAYERS)[::4])
+def test_both_exporters_graphs_are_read(name: str) -> None:
+    operator, layer = LAYERS[name]
+    found, model = fused(exported(layer, example()))
+    assert operators(found) == [operator], found.near_misses
+    assert_equal(layer, model, example(), example(1, 1), example(31, 3))
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
     operator, layer = LAYERS[name]
-    found, model = fused(exported(layer, example(), axes=()))
+    found, model = fused(scripted(layer, example(), axes=()))
     assert operators(found) == [operator], found.near_misses
     assert_equal(layer, model, example())
 
 
+@pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any size", "one size"])
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_look_alikes_are_left_alone(name: str) -> None:
-    found, _ = fused(exported(LOOK_ALIKES[name], example()))
+def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
+    found, _ = fused(scripted(LOOK_ALIKES[name], example(), axes=axes))
     assert operators(found) == []
-
-
-@pytest.mark.parametrize("name", list(LOOK_ALIKES)[::4])
-def test_look_alikes_of_one_size_are_left_alone(name: str) -> None:
-    found, _ = fused(exported(LOOK_ALIKES[name], example(), axes=()))
-    assert operators(found) == []
+    assert not found.unexamined
 
 
 @pytest.mark.parametrize(
@@ -63,8 +69,17 @@ def test_look_alikes_of_one_size_are_left_alone(name: str) -> None:
     ],
 )
 def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
-    found, _ = fused(exported(LOOK_ALIKES[name], example()))
+    found, _ = fused(scripted(LOOK_ALIKES[name], example()))
     assert [miss for miss in found.near_misses if reason in miss.reason], found.near_misses
+
+
+@pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
+def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
+    module = implementations.EfficientImages()
+    x = torch.randn(2, implementations.DIM, 5, 6)
+    found, model = fused(scripted(module, x, axes=axes))
+    assert operators(found) == ["EfficientAttention"] * implementations.HEADS, found.near_misses
+    assert_equal(module, model, x)
 
 
 @pytest.mark.parametrize("precision", [torch.float16])
@@ -74,7 +89,7 @@ def test_half_precision_is_read_through_its_casts(precision: torch.dtype) -> Non
             weight = x.float().softmax(1).to(precision)
             return torch.sigmoid(x) * (weight * x).sum(1, keepdim=True)
 
-    found, _ = fused(exported(Half(), example().to(precision)))
+    found, _ = fused(scripted(Half(), example().to(precision)))
     assert operators(found) == ["AftSimple"]
 
 

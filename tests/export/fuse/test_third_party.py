@@ -2,15 +2,16 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
-from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators
+from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FOLDER = Path(__file__).parents[3] / "build" / "third_party"
@@ -64,13 +65,20 @@ class LabmlLocal(nn.Module):
         nn.init.normal_(layer.pos_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = torch.ones(len(x), len(x), dtype=torch.bool)
+        tokens = x.shape[0]
+        mask = torch.ones(tokens, tokens, dtype=torch.bool)
         mask = mask.tril() if self.causal else mask
         return self.layer(query=x, key=x, value=x, mask=mask[..., None])
 
 
-def check(module: nn.Module, expected: list[str], *, axes: Any = (BATCH, TOKENS)) -> None:
-    found, model = fused(exported(module, example(2, 12, DIM), axes=axes))
+def check(
+    module: nn.Module,
+    expected: list[str],
+    *,
+    axes: Any = (BATCH, TOKENS),
+    export: Callable[..., onnx.ModelProto] = scripted,
+) -> None:
+    found, model = fused(export(module, example(2, 12, DIM), axes=axes))
     assert operators(found) == expected, found.near_misses
     examples = [example(2, 12, DIM)]
     if axes:
@@ -78,11 +86,12 @@ def check(module: nn.Module, expected: list[str], *, axes: Any = (BATCH, TOKENS)
     assert_equal(module, model, *examples)
 
 
+@pytest.mark.parametrize("export", [exported, scripted])
 @pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any length", "one length"])
-def test_aft_pytorch(package: Any, axes: Any) -> None:
+def test_aft_pytorch(package: Any, axes: Any, export: Any) -> None:
     layers = package("aft_pytorch.aft_pytorch")
-    check(layers.AFTFull(36, DIM, 8), ["AftFull"], axes=axes)
-    check(layers.AFTSimple(36, DIM, 8), ["AftSimple"], axes=axes)
+    check(layers.AFTFull(36, DIM, 8), ["AftFull"], axes=axes, export=export)
+    check(layers.AFTSimple(36, DIM, 8), ["AftSimple"], axes=axes, export=export)
 
 
 def test_aft_pytorch_local_with_its_band_as_a_product(package: Any) -> None:
@@ -119,7 +128,7 @@ def test_linear_attention_transformer(package: Any) -> None:
 def test_linear_attention_of_images(package: Any) -> None:
     layers = package("linear_attention_transformer.images")
     module = layers.ImageLinearAttention(chan=8, heads=2, key_dim=4, value_dim=4)
-    found, model = fused(exported(module, example(2, 8, 6, 5), axes=(BATCH,)))
+    found, model = fused(scripted(module, example(2, 8, 6, 5), axes=(BATCH,)))
     assert operators(found) == ["EfficientAttention"]
     assert_equal(module, model, example(2, 8, 6, 5), example(1, 8, 6, 5))
 
@@ -145,5 +154,5 @@ def test_fast_transformer_pytorch_pools_other_keys_and_is_left_alone(package: An
         def forward(self, ids: Tensor) -> Tensor:
             return self.model(ids, mask=ids > 0)
 
-    found, _ = fused(exported(Masked(), torch.ones(2, 12, dtype=torch.int64)))
+    found, _ = fused(scripted(Masked(), torch.ones(2, 12, dtype=torch.int64)))
     assert operators(found) == []

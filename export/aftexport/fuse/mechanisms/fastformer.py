@@ -3,8 +3,9 @@
     g[b,h,d] = sum_u softmax_u(Q Wa + m)[b,u,h] Q[b,u,h,d];  P[b,t,h,d] = K[b,t,h,d] g[b,h,d]
     V[b,t,h,d] * sum_u softmax_u(P Wb + m)[b,u,h] P[b,u,h,d]
 
-The operator knows no mask m. Where there is one it rides in two channels more per head: one of
-the query, whose weight is 1 for that head's logit, and one of the key, which meets a query of 1.
+The operator knows no mask m. Where there is one it rides in one head more, of which nothing else
+is used: in a channel of the query that every logit reads, and in one of the key that meets a query
+of 1.
 """
 
 from dataclasses import dataclass
@@ -102,42 +103,43 @@ def _rewrite(
 ) -> Rewrite:
     batch, tokens, heads, channels = roles
     num_heads, width = size_of(heads), size_of(channels)
-    masks = alpha.mask, beta.mask
     beside: list[tuple[Product, ...]] = [(), (), ()]
     weights = [alpha.weight, beta.weight]
-    extra = 0
-    if any(mask.factors for mask in masks):
-        zero, full = algebra.number(0.0), algebra.ONE
-        # The masks are read with the key's positions; operands have one name for them each.
-        beside = [(alpha.mask, full), (zero, beta.mask), (zero, zero)]
-        weights = [
-            _with_row(w, num_heads, width, row) for w, row in zip(weights, (0, 1), strict=True)
-        ]
-        extra = 2
-    scale = np.sqrt(width + extra)
+    masked = bool(alpha.mask.factors or beta.mask.factors)
+    if masked:
+        if width < 2:
+            raise NearMissError("there is a mask, and heads of one channel have no room for it")
+        beside = [(alpha.mask, algebra.ONE), (algebra.number(0.0), beta.mask), ()]
+        weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
+    scale = np.sqrt(width)
     packed_channels = (*heads, *channels)
+    query = Operand(first.pooled, (batch, (first.summed,), packed_channels), beside=beside[0])
+    values = Operand(value, (batch, tokens, packed_channels), beside=beside[2])
+    if len(tokens) == 1 and key(substitute(value, {tokens[0]: first.summed})) == key(first.pooled):
+        values = query  # as in the paper; what is beside it does not matter
     return Rewrite(
         "fastformer",
         "Fastformer",
         [
-            Operand(first.pooled, (batch, (first.summed,), packed_channels), beside=beside[0]),
+            query,
             Operand(second.pooled, (batch, (second.summed,), packed_channels), beside=beside[1]),
-            Operand(value, (batch, tokens, packed_channels), beside=beside[2]),
+            values,
             *(w * scale for w in weights),
         ],
         (batch, tokens, packed_channels),
-        {"num_heads": num_heads},
+        {"num_heads": num_heads + masked},
         opened=(alpha.opened, beta.opened),
-        extra_channels=extra,
+        extra_head=masked,
     )
 
 
-def _with_row(weight: NDArray[np.float64], heads: int, width: int, row: int) -> NDArray[np.float64]:
-    """Weights with two rows more for each head, one of which adds to that head's logit."""
-    wide = np.zeros((heads, width + 2, heads))
-    wide[:, :width] = weight.reshape(heads, width, heads)
-    wide[np.arange(heads), width + row, np.arange(heads)] = 1.0
-    return wide.reshape(heads * (width + 2), heads)
+def _with_head(weight: NDArray[np.float64], width: int, row: int) -> NDArray[np.float64]:
+    """Weights of one head more, a channel of which adds to the logits of all the others."""
+    channels, heads = weight.shape
+    wide = np.zeros((channels + width, heads + 1))
+    wide[:channels, :heads] = weight
+    wide[channels + row, :heads] = 1.0
+    return wide
 
 
 def _poolings(subject: Subject) -> list[_Pooling]:

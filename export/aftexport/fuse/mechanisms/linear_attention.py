@@ -97,6 +97,8 @@ def _with_roles(
         raise NearMissError("there are not as many keys as queries, as where heads share keys")
     if size_of(wide) != size_of(channels):
         raise NearMissError("heads of keys and of values differ in width")
+    if len(query.factors) != 1 or len(key.factors) != 1:
+        raise NearMissError("the features are multiplied by something, as by a mask")
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")

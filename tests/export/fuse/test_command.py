@@ -1,0 +1,126 @@
+"""``aftexport fuse``, and what the exporter does with modules that are not of ours."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import theirs
+import torch
+from commands import run_here
+
+from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import operator_paths
+from aftexport.exporter import export
+from aftexport.verification import verify
+
+from .graphs import scripted
+from .implementations import DIM, Layer, simple_softmax
+from .look_alikes import full_with_eps
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    example = torch.randn(2, 12, DIM)
+    w = torch.randn(36, 36)
+    onnx.save(scripted(Layer(simple_softmax), example), folder / "simple.onnx")
+    onnx.save(scripted(Layer(full_with_eps, w), example), folder / "eps.onnx")
+    return folder
+
+
+def test_fuse_writes_the_model_and_the_report(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, report = tmp_path / "fused.onnx", tmp_path / "report.json"
+    done = run_here(["fuse", files / "simple.onnx", out, "--report", report], capsys)
+    assert (done.code, "AftSimple" in done.out) == (0, True)
+    (match,) = json.loads(report.read_text())["matches"]
+    assert (match["mechanism"], match["operator"]) == ("aft_simple", "AftSimple")
+    assert match["cases"] > 20
+    assert match["difference"] < 1.0
+    assert set(operator_paths(out)) == {"AftSimple"}
+    before, after = onnx.load(files / "simple.onnx").graph, onnx.load(out).graph
+    assert [v.name for v in before.input] == [v.name for v in after.input]
+    assert [v.name for v in before.output] == [v.name for v in after.output]
+
+
+def test_where_nothing_is_recognised_the_file_is_copied_and_said_why(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "same.onnx"
+    done = run_here(["fuse", files / "eps.onnx", out], capsys)
+    assert done.code == 0
+    assert "No mechanism was recognised" in done.out
+    assert "added to the denominator" in " ".join(done.out.split())
+    assert out.read_bytes() == (files / "eps.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no model"])
+def test_bad_files_are_refused_and_nothing_is_written(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "in.onnx").write_bytes(content)
+    done = run_here(["fuse", tmp_path / "in.onnx", tmp_path / "out.onnx"], capsys)
+    assert done.code == 2
+    assert "in.onnx" in done.err
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_fused_file_is_not_fused_again(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "fused.onnx"
+    assert run_here(["fuse", files / "simple.onnx", out], capsys).code == 0
+    done = run_here(["fuse", out, tmp_path / "again.onnx"], capsys)
+    assert (done.code, "already" in done.err) == (2, True)
+
+
+def test_a_module_by_its_factory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = export(factory="theirs:simple", out=tmp_path / "simple.bundle")
+    assert bundle.manifest.operators["AftSimple"] == 1
+    assert "AftSimple" in capsys.readouterr().out
+    assert all(result.passed for result in verify(Bundle.open(bundle.path)))
+
+
+def test_weights_and_a_table_of_positions_that_bounds_the_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = theirs.full()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    words = ["--model", "theirs:full", "--weights", tmp_path / "weights.pt", "--to", "onnx"]
+    done = run_here([*words, "--out", tmp_path / "full.bundle"], capsys)
+    assert done.code == 0, done.err
+    manifest = Bundle.open(tmp_path / "full.bundle").manifest
+    assert manifest.operators["AftFull"] == 1
+    assert manifest.max_tokens == 35
+
+
+def test_models_with_nothing_to_recognise_are_exported_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_here(
+        ["--model", "theirs:nothing", "--to", "onnx", "--out", tmp_path / "plain.bundle"], capsys
+    )
+    assert done.code == 0, done.err
+    assert "No mechanism was recognised" in done.out
+    bundle = Bundle.open(tmp_path / "plain.bundle")
+    assert all(np.isfinite(r.error) and r.passed for r in verify(bundle))
+
+
+def test_modules_of_embeddings_are_told_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_here(
+        ["--model", "theirs:embeddings", "--to", "onnx", "--out", tmp_path / "no.bundle"], capsys
+    )
+    assert done.code == 2
+    assert "nn.Embedding" in done.err
+    assert "aftexport fuse" in done.err
