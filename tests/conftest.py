@@ -14,11 +14,11 @@ from hypothesis import settings
 from servers import serving
 
 import aftexport
+from aftexport.capture import capture
 from aftexport.engines.cuda import device
 from aftexport.errors import EngineError
 from aftexport.exporter import export
 from aftexport.nn import DocumentClassifier
-from aftexport.trace import capture
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.

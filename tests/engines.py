@@ -6,11 +6,12 @@ import onnx
 import torch
 import toy
 
+from aftexport.capture import capture
 from aftexport.engines.engine_file import EngineRecord, Wanted
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.engines.tensorrt_builder import Built
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.trace import capture, to_onnx
+from aftexport.trace import to_onnx
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
 WANTED = Wanted("1.7", None, SETTINGS, "fp16", "model", None)

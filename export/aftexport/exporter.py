@@ -2,19 +2,16 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxscript
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from torch import nn
 
 from aftexport import __version__
 from aftexport.bundle import (
@@ -23,7 +20,6 @@ from aftexport.bundle import (
     PARITY_PAGE,
     TOKENIZER,
     Bundle,
-    is_replaceable,
     write_golden,
     write_json,
     write_manifest,
@@ -32,6 +28,7 @@ from aftexport.bundle import (
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
+from aftexport.destination import check_destination
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.engine_export import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
@@ -39,15 +36,12 @@ from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
-from aftexport.fuse.normalise import normalised
-from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.fuse.report import show_recognition
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES, Case, Comparison, worst
 from aftexport.parity.advice import Advice, advise
 from aftexport.parity.advice import count as advice_count
-from aftexport.parity.cases import model_cases, operator_cases
 from aftexport.parity.page import write_page
 from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
@@ -58,40 +52,11 @@ from aftexport.report import (
     stage,
 )
 from aftexport.tokenization import check_tokenizer
-from aftexport.trace import (
-    DEFAULT_OPSET,
-    InputSpec,
-    capture,
-    finish,
-    input_spec,
-    lower,
-    operators_in,
-)
+from aftexport.trace import DEFAULT_OPSET, operators_in
+from aftexport.traced import PRECISIONS, Traced, trace
 from aftexport.verification import verify
 
-PRECISIONS = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.float32,
-    "int8": torch.float32,
-    "auto": torch.float32,
-}
-"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
-ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The same for TensorRT, which takes its types from the graph."""
 TARGETS = ("onnx", *ENGINE_TARGETS)
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A model in ONNX, before and after fusing, and what is needed to judge it."""
-
-    lowered: onnx.ModelProto
-    model: onnx.ModelProto
-    spec: InputSpec
-    precision: str
-    cases: Sequence[Case]
-    recognition: Recognition | None
 
 
 def export(
@@ -155,8 +120,8 @@ def export(
     _check_auto(precision, tolerance, to=to)
     check_options(to, asked, precision=precision, timing_cache=timing_cache)
     failed_out = out.with_name(f"{out.name}.failed")
-    _check_out(out, path, force)
-    _check_out(failed_out, path, force=True)
+    check_destination(out, path, force)
+    check_destination(failed_out, path, force=True)
 
     with stage(console, f"Reading {path}"):
         checkpoint = (
@@ -166,7 +131,7 @@ def export(
         )
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
-        traced = _trace(checkpoint, to, precision, max_length, opset)
+        traced = trace(checkpoint, to, precision, max_length, opset)
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
     if to != "onnx":
@@ -263,28 +228,6 @@ def _advised(manifest: Manifest, advice: Advice, tolerance: float | None) -> Man
     return manifest.model_copy(update=changes)
 
 
-def _check_out(out: Path, path: Path, force: bool) -> None:
-    if path.resolve() == out.resolve():
-        raise UsageError(f"--out {out} is the model itself.", "Choose another folder.")
-    if path.resolve().is_relative_to(out.resolve()):
-        raise UsageError(f"The model lies in --out {out}.", "Choose another folder.")
-    if out.is_symlink():
-        raise UsageError(f"--out {out} is a link.", "Choose another folder.")
-    try:
-        with aside_folder(out):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"--out {out} cannot be made ({error.strerror}).", "Choose another folder."
-        ) from error
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not out.is_dir() or not is_replaceable(out):
-        raise UsageError(f"{out} exists and is not a bundle.", "Choose another --out.")
-    if not force:
-        raise UsageError(f"{out} exists.", "Add --force to replace it, or choose another --out.")
-
-
 def _tokenizer_text(checkpoint: Checkpoint, given: str | Path | None) -> str | None:
     if given is None:
         return checkpoint.tokenizer
@@ -292,65 +235,6 @@ def _tokenizer_text(checkpoint: Checkpoint, given: str | Path | None) -> str | N
         return Path(given).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
-
-
-def _trace(
-    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
-) -> Traced:
-    module, program = checkpoint.module, checkpoint.program
-    if program is not None:
-        if precision != "fp32" or max_length is not None:
-            raise UsageError(
-                "A .pt2 program is exported as it was captured.",
-                "Leave --precision and --max-length out, or export it so from PyTorch.",
-            )
-        module = program.module()
-        double = False
-        types = {t.dtype for t in program.state_dict.values()}
-        precision = next(
-            (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
-        )
-    else:
-        assert module is not None
-        limit = _max_tokens(module, max_length)
-        dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
-        program = capture(module, dtype=dtype, max_tokens=limit)
-        double = True
-    spec = input_spec(program)
-    if precision == "auto":
-        precision = "fp32"  # until every node was measured
-    lowered = lower(program, opset=opset, precision=precision)
-    recognition = None
-    if not operators_in(lowered):
-        # No layers of ours: what there is may be other people's.
-        lowered, recognition = _recognised(lowered)
-    model = finish(lowered, precision=precision, fuse=to == "onnx")
-    embedding = program.state_dict.get(spec.embedding)
-    element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
-    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
-    return Traced(lowered, model, spec, precision, cases, recognition)
-
-
-def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
-    graph = normalised(lowered)
-    found = recognise(graph)
-    return (ir.to_proto(graph) if found.matches else lowered), found
-
-
-def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
-    found = [getattr(m, "max_length", None) for m in module.modules()]
-    learned = [length for length in found if isinstance(length, int)]
-    limit = min(learned, default=None)
-    if asked is None or asked < 1:
-        if asked is not None:
-            raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
-        return limit
-    if limit is not None and asked > limit:
-        raise UsageError(
-            f"--max-length {asked} is over the {limit} positions the model has learned.",
-            f"Give {limit} or less.",
-        )
-    return asked
 
 
 def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced) -> tuple[str, ...]:

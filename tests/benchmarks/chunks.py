@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.timing import interleave, peak_mib
-from aftexport.trace import capture, finish, lower
+from aftexport.trace import finish, lower
 from benchmarks.model import build
 from benchmarks.setup import cpu_name
 from benchmarks.workloads import Workload

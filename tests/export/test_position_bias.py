@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aftexport
-from aftexport.exporter import ENGINE_PRECISIONS, PRECISIONS, export
+from aftexport.capture import capture
+from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.position_bias import (
     LARGEST_RANGE,
@@ -20,7 +21,8 @@ from aftexport.position_bias import (
     row_range,
     safe_precision,
 )
-from aftexport.trace import capture, to_onnx
+from aftexport.trace import to_onnx
+from aftexport.traced import ENGINE_PRECISIONS, PRECISIONS
 
 TOKENS = 20
 

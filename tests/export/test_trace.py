@@ -8,6 +8,7 @@ import torch
 import toy
 from torch.export import ExportedProgram
 
+from aftexport.capture import capture, input_spec
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
@@ -15,7 +16,7 @@ from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.registry import ALL_OPERATORS
-from aftexport.trace import OPSETS, attach_bodies, capture, input_spec, operators_in, to_onnx
+from aftexport.trace import OPSETS, attach_bodies, operators_in, to_onnx
 
 
 @pytest.fixture(scope="module")

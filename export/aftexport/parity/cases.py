@@ -8,12 +8,12 @@ import onnx
 import torch
 from torch import nn
 
+from aftexport.capture import InputSpec
 from aftexport.domain import DOMAIN
 from aftexport.engines.torch import TorchEngine
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
 from aftexport.registry import ALL_OPERATORS
-from aftexport.trace import InputSpec
 
 LONG = 4096
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}

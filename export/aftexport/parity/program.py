@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from aftexport.capture import capture
 from aftexport.checkpoint import Checkpoint
-from aftexport.exporter import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.manifest import Manifest
 from aftexport.parity.case import Array
-from aftexport.trace import DEFAULT_OPSET, capture, decomposed
+from aftexport.trace import DEFAULT_OPSET, decomposed
+from aftexport.traced import ENGINE_PRECISIONS, PRECISIONS
 
 Double = NDArray[np.float64]
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -97,7 +98,7 @@ class Program:
         max_tokens: int | None = None,
         opset: int = DEFAULT_OPSET,
     ) -> "Program":
-        """Captures a module; see ``trace.capture`` and ``trace.lower``."""
+        """Captures a module; see ``capture.capture`` and ``trace.lower``."""
         program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
         wide = capture(module, dtype=torch.float64, max_tokens=max_tokens)
         return cls(program, {**wide.state_dict, **wide.constants})

@@ -5,12 +5,13 @@ import torch
 import toy
 from torch import Tensor, nn
 
+from aftexport.capture import capture
 from aftexport.chunked.means import as_means
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import Kind, classify
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
-from aftexport.trace import capture, lower
+from aftexport.trace import lower
 
 
 class Positions(nn.Module):

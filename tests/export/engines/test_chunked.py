@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftexport.bundle import CHUNKED, Bundle
+from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.manifest import ChunkedPlan
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.timing import peak_mib
-from aftexport.trace import capture, lower
+from aftexport.trace import lower
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

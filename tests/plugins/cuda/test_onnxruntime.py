@@ -14,10 +14,11 @@ import torch
 import toy
 
 import aftplugins
+from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.parity import TOLERANCES
 from aftexport.position_bias import safe_precision
-from aftexport.trace import capture, to_onnx
+from aftexport.trace import to_onnx
 
 from ..checks import OPS, attributes_of, check
 from ..runner import random_inputs, run

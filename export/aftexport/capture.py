@@ -1,0 +1,214 @@
+"""From a PyTorch module to a program captured for every batch and length.
+
+``torch.export`` raises where a model branches on a shape that ``torch.onnx.export`` would
+silently freeze.
+"""
+
+import copy
+import inspect
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from aftexport.errors import TraceError
+from aftexport.manifest import MAX_TOKENS
+
+_MAX_BATCH = 1 << 16
+AXES: dict[str, dict[int, str]] = {
+    "input_ids": {0: "batch", 1: "tokens"},
+    "lengths": {0: "batch"},
+}
+"""What the axes of each input are."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model takes.
+
+    Attributes:
+        names: ``input_ids`` (int64 ``[batch, tokens]``), and ``lengths`` (int64
+            ``[batch]``) where the model takes it.
+        vocab_size: ids are below this.
+        embedding: the parameter the ids are looked up in.
+        max_tokens: most tokens of a document; None for no bound.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int
+    embedding: str
+    max_tokens: int | None
+
+
+def capture(
+    model: nn.Module, *, dtype: torch.dtype = torch.float32, max_tokens: int | None = None
+) -> ExportedProgram:
+    """Captures a module whose ``forward`` takes ``input_ids`` and, if it likes, ``lengths``.
+
+    Args:
+        model: left as it is; a copy is put in evaluation mode, cast and folded.
+        dtype: floating-point type of the exported parameters.
+        max_tokens: most tokens of a document, None for ``MAX_TOKENS``.
+
+    Raises:
+        TraceError: where the forward signature differs, or the model cannot be
+            captured for every batch and length.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    names = tuple(parameters)
+    model = copy.deepcopy(model).eval().to(dtype)
+    if names not in (("input_ids", "lengths"), ("input_ids",)):
+        if not _takes_one(parameters.values()):
+            raise TraceError(
+                f"The model's forward takes ({', '.join(names)}).",
+                "Wrap it in a module whose forward takes (input_ids [batch, tokens], "
+                "lengths [batch]).",
+            )
+        model, names = _OfIds(model), ("input_ids",)
+    for module in model.modules():
+        if callable(fold := getattr(module, "fold", None)):
+            fold()
+    limit = max_tokens or MAX_TOKENS
+    # A batch or a length of 1 in the example would be taken for a constant.
+    examples: dict[str, Tensor] = {
+        "input_ids": torch.zeros(2, min(16, limit), dtype=torch.int64),
+        "lengths": torch.full((2,), min(16, limit), dtype=torch.int64),
+    }
+    dims: dict[str, Any] = {
+        "batch": Dim("batch", min=1, max=_MAX_BATCH),
+        "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
+    }
+    shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(
+                model, tuple(examples[n] for n in names), dynamic_shapes=shapes
+            )
+    except Exception as error:
+        if max_tokens is None and (bound := _learned_length(str(error))) is not None:
+            return capture(model, dtype=dtype, max_tokens=bound)
+        raise TraceError(
+            "torch.export cannot capture the model for every batch and length: "
+            f"{first_line(error)}",
+            _remedy(model, str(error)),
+        ) from error
+
+
+class _OfIds(nn.Module):
+    """A module that calls its one input something else."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        output: Tensor = self.module(input_ids)
+        return output
+
+
+def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether a forward can be called with one positional tensor."""
+    first, *rest = *parameters, None
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return (
+        first is not None
+        and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and all(p is None or p.default is not p.empty or p.kind in variable for p in rest)
+    )
+
+
+def _remedy(model: nn.Module, complaint: str) -> str:
+    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return (
+            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
+            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+        )
+    if "data is not allocated" in complaint:
+        return (
+            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
+            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
+            "self.wbias * band: AFT-local is recognised there."
+        )
+    return "Take branches on shapes and values out of forward, or bound --max-length."
+
+
+def _learned_length(complaint: str) -> int | None:
+    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
+    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
+    # A whole slice is another branch for it, so the last length is beyond the bound.
+    bounds += [int(n) - 1 for n in re.findall(r"\.size\(\)\[1\] != (\d+)", complaint)]
+    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
+
+
+def input_spec(program: ExportedProgram) -> InputSpec:
+    """Reads from a captured program what it takes.
+
+    Raises:
+        TraceError: where inputs differ from what ``capture`` makes, have fixed
+            axes, or do not index an embedding.
+    """
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    names = tuple(program.graph_signature.user_inputs)
+    if names not in (("input_ids", "lengths"), ("input_ids",)):
+        raise TraceError(
+            f"The program's inputs are ({', '.join(map(str, names))}).",
+            "Export it with inputs named input_ids [batch, tokens] and, if used, lengths [batch].",
+        )
+    ids = next(n for n in placeholders if n.name == "input_ids")
+    shape = ids.meta["val"].shape
+    for axis, size in zip(("batch", "tokens"), shape, strict=True):
+        if isinstance(size, int) and not (axis == "tokens" and size == 1):
+            raise TraceError(
+                f"The program's {axis} axis is fixed at {size}.",
+                "Pass dynamic_shapes to torch.export.export for batch and tokens.",
+            )
+    tables = [n.args[0] for n in ids.users if n.target is torch.ops.aten.embedding.default]
+    if not tables:
+        raise TraceError(
+            "The model does not look its input_ids up in an embedding.",
+            "Export models whose first step is an nn.Embedding of input_ids.",
+        )
+    upper = 1 if isinstance(shape[1], int) else _upper_bound(program, shape[1])
+    table = min(tables, key=lambda node: int(node.meta["val"].shape[0]))
+    return InputSpec(
+        tuple(map(str, names)),
+        int(table.meta["val"].shape[0]),
+        program.graph_signature.inputs_to_parameters.get(table.name, ""),
+        None if upper >= MAX_TOKENS else upper,
+    )
+
+
+def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
+    upper = program.range_constraints[size.node.expr].upper
+    # An unbounded axis has an integer infinity, which cannot be made an int.
+    return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps torch's own deprecation notes and missing-torchvision warnings from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,111 @@
+"""A checkpoint's model in ONNX, and the cases that judge it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from aftexport.capture import InputSpec, capture, input_spec
+from aftexport.checkpoint import Checkpoint
+from aftexport.errors import UsageError
+from aftexport.fuse.normalise import normalised
+from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.parity import Case
+from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.trace import finish, lower, operators_in
+
+PRECISIONS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.float32,
+    "int8": torch.float32,
+    "auto": torch.float32,
+}
+"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
+ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The same for TensorRT, which takes its types from the graph."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model in ONNX, before and after fusing, and what is needed to judge it."""
+
+    lowered: onnx.ModelProto
+    model: onnx.ModelProto
+    spec: InputSpec
+    precision: str
+    cases: Sequence[Case]
+    recognition: Recognition | None
+
+
+def trace(
+    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+) -> Traced:
+    """Traces a model, and runs PyTorch on the cases.
+
+    Args:
+        checkpoint: that holds it.
+        to, precision, max_length, opset: see ``exporter.export``.
+
+    Raises:
+        UsageError: where they do not suit the model.
+        TraceError: where it cannot be traced.
+    """
+    module, program = checkpoint.module, checkpoint.program
+    if program is not None:
+        if precision != "fp32" or max_length is not None:
+            raise UsageError(
+                "A .pt2 program is exported as it was captured.",
+                "Leave --precision and --max-length out, or export it so from PyTorch.",
+            )
+        module = program.module()
+        double = False
+        types = {t.dtype for t in program.state_dict.values()}
+        precision = next(
+            (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
+        )
+    else:
+        assert module is not None
+        limit = _max_tokens(module, max_length)
+        dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
+        program = capture(module, dtype=dtype, max_tokens=limit)
+        double = True
+    spec = input_spec(program)
+    if precision == "auto":
+        precision = "fp32"  # until every node was measured
+    lowered = lower(program, opset=opset, precision=precision)
+    recognition = None
+    if not operators_in(lowered):
+        # No layers of ours: what there is may be other people's.
+        lowered, recognition = _recognised(lowered)
+    model = finish(lowered, precision=precision, fuse=to == "onnx")
+    embedding = program.state_dict.get(spec.embedding)
+    element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
+    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
+    return Traced(lowered, model, spec, precision, cases, recognition)
+
+
+def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
+    graph = normalised(lowered)
+    found = recognise(graph)
+    return (ir.to_proto(graph) if found.matches else lowered), found
+
+
+def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
+    found = [getattr(m, "max_length", None) for m in module.modules()]
+    learned = [length for length in found if isinstance(length, int)]
+    limit = min(learned, default=None)
+    if asked is None or asked < 1:
+        if asked is not None:
+            raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
+        return limit
+    if limit is not None and asked > limit:
+        raise UsageError(
+            f"--max-length {asked} is over the {limit} positions the model has learned.",
+            f"Give {limit} or less.",
+        )
+    return asked
