@@ -29,7 +29,7 @@ def run(words: list[str]) -> int:
         _EPILOG,
     )
     add = parser.add_argument
-    add("bundle", type=Path, help="a folder that aftexport wrote")
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
     add("--model", type=Path, metavar="MODEL",
         help="the model file or folder the bundle was exported from")  # fmt: skip
     add("--factory", metavar="PACKAGE.MODULE:FACTORY",
