@@ -1,6 +1,7 @@
 """What the subcommands' options share."""
 
 import argparse
+from pathlib import Path
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -27,6 +28,17 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load a pickled module; only for files you trust",
     )
+
+
+def add_reference_options(parser: argparse.ArgumentParser) -> None:
+    """What every command needs that runs PyTorch beside a bundle."""
+    add = parser.add_argument
+    add("--model", type=Path, metavar="MODEL",
+        help="the model file or folder the bundle was exported from")  # fmt: skip
+    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
+    add("--allow-pickle", action="store_true",
+        help="load a pickled module; only for files you trust")  # fmt: skip
 
 
 def positive(text: str) -> int:

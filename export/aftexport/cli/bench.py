@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli._options import lengths, make_parser, positive
+from aftexport.cli._options import add_reference_options, lengths, make_parser, positive
 
 _EPILOG = """\
 Each length is timed with one document of random tokens. The contenders take turns,
@@ -43,12 +43,7 @@ def run(words: list[str]) -> int:
         help="timed calls of each; 3 where one takes over 0.1 s (default: 5)")  # fmt: skip
     add("--against", metavar="portable,torch",
         help="or none (default: portable, and torch where --model is given)")  # fmt: skip
-    add("--model", type=Path, metavar="MODEL",
-        help="the model file or folder the bundle was exported from")  # fmt: skip
-    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
-    add("--allow-pickle", action="store_true",
-        help="load a pickled module; only for files you trust")  # fmt: skip
+    add_reference_options(parser)
     add("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args(words)
 

@@ -35,21 +35,3 @@ def run(words: list[str]) -> int:
     console.print(engine_table(file.read_record()))
     console.print(f"Engine: [bold]{escape(str(file.engine))}[/]", soft_wrap=True)
     return 0
-
-
-_BENCH_EPILOG = """\
-Each length is timed with one document of random tokens. The contenders take turns,
-A B C A B C, and the median of each is shown:
-  onnxruntime  the bundle as aftserve runs it, with the fused kernels built here
-  portable     the same file by the portable bodies alone, in standard operators
-  torch        the PyTorch module the bundle was exported from: it needs --model,
-               because a bundle does not hold the module
-
-The peak is the memory a call takes over what the process held before it (Linux only).
-
-  aftexport bench model.bundle
-  aftexport bench model.bundle --model model.pt --lengths 1024,8192 --threads 2
-  aftexport bench model.bundle --against none --json bench.json
-
-Exit status: 0 done; 2 bad input, or an engine failed.
-"""

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from aftexport.cli._options import lengths, make_parser, positive
+from aftexport.cli._options import add_reference_options, lengths, make_parser, positive
 
 _EPILOG = """\
 Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is
@@ -30,12 +30,7 @@ def run(words: list[str]) -> int:
     )
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
-    add("--model", type=Path, metavar="MODEL",
-        help="the model file or folder the bundle was exported from")  # fmt: skip
-    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
-    add("--allow-pickle", action="store_true",
-        help="load a pickled module; only for files you trust")  # fmt: skip
+    add_reference_options(parser)
     add("--against", choices=["torch", "golden"],
         help="PyTorch, or its stored outputs (default: torch where --model is given)")  # fmt: skip
     add("--data", type=Path, metavar="FILE", help="your documents, as above; needs --model")

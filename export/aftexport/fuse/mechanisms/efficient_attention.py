@@ -3,8 +3,9 @@
 scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
 
-from aftexport.fuse.algebra import Exp, Product, free
-from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.algebra import Exp, Product
+from aftexport.fuse.axes import flat
+from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.pattern import (
     NearMissError,
     Operand,
@@ -15,9 +16,7 @@ from aftexport.fuse.pattern import (
     check_tokens,
     holds_infinity,
     logits_of,
-    packed,
     refuse_clamped,
-    same_size,
     size_of,
     sums,
     without,
@@ -43,7 +42,7 @@ def match(subject: Subject) -> Rewrite | None:
     query, channels = queries
     key, summed = keys[0], tuple(a for a in bound if a in keys[1])
     value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
-    roles = _roles(subject, query, key, value, channels, summed)
+    roles = roles_of(subject, query, key, value, channels, summed)
     if roles is None:
         raise NearMissError("query, key and value do not share heads and tokens as they should")
     tokens, heads, batch, wide = roles
@@ -78,47 +77,3 @@ def match(subject: Subject) -> Rewrite | None:
 
 def _is_exp(atom: object) -> bool:
     return isinstance(atom, Exp)
-
-
-Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]
-
-
-def _roles(
-    subject: Subject,
-    query: Product,
-    key: Product,
-    value: Product,
-    channels: set[Axis],
-    summed: tuple[Axis, ...],
-) -> Roles | None:
-    """The axes of tokens, heads, batch and value channels."""
-    axes = subject.axes
-    tokens = tuple(a for a in axes if a in free(query) and a not in free(value))
-    wide = tuple(a for a in axes if a in free(value) and a not in free(query))
-    shared = tuple(a for a in axes if a not in tokens and a not in wide)
-    fits = (
-        free(query) == {*tokens, *shared, *channels}
-        and free(key) == {*summed, *shared, *channels}
-        and free(value) == {*summed, *shared, *wide}
-        and tokens
-        and wide
-        and all(a.is_fixed for a in (*wide, *channels))
-    )
-    if not fits:
-        return None
-    if not same_size(tokens, summed):
-        raise NearMissError("there are not as many keys as queries, as where heads share keys")
-    if size_of(wide) != size_of(channels):
-        raise NearMissError("heads of keys and of values differ in width")
-    batch, heads = heads_of(subject, shared)
-    return tokens, heads, batch, wide
-
-
-def heads_of(
-    subject: Subject, shared: tuple[Axis, ...]
-) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Batch and heads, of the axes that query, key and value share."""
-    if len(shared) == 1 and shared[0] in flat(subject.dims[0]):
-        return shared, ()
-    batch, heads = packed(subject, shared)
-    return batch, heads

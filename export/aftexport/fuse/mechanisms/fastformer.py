@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Leaf, Over, Plus, Product, free, key, one, substitute, times
 from aftexport.fuse.axes import Axis, flat
-from aftexport.fuse.mechanisms.efficient_attention import heads_of
+from aftexport.fuse.mechanisms._roles import heads_of
 from aftexport.fuse.pattern import (
     NearMissError,
     Operand,

@@ -7,8 +7,8 @@ import numpy as np
 
 from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.mechanisms._weighted_mean import whole
-from aftexport.fuse.mechanisms.efficient_attention import heads_of
 from aftexport.fuse.pattern import (
     Elementwise,
     Factor,
@@ -22,7 +22,6 @@ from aftexport.fuse.pattern import (
     fixed_sum,
     leaves,
     refuse_changed_denominator,
-    same_size,
     single,
     size_of,
     sums,
@@ -79,31 +78,16 @@ def _with_roles(
         return None  # softmax features are other mechanisms
     key = Product(tuple(key_factors))
     query = Product(tuple(query_factors))
-    axes = subject.axes
-    tokens = tuple(a for a in axes if a in free(query) and a not in free(value))
-    wide = tuple(a for a in axes if a in free(value) and a not in free(query))
-    shared = tuple(a for a in axes if a not in tokens and a not in wide)
-    fits = (
-        free(query) == {*tokens, *shared, *channels}
-        and free(key) == {*summed, *shared, *channels}
-        and free(value) == {*summed, *shared, *wide}
-        and tokens
-        and wide
-        and all(a.is_fixed for a in (*wide, *channels))
-    )
-    if not fits:
+    roles = roles_of(subject, query, key, value, channels, summed)
+    if roles is None:
         return None
-    if not same_size(tokens, summed):
-        raise NearMissError("there are not as many keys as queries, as where heads share keys")
-    if size_of(wide) != size_of(channels):
-        raise NearMissError("heads of keys and of values differ in width")
+    tokens, heads, batch, wide = roles
     if len(query.factors) != 1 or len(key.factors) != 1:
         raise NearMissError("the features are multiplied by something, as by a mask")
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
     check_tokens(subject, tokens, summed, mapped[1][1])
-    batch, heads = heads_of(subject, shared)
     coefficient = subject.formula.coefficient
     if eps < 0.0 or not np.isclose(coefficient, 1.0, rtol=1e-12):
         raise NearMissError("the result is scaled, or eps is negative")
