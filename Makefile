@@ -15,6 +15,7 @@ space := $(subst ,, )
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
+# The plugins' tests one after the other: they build in build/ and install into plugins/aftplugins.
 test: lint build/third_party/installed
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --ignore tests/plugins
 	$(BIN)/pytest tests/plugins

@@ -18,7 +18,7 @@ from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import UsageError
-from aftexport.files import replacing_file, sha256
+from aftexport.files import replacing_file
 from aftexport.manifest import MAX_TOKENS, Manifest
 from aftexport.report import operator_table, plain_table, stage
 from aftexport.timing import interleave, peak_mib
@@ -91,7 +91,7 @@ def benchmark(
         threads: of one operator; 0 for as many as there are cores.
         rounds: timed calls of each contender at each length.
         portable: time the portable bodies as well.
-        torch: the PyTorch module, where it is to be compared; see ``torch_engine``.
+        torch: the PyTorch module, where it is to be compared; see ``source.torch_engine``.
         advance: called after every round.
 
     Raises:
@@ -135,48 +135,6 @@ def check_lengths(manifest: Manifest, lengths: Sequence[int] | None) -> tuple[in
                 f"Give lengths from 1 to {limit}.",
             )
     return tuple(sorted(set(lengths)))
-
-
-def torch_engine(
-    bundle: Bundle,
-    path: Path,
-    *,
-    factory: str | None = None,
-    allow_pickle: bool = False,
-    threads: int = 0,
-    double: bool = False,
-) -> Engine:
-    """The PyTorch module the bundle was exported from, in the precision it is stored in.
-
-    Args:
-        bundle: the exported model.
-        path: the file or folder it was exported from, as ``aftexport.load`` reads it.
-        factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: load a pickled module, which runs code from the file.
-        threads: of PyTorch; 0 for its own choice.
-        double: run it in float64, the truth; a captured program cannot.
-
-    Raises:
-        UsageError: where the bundle was exported from another file.
-        CheckpointError: where the file cannot be read.
-    """
-    from aftexport.checkpoint import load
-    from aftexport.engines.torch import TorchEngine
-
-    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
-    digest = bundle.manifest.source.get("sha256")
-    if path.is_file() and digest is not None and sha256(path) != digest:
-        raise UsageError(
-            f"{bundle.path} was exported from another file than {path}.",
-            "Give the file it was exported from, or export this one.",
-        )
-    module = checkpoint.module
-    if module is None:
-        assert checkpoint.program is not None  # a checkpoint holds one of the two
-        module = checkpoint.program.module()
-    elif double:
-        module = module.double()
-    return TorchEngine(module, bundle.manifest.inputs, threads=threads)
 
 
 def _document(manifest: Manifest, tokens: int) -> Tensors:
@@ -232,9 +190,10 @@ def show(
     torch = None
     if "torch" in others and model is not None:
         with stage(console, f"Reading {model}"):
-            torch = torch_engine(
-                bundle, model, factory=factory, allow_pickle=allow_pickle, threads=threads
-            )
+            from aftexport.source import load_source, torch_engine
+
+            source = load_source(bundle, model, factory=factory, allow_pickle=allow_pickle)
+            torch = torch_engine(bundle, source, threads=threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("Timing", total=len(lengths) * rounds)
         result = benchmark(

@@ -40,8 +40,7 @@ from aftexport.fuse.report import show_recognition
 from aftexport.manifest import Manifest
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES, Case, Comparison, worst
-from aftexport.parity.advice import Advice, advise
-from aftexport.parity.advice import count as advice_count
+from aftexport.parity.advice import Advice, advise, measurements
 from aftexport.parity.page import write_page
 from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
@@ -148,7 +147,7 @@ def export(
         with stage(console, "Writing the bundle"):
             manifest = _manifest(checkpoint, traced, names, opset)
             if advice is not None:
-                manifest = _advised(manifest, advice, tolerance)
+                manifest = _advised(manifest, advice)
             if to == "onnx":
                 manifest = _in_chunks(folder, traced, manifest)
             write_model(folder, traced.model)
@@ -214,15 +213,15 @@ def _check_auto(precision: str, tolerance: float | None, *, to: str) -> None:
 
 def _advice(traced: Traced, tolerance: float | None, console: Console) -> Advice:
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("Measuring each node", total=advice_count(traced.model))
+        task = bar.add_task("Measuring each node", total=measurements(traced.model))
         bound = TOLERANCES["fp32"].bound if tolerance is None else tolerance
         return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
 
 
-def _advised(manifest: Manifest, advice: Advice, tolerance: float | None) -> Manifest:
+def _advised(manifest: Manifest, advice: Advice) -> Manifest:
     changes = {
         "precision": advice.coarsest,
-        "tolerance": TOLERANCES["fp32"].bound if tolerance is None else tolerance,
+        "tolerance": advice.tolerance,
         "node_precisions": advice.nodes,
     }
     return manifest.model_copy(update=changes)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aftexport.benchmark import torch_engine
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError
+from aftexport.source import load_source, torch_engine
 
 _NICENESS = 19
 
@@ -30,14 +30,10 @@ def main() -> int:
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
     bundle = Bundle.open(options.bundle)
-    engine = torch_engine(
-        bundle,
-        options.model,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        threads=1,
-        double=True,
+    source = load_source(
+        bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
     )
+    engine = torch_engine(bundle, source, threads=1, double=True)
     for line in sys.stdin:
         ids = json.loads(line)
         inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}

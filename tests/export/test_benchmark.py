@@ -11,11 +11,12 @@ from commands import assert_refused, listing, run_here, without
 
 import aftexport
 import aftplugins
-from aftexport.benchmark import Timing, benchmark, check_lengths, torch_engine
+from aftexport.benchmark import Timing, benchmark, check_lengths
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.source import load_source, torch_engine
 from aftexport.timing import SLOW_ROUNDS, SLOW_SECONDS, interleave, peak_mib
 
 Capture = pytest.CaptureFixture[str]
@@ -66,7 +67,7 @@ def test_every_length_and_contender_is_timed(bundle_folder: Path, checkpoint_fil
         lengths=[9, 3, 9],
         threads=1,
         rounds=2,
-        torch=torch_engine(bundle, checkpoint_file),
+        torch=torch_engine(bundle, load_source(bundle, checkpoint_file)),
         advance=lambda: rounds.append(1),
     )
     assert [(t.tokens, t.contender) for t in result.timings] == [

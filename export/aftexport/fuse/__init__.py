@@ -10,7 +10,8 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
     reading      a value as a formula over named axes ...
     algebra      ... in a normal form that no longer knows how it was written
-    mechanisms   a pattern for each, held against formulas; ``pattern`` has what they share
+    mechanisms   a pattern for each, held against formulas; ``pattern``, ``elementwise`` and
+                 ``tokens`` have what they share
     writing      the operator, and the layout it asks for, as nodes
     proof        original and rewrite in float64, on inputs meant to tell them apart
 

@@ -24,11 +24,9 @@ from aftexport.fuse.algebra import (
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.measured import Measured
-from aftexport.fuse.proof import part_of, run_once, runner
 from aftexport.fuse.reading import Reader
 
 Factor = tuple[Atom, float]
-Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 LOWEST = -1e30
 """A bias this low leaves a key out, whatever the key."""
 
@@ -240,146 +238,6 @@ def holds_infinity(formula: Product, measured: Measured) -> bool:
         if isinstance(atom, Plus) and any(holds_infinity(t, measured) for t in atom.terms):
             return True
     return False
-
-
-def classified(
-    subject: Subject,
-    factor: Factor,
-    functions: Mapping[str, Elementwise],
-) -> tuple[str, Product] | None:
-    """Which of some functions of one tensor a factor is, however it is written, and of what.
-
-    The nodes it comes from are run on numbers that tell the functions apart.
-    """
-    atom, exponent = factor
-    value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())
-    if value is None or isinstance(atom, Leaf):
-        return None
-    shape = subject.measured.runs[0][str(value.name)].shape
-    for argument in _upstream(value, shape, subject.measured):
-        try:
-            part = part_of(value, [argument], subject.measured)
-            if list(part.inputs) != [argument]:
-                continue
-            found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
-        except Exception:  # an evaluator of others: not every node runs on a vector of numbers
-            continue
-        with np.errstate(all="ignore"):
-            found = found**exponent
-        for name, function in functions.items():
-            with np.errstate(all="ignore"):
-                expected = function(_GRID)
-            if found.shape == _GRID.shape and np.allclose(found, expected, rtol=1e-6, atol=1e-12):
-                return name, subject.reader.read(argument, dims)
-    return None
-
-
-_GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 10, 20, 50, 700.0])
-
-
-def _upstream(value: ir.Value, shape: tuple[int, ...], measured: Measured) -> list[ir.Value]:
-    """What a value is computed from entry by entry, the farthest first."""
-    found: dict[ir.Value, None] = {}
-
-    def walk(of: ir.Value, depth: int) -> None:
-        node = of.producer()
-        if node is None or depth > 8:
-            return
-        for given in node.inputs:
-            if given is None or given in found or not measured.is_float(given):
-                continue
-            array = measured.runs[0].get(str(given.name))
-            if array is not None and array.shape == shape:
-                walk(given, depth + 1)
-                found[given] = None
-
-    walk(value, 0)
-    return list(found)
-
-
-def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-x))."""
-    result: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x))
-    return result
-
-
-GATES: dict[str, Elementwise] = {"sigmoid": sigmoid, "tanh": np.tanh}
-
-
-def gate(subject: Subject, factors: Sequence[Factor]) -> tuple[str, Product] | None:
-    """The gate that factors are, and its query; None where they are no gate."""
-    return classified(subject, factors[0], GATES) if len(factors) == 1 else None
-
-
-# Which axis is which
-
-
-def channel_axes(product: Product) -> set[Axis]:
-    """The axes that are known to be channels: what linear layers and convolutions give."""
-    found: set[Axis] = set()
-    for atom, _ in product.factors:
-        if isinstance(atom, Leaf):
-            dim = _channel_dim(atom.value, len(atom.dims))
-            if dim is not None and atom.dims:
-                found |= set(flat(atom.dims[dim]))
-        elif isinstance(atom, Exp):
-            found |= channel_axes(atom.argument)
-        elif isinstance(atom, Plus):
-            found.update(*(channel_axes(term) for term in atom.terms))
-        elif isinstance(atom, Function):
-            found.update(*(channel_axes(argument) for argument in atom.arguments))
-    return found
-
-
-def _channel_dim(value: ir.Value, rank: int) -> int | None:
-    node = value.producer()
-    for _ in range(8):
-        if node is None:
-            return None
-        if node.op_type in ("Conv", "BatchNormalization", "InstanceNormalization"):
-            return 1
-        if node.op_type in ("MatMul", "Gemm", "LayerNormalization", "Einsum"):
-            return rank - 1
-        if node.op_type not in ("Slice", "Split", "Add", "Mul", "Reshape", "Cast", "Gather"):
-            return None
-        node = next((p for v in node.inputs if v is not None and (p := v.producer())), None)
-    return None
-
-
-def check_tokens(
-    subject: Subject, tokens: Sequence[Axis], summed: Sequence[Axis], keys: Product
-) -> None:
-    """Raises NearMissError unless the summed axes can only be those of the tokens.
-
-    Args:
-        subject: the value.
-        tokens: the axes of the query's positions.
-        summed: the axes of the key's.
-        keys: what depends on them.
-    """
-    dims = flat_dims(subject.dims)
-    if set(dims[0]) & set(tokens):
-        raise NearMissError("the mean is over the first axis, which may be the batch")
-    channels = channel_axes(keys)
-    if channels & set(summed):
-        raise NearMissError("the mean is over the channels")
-    if not all(axis.is_fixed for axis in summed):
-        return
-    if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
-        raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
-    for atom, _ in keys.factors:
-        inner = algebra.sole(atom.argument) if isinstance(atom, Exp) else atom
-        if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
-            raise NearMissError("the mean is over the last axis, which may be the channels")
-
-
-def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Which of the axes that are no tokens are the batch, and which the channels."""
-    first = flat_dims(subject.dims)[0]
-    moving = tuple(axis for axis in others if not axis.is_fixed)
-    if not moving and len(others) > 1 and first:
-        moving = tuple(axis for axis in others[:1])
-    return moving, tuple(axis for axis in others if axis not in moving)
 
 
 def size_of(axes: Iterable[Axis]) -> int:

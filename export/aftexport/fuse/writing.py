@@ -1,6 +1,7 @@
 """Formulas back into nodes of a graph, in the layout that an operator asks for."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -46,7 +47,7 @@ class Writer:
         if free(product) != set(order):
             raise LayoutError
         atom = sole(product)
-        if isinstance(atom, Leaf | Function) or (isinstance(atom, Plus) and atom.value is not None):
+        if _is_held(atom):
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
         return self.laid_out(self._product(product, order), apart, groups)
@@ -109,9 +110,7 @@ class Writer:
         result: ir.Value | None = None
         below: ir.Value | None = None
         for atom, power in product.factors:
-            if isinstance(atom, Leaf | Function) or (
-                isinstance(atom, Plus) and atom.value is not None
-            ):
+            if _is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
             else:
                 value = self._atom(atom, order)
@@ -182,6 +181,11 @@ class Writer:
         """A tensor with -inf made the lowest logit there is."""
         lowest = -6e4 if self._dtype == np.float16 else -1e38
         return self.node("Max", value, self.constant(np.array(lowest)))
+
+
+def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
+    """Whether a tensor of the graph is this formula."""
+    return isinstance(atom, Leaf | Function) or (isinstance(atom, Plus) and atom.value is not None)
 
 
 def _value(atom: Leaf | Function | Plus) -> ir.Value:

@@ -30,10 +30,12 @@ class Advice:
 
     Attributes:
         nodes: in the order of the graph.
+        tolerance: that it holds.
         error: of the model, over its cases.
     """
 
     nodes: tuple[NodePrecision, ...]
+    tolerance: float
     error: float
 
     @property
@@ -55,7 +57,7 @@ def advise(
         model: exported in fp32; the ``precision`` of its nodes is changed in place.
         cases: with the outputs of PyTorch.
         tolerance: on ``Differences.error`` of the model's own cases.
-        advance: called after each measurement; ``count`` says how many there are at most.
+        advance: called after each measurement; ``measurements`` says how many there are at most.
 
     Raises:
         UsageError: where the fused kernels, which alone round, are not here to be measured.
@@ -110,10 +112,10 @@ def advise(
         )
         for node, errors, ladder, rank in zip(nodes, alone, steps, chosen, strict=True)
     )
-    return Advice(found, together)
+    return Advice(found, tolerance, together)
 
 
-def count(model: onnx.ModelProto) -> int:
+def measurements(model: onnx.ModelProto) -> int:
     """How many measurements of a node alone there are."""
     return len(_nodes(model)) * (len(CHEAPEST_FIRST) - 1)
 

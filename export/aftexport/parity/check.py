@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -23,6 +24,9 @@ from aftexport.parity.findings import Layers
 from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
 from aftexport.report import stage
 from aftexport.verification import verify
+
+if TYPE_CHECKING:  # needs torch
+    from aftexport.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,12 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
         UsageError: where the request needs the model file, or does not fit the model.
         EngineError: where an engine or PyTorch fails.
     """
-    reference = _reference(bundle, request)
+    source = _source(bundle, request)
+    reference = None
+    if source is not None and request.against != "golden":
+        from aftexport.source import torch_engine
+
+        reference = torch_engine(bundle, source, double=True)
     cases = bundle.golden()
     asked = _asked(bundle, request)
     notes = _path_notes(bundle, request)
@@ -83,8 +92,9 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
         built, why_not = _built_engine(bundle, cases)
     layers = None
     if request.layers:
+        assert source is not None  # _source sees to it
         with stage(console, "Comparing layer by layer"):
-            layers = _layers(bundle, request, cases, results)
+            layers = _layers(bundle, source, request, cases, results)
     return Report(
         bundle.manifest,
         [*results, *built],
@@ -96,7 +106,8 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     )
 
 
-def _reference(bundle: Bundle, request: Request) -> Engine | None:
+def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
+    """What the bundle was exported from, where it is asked for; refuses what needs it else."""
     if request.model is None:
         needing = {
             "--against torch": request.against == "torch",
@@ -111,20 +122,14 @@ def _reference(bundle: Bundle, request: Request) -> Engine | None:
                 "Give --model, the file the bundle was exported from.",
             )
         return None
-    if request.against == "golden":
-        if request.data is not None or request.lengths or request.search:
-            raise UsageError(
-                "Stored outputs are of the bundle's own cases alone.", "Leave --against out."
-            )
-        return None
-    from aftexport.benchmark import torch_engine
+    if request.against == "golden" and (request.data or request.lengths or request.search):
+        raise UsageError(
+            "Stored outputs are of the bundle's own cases alone.", "Leave --against out."
+        )
+    from aftexport.source import load_source
 
-    return torch_engine(
-        bundle,
-        request.model,
-        factory=request.factory,
-        allow_pickle=request.allow_pickle,
-        double=True,
+    return load_source(
+        bundle, request.model, factory=request.factory, allow_pickle=request.allow_pickle
     )
 
 
@@ -141,17 +146,18 @@ def _search(bundle: Bundle, request: Request, reference: Engine, console: Consol
 
 
 def _layers(
-    bundle: Bundle, request: Request, cases: Sequence[Case], results: Sequence[Comparison]
+    bundle: Bundle,
+    source: "Checkpoint",
+    request: Request,
+    cases: Sequence[Case],
+    results: Sequence[Comparison],
 ) -> Layers:
-    from aftexport.checkpoint import load
     from aftexport.parity.layers import compare_layers
     from aftexport.parity.program import Program
 
-    assert request.model is not None  # _reference sees to it
-    checkpoint = load(request.model, factory=request.factory, allow_pickle=request.allow_pickle)
     return compare_layers(
         bundle.model_path,
-        Program.of(checkpoint, bundle.manifest),
+        Program.of(source, bundle.manifest),
         _telling(cases, results),
         bound=tolerance_of(bundle.manifest).bound,
         fused=request.fused,

@@ -66,13 +66,14 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
 
     Raises:
         RequestValidationError: where a field is not as the protocol has it.
-        InputError: where the tensors are no documents.
+        InputError: where the tensors are no documents, or an output is wanted that there is not.
         DocumentTooLongError: where there are too many.
     """
     try:
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+    _check_outputs(request)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size
@@ -121,11 +122,7 @@ def _documents(
 def respond(
     message: Message, results: Sequence[DocumentResult], *, name: str, version: str
 ) -> Response:
-    """The response, with the tensors after the JSON that the request wants there.
-
-    Raises:
-        InputError: where it wants an output that there is not.
-    """
+    """The response, with the tensors after the JSON that the request wants there."""
     request = message.request
     columns: dict[str, Any] = {
         "label": [r.label for r in results],
@@ -165,12 +162,7 @@ def respond(
     )
 
 
-def check_outputs(request: InferenceRequest) -> None:
-    """Refuses, before any work, what the response cannot hold.
-
-    Raises:
-        InputError: saying what.
-    """
+def _check_outputs(request: InferenceRequest) -> None:
     known = [output.name for output in outputs_of(0)]
     for output in request.outputs:
         if output.name not in known:

@@ -52,7 +52,8 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
-    def known(name: str, version: str = VERSION) -> None:
+    def known(request: Request) -> None:
+        name, version = request.path_params["name"], request.path_params.get("version", VERSION)
         if (name, version) != (model_name, VERSION):
             raise NotFoundError(
                 f"There is no model {name[:100]!r} of version {version[:100]!r}.",
@@ -112,16 +113,15 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             """Classifies documents: texts, or token ids."""
             service.check_open()
             settings = service.settings
-            body = memoryview(await bodies.receive(request))
+            body = await bodies.receive(request)
             head = len(body) if json_bytes is None else json_bytes
             if head > len(body):
                 raise InputError(
                     f"{messages.HEADER_LENGTH} is {head}, the body has {len(body)} bytes.",
                     "Send the length of the JSON alone.",
                 )
-            content = bodies.objects(bytes(body[:head]))
-            message = messages.parse(content, body[head:], most=settings.max_documents)
-            messages.check_outputs(message.request)
+            content, binary = bodies.objects(body[:head]), memoryview(body)[head:]
+            message = messages.parse(content, binary, most=settings.max_documents)
             deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
             work = service.classify(message.documents, deadline)
             results = await while_wanted(work, request.receive, deadline)

@@ -90,11 +90,11 @@ def test_the_norms_are_those_of_the_embedding(bundle_folder: Path, classifier: o
 def test_it_compares_the_real_engine_with_pytorch(
     bundle_folder: Path, checkpoint_file: Path
 ) -> None:
-    from aftexport.benchmark import torch_engine
+    from aftexport.source import load_source, torch_engine
 
     bundle = Bundle.open(bundle_folder)
     engine = OnnxRuntimeEngine(bundle.model_path)
-    reference = torch_engine(bundle, checkpoint_file, double=True)
+    reference = torch_engine(bundle, load_source(bundle, checkpoint_file), double=True)
     search = Search(bundle.manifest, engine, reference, token_norms(bundle.model_path))
     case = search.run(8)
     output = engine.run(case.inputs)["logits"]

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from filelock import FileLock
-
 from aftexport.parity import TOLERANCES
 
 REPOSITORY = Path(__file__).parents[3]
@@ -26,11 +24,9 @@ def build(sanitizer: str = "") -> Path:
     tools = Path(sys.executable).parent
     configure = [tools / "cmake", "-S", Path(__file__).parent, "-B", folder, "-G", "Ninja"]
     configure += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DAFT_SANITIZE={sanitizer}"]
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock"):  # tests run in several processes
-        for command in (configure, [tools / "cmake", "--build", folder]):
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+    for command in (configure, [tools / "cmake", "--build", folder]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 

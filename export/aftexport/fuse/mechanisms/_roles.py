@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 from aftexport.fuse.algebra import Product, free
 from aftexport.fuse.axes import Axis, flat
-from aftexport.fuse.pattern import NearMissError, Subject, packed, same_size, size_of
+from aftexport.fuse.pattern import NearMissError, Subject, same_size, size_of
+from aftexport.fuse.tokens import packed
 
 Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.elementwise import gate
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import (
     Factor,
@@ -20,10 +21,8 @@ from aftexport.fuse.pattern import (
     aligned,
     by_dependence,
     check_maxima,
-    gate,
     holds_infinity,
     logits_of,
-    packed,
     refuse_changed_denominator,
     refuse_clamped,
     same_size,
@@ -31,6 +30,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 from aftexport.fuse.reading import rests_on_inputs
+from aftexport.fuse.tokens import packed
 
 
 @dataclass(frozen=True)

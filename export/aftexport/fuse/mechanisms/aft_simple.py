@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
-from aftexport.fuse.pattern import LOWEST, NearMissError, Rewrite, check_tokens
+from aftexport.fuse.pattern import LOWEST, NearMissError, Rewrite
+from aftexport.fuse.tokens import check_tokens
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:

@@ -13,7 +13,6 @@ from aftexport.fuse.pattern import (
     Subject,
     aligned,
     check_maxima,
-    check_tokens,
     holds_infinity,
     logits_of,
     refuse_clamped,
@@ -21,6 +20,7 @@ from aftexport.fuse.pattern import (
     sums,
     without,
 )
+from aftexport.fuse.tokens import check_tokens
 
 
 def match(subject: Subject) -> Rewrite | None:

@@ -25,7 +25,6 @@ from aftexport.fuse.pattern import (
     Subject,
     aligned,
     check_maxima,
-    check_tokens,
     leaves,
     logits_of,
     same_size,
@@ -34,6 +33,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 from aftexport.fuse.reading import Reader
+from aftexport.fuse.tokens import check_tokens
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ import numpy as np
 
 from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.elementwise import Elementwise, classified
 from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.mechanisms._weighted_mean import whole
 from aftexport.fuse.pattern import (
-    Elementwise,
     Factor,
     NearMissError,
     Operand,
     Rewrite,
     Subject,
     aligned,
-    check_tokens,
-    classified,
     fixed_sum,
     leaves,
     refuse_changed_denominator,
@@ -27,6 +25,7 @@ from aftexport.fuse.pattern import (
     sums,
     without,
 )
+from aftexport.fuse.tokens import check_tokens
 
 FEATURE_MAPS: dict[str, Elementwise] = {
     "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),

@@ -1,0 +1,54 @@
+"""The PyTorch model a bundle was exported from, which the bundle does not hold."""
+
+from pathlib import Path
+
+from aftexport.bundle import Bundle
+from aftexport.checkpoint import Checkpoint, load
+from aftexport.engines.torch import TorchEngine
+from aftexport.errors import UsageError
+from aftexport.files import sha256
+
+
+def load_source(
+    bundle: Bundle, path: Path, *, factory: str | None = None, allow_pickle: bool = False
+) -> Checkpoint:
+    """Reads the file a bundle was exported from.
+
+    Args:
+        bundle: the exported model.
+        path: the file or folder it was exported from, as ``aftexport.load`` reads it.
+        factory: ``package.module:callable`` for a bare state dict.
+        allow_pickle: load a pickled module, which runs code from the file.
+
+    Raises:
+        UsageError: where the bundle was exported from another file.
+        CheckpointError: where the file cannot be read.
+    """
+    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
+    digest = bundle.manifest.source.get("sha256")
+    if path.is_file() and digest is not None and sha256(path) != digest:
+        raise UsageError(
+            f"{bundle.path} was exported from another file than {path}.",
+            "Give the file it was exported from, or export this one.",
+        )
+    return checkpoint
+
+
+def torch_engine(
+    bundle: Bundle, source: Checkpoint, *, threads: int = 0, double: bool = False
+) -> TorchEngine:
+    """A bundle's source in PyTorch, in the precision it is stored in.
+
+    Args:
+        bundle: the exported model.
+        source: what it was exported from.
+        threads: of PyTorch; 0 for its own choice.
+        double: run it in float64, the truth; a captured program cannot.
+    """
+    module = source.module
+    if module is None:
+        assert source.program is not None  # a checkpoint holds one of the two
+        module = source.program.module()
+    elif double:
+        module = module.double()
+    return TorchEngine(module, bundle.manifest.inputs, threads=threads)
