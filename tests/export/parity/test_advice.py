@@ -145,7 +145,7 @@ def test_the_bundle_says_what_was_chosen_and_why(
     manifest = Bundle.open(out).manifest
     assert manifest.tolerance == 2e-3
     assert len(manifest.node_precisions) == 3
-    assert manifest.precision == Advice(manifest.node_precisions, 0).coarsest
+    assert manifest.precision == Advice(manifest.node_precisions, 2e-3, error=0).coarsest
     shown = run_here(["inspect", out], capsys).out
     assert "precision of nodes" in shown
     assert manifest.node_precisions[0].node in shown
