@@ -263,6 +263,7 @@ def _manifest(
     config: dict[str, Any] | None = None
     if isinstance(module, DocumentClassifier):
         config = module.config.to_dict()
+    evidence = traced.evidence
     digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
     return Manifest.model_validate(
         {
@@ -278,6 +279,8 @@ def _manifest(
             "position_biases": position_biases(traced.model),
             "operator_version": OPERATOR_VERSION,
             "hardware": "any",
+            "evidence": None if isinstance(evidence, str) else evidence,
+            "no_evidence": evidence if isinstance(evidence, str) else None,
             "versions": {
                 "aftexport": __version__,
                 "onnx": onnx.__version__,

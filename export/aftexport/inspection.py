@@ -35,6 +35,11 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
+        "evidence": f"no: {manifest.no_evidence}"
+        if manifest.no_evidence
+        else "of each token"
+        if manifest.evidence
+        else None,
         "labels": ", ".join(manifest.labels),
         "precision": manifest.precision,
         **_node_precisions(manifest),

@@ -13,6 +13,8 @@ MAX_TOKENS = 1 << 20
 
 A bound keeps the exporter's shape arithmetic exact.
 """
+EVIDENCE = "evidence"
+"""The output that says what each token adds to the largest logit, float32 ``[batch, tokens]``."""
 
 
 class FileEntry(BaseModel):
@@ -139,6 +141,9 @@ class Manifest(BaseModel):
         engine: the TensorRT engine it was exported for; None for ONNX alone.
         chunked: how a document longer than memory runs; None where it cannot.
         whole_only: why it cannot.
+        evidence: of each label, what its logit has that comes of no token, where the model puts
+            out what each token adds; None where it does not.
+        no_evidence: why it does not.
     """
 
     # From JSON: a tuple is a list there, and nothing else is converted.
@@ -162,6 +167,8 @@ class Manifest(BaseModel):
     engine: EnginePlan | None = None
     chunked: ChunkedPlan | None = None
     whole_only: str | None = None
+    evidence: tuple[float, ...] | None = None
+    no_evidence: str | None = None
 
     @model_validator(mode="after")
     def _labels_differ(self) -> Self:

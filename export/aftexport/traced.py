@@ -12,6 +12,7 @@ from torch import nn
 from aftexport.capture import InputSpec, capture, input_spec
 from aftexport.checkpoint import Checkpoint
 from aftexport.errors import UsageError
+from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.parity import Case
@@ -32,10 +33,14 @@ ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch
 
 @dataclass(frozen=True)
 class Traced:
-    """A model in ONNX, before and after fusing, and what is needed to judge it."""
+    """A model in ONNX, before and after fusing, and what is needed to judge it.
+
+    ``evidence`` is what ``add_evidence`` returns, or why there is none.
+    """
 
     lowered: onnx.ModelProto
     model: onnx.ModelProto
+    evidence: tuple[float, ...] | str
     spec: InputSpec
     precision: str
     cases: Sequence[Case]
@@ -82,17 +87,31 @@ def trace(
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
         lowered, recognition = _recognised(lowered)
-    model = finish(lowered, precision=precision, fuse=to == "onnx")
+    explained, evidence = _explained(lowered, to)
+    model = finish(explained, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
-    return Traced(lowered, model, spec, precision, cases, recognition)
+    return Traced(lowered, model, evidence, spec, precision, cases, recognition)
 
 
 def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
     graph = normalised(lowered)
     found = recognise(graph)
     return (ir.to_proto(graph) if found.matches else lowered), found
+
+
+def _explained(
+    lowered: onnx.ModelProto, to: str
+) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
+    if to != "onnx":
+        return lowered, "TensorRT engines put out logits alone"
+    explained = onnx.ModelProto()
+    explained.CopyFrom(lowered)
+    try:
+        return explained, add_evidence(explained)
+    except NoEvidenceError as reason:
+        return lowered, str(reason)
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:

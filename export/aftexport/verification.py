@@ -1,6 +1,6 @@
 """Running cases through a bundle's engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from aftexport.engines import Engine
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
-from aftexport.parity import Case, Comparison, compare
+from aftexport.manifest import EVIDENCE
+from aftexport.parity import Array, Case, Comparison, compare
 
 
 def verify(
@@ -43,7 +44,9 @@ def verify(
     results = []
     for case in cases:
         if case.subject == "model":
-            output = engine.run(case.inputs)["logits"]
+            outputs = engine.run(case.inputs)
+            output = outputs["logits"]
+            results += _evidence(bundle, case, outputs)
         else:
             single = operator_model(model, case).SerializeToString()
             alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
@@ -53,6 +56,18 @@ def verify(
             results += _in_chunks(bundle, case, fused)
         advance()
     return results
+
+
+def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
+    """What the tokens add to the largest logit together, with PyTorch's logit of that class."""
+    offsets = bundle.manifest.evidence
+    if offsets is None:
+        return []
+    chosen = outputs["logits"].argmax(1)
+    logits = np.take_along_axis(case.expected, chosen[:, None], 1)
+    expected = replace(case, subject="evidence", expected=logits - np.array(offsets)[chosen, None])
+    total = outputs[EVIDENCE].sum(1, dtype=np.float64)[:, None]
+    return [compare(expected, total, bundle.manifest.precision, bound=_bound(bundle, case))]
 
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:

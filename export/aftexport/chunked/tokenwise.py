@@ -86,16 +86,22 @@ def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | N
         return "first" if axis == 1 and index is not None and index.tolist() in (0, [0]) else None
     if is_sum_over_tokens(node, constants):
         return "sum"
-    if node.op_type == "ReduceMax" and len(node.input) > 1:
-        axes = constants.get(node.input[1])
-        return "max" if axes is not None and axes.tolist() == [1] else None
-    return None
+    return "max" if node.op_type == "ReduceMax" and _reduces_tokens(node, constants) else None
 
 
-def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.generic]]) -> bool:
+def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
     """Tells whether a node is a ReduceSum over axis 1 alone."""
+    return node.op_type == "ReduceSum" and _reduces_tokens(node, constants)
+
+
+def is_reduction_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
+    """Tells whether a node is a ReduceSum or ReduceMean over axis 1 alone."""
+    return node.op_type in ("ReduceSum", "ReduceMean") and _reduces_tokens(node, constants)
+
+
+def _reduces_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
     axes = constants.get(node.input[1]) if len(node.input) > 1 else None
-    return node.op_type == "ReduceSum" and axes is not None and axes.tolist() == [1]
+    return axes is not None and axes.tolist() == [1]
 
 
 def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:

@@ -1,0 +1,176 @@
+"""What each token adds to the logit of the class that a document gets.
+
+Where the head is linear and its input is a sum over the tokens, so is each logit:
+
+    logits = scale * sum_t x[t] W + b = sum_t (scale * x[t] W) + b
+
+whatever was done to the tokens before: masked, weighted by a softmax, or nothing. The summand of
+the largest logit is put out beside the logits, exact for the last layer, and nothing of the model
+is computed otherwise than before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from aftexport.chunked.tokenwise import constants_of, is_reduction_over_tokens
+from aftexport.manifest import EVIDENCE
+
+_LOGITS = "logits"
+_PREFIX = "evidence_"
+
+
+class NoEvidenceError(Exception):
+    """What stands against it: the message."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """``logits = pooled W + b``.
+
+    Attributes:
+        pooled: the value it takes, ``[batch, D]``.
+        weight: the name of W, ``[D, classes]`` or, ``transposed``, ``[classes, D]``.
+        offsets: b, ``[classes]``.
+    """
+
+    pooled: str
+    weight: str
+    transposed: bool
+    offsets: NDArray[np.generic]
+
+
+def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
+    """Adds an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
+
+    Its sum over the tokens, and what is returned for the class of the largest logit, are that
+    logit. Padding adds 0 where the model masks it.
+
+    Args:
+        model: see ``trace.lower``: with the shapes of what is between, and bare operators.
+
+    Returns:
+        What the logit of each class has that comes of no token.
+
+    Raises:
+        NoEvidenceError: where the head is not linear, or does not take a sum over the tokens; the
+            model is left as it is.
+    """
+    return _Finder(model).add()
+
+
+class _Finder:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        self.constants = constants_of(model.graph)
+        self.producers: dict[str, onnx.NodeProto] = {
+            name: node for node in self.graph.node for name in node.output
+        }
+        self.shapes = {
+            value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+            for value in (*self.graph.value_info, *self.graph.output)
+        }
+
+    def add(self) -> tuple[float, ...]:
+        head = self._head()
+        total, factors = self._total_behind(head.pooled)
+        self.graph.node.extend(self._nodes(head, total, factors))
+        batch_and_tokens = self.shapes[total.input[0]][:2]
+        self.graph.output.append(
+            onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, batch_and_tokens)
+        )
+        return tuple(float(offset) for offset in head.offsets)
+
+    def _head(self) -> _Head:
+        node, offsets = self._made(_LOGITS), None
+        if node.op_type == "Add":
+            offsets = next((self.constants[n] for n in node.input if n in self.constants), None)
+            inner = next((n for n in node.input if n not in self.constants), "")
+            if offsets is None or offsets.ndim > 1:
+                raise NoEvidenceError("the head is not one linear layer")
+            node = self._made(inner)
+        settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
+        linear = node.op_type in ("Gemm", "MatMul") and plain and not settings.get("transA", 0)
+        if not linear or node.input[1] not in self.constants:
+            raise NoEvidenceError(f"the head ends in {node.op_type}, not in one linear layer")
+        weight = self.constants[node.input[1]]
+        transposed = bool(settings.get("transB", 0))
+        if len(node.input) > 2 and node.input[2]:
+            if offsets is not None or node.input[2] not in self.constants:
+                raise NoEvidenceError("the head is not one linear layer")
+            offsets = self.constants[node.input[2]]
+        classes = weight.shape[0 if transposed else 1]
+        given = np.zeros(1) if offsets is None else offsets
+        return _Head(node.input[0], node.input[1], transposed, np.broadcast_to(given, classes))
+
+    def _total_behind(self, pooled: str) -> tuple[onnx.NodeProto, list[tuple[str, str]]]:
+        """The sum or mean over the tokens; and what scales it for a document, the last first.
+
+        A factor is the operator, Mul or Div, and the name of what it is done by.
+        """
+        factors: list[tuple[str, str]] = []
+        while True:
+            node = self._made(pooled)
+            if is_reduction_over_tokens(node, self.constants):
+                if len(self.shapes.get(pooled, ())) != 2:
+                    raise NoEvidenceError(f"{node.op_type} ({pooled}) keeps an axis of tokens")
+                return node, factors
+            if node.op_type in ("Mul", "Div"):
+                places = [1, 0] if node.op_type == "Mul" else [1]
+                place = next((i for i in places if self._is_factor(node.input[i])), None)
+                if place is None:
+                    raise NoEvidenceError(f"{node.op_type} ({pooled}) is no scale of a document")
+                factors.append((node.op_type, node.input[place]))
+                pooled = node.input[1 - place]
+            elif node.op_type in ("Cast", "Identity"):
+                pooled = node.input[0]
+            else:
+                raise NoEvidenceError(
+                    f"{node.op_type} ({pooled}) stands between the sum over the tokens and the head"
+                )
+
+    def _is_factor(self, name: str) -> bool:
+        """Whether a value has one number for each document, or one for all."""
+        shape = self.constants[name].shape if name in self.constants else self.shapes.get(name)
+        return shape is not None and (len(shape) == 0 or list(shape)[-1] == 1)
+
+    def _made(self, name: str) -> onnx.NodeProto:
+        if name not in self.producers:
+            raise NoEvidenceError(f"{name} is no result of the tokens")
+        return self.producers[name]
+
+    def _nodes(
+        self, head: _Head, total: onnx.NodeProto, factors: list[tuple[str, str]]
+    ) -> Iterator[onnx.NodeProto]:
+        make = onnx.helper.make_node
+        last = [f"{_PREFIX}last_axis"]
+        self.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), *last))
+
+        def named(step: str) -> str:
+            return _PREFIX + step
+
+        yield make("ArgMax", [_LOGITS], [named("class")], axis=1, keepdims=0)
+        axis = 0 if head.transposed else 1
+        yield make("Gather", [head.weight, named("class")], [named("row")], axis=axis)
+        row = named("row")
+        if not head.transposed:
+            row = named("column")
+            yield make("Transpose", [named("row")], [row], perm=[1, 0])
+        yield make("CastLike", [row, total.input[0]], [named("typed")])
+        yield make("Unsqueeze", [named("typed"), *last], [named("direction")])
+        yield make("MatMul", [total.input[0], named("direction")], [named("products")])
+        yield make("Squeeze", [named("products"), *last], [named("summands")])
+        value = named("summands")
+        if total.op_type == "ReduceMean":
+            yield make("Shape", [value], [named("tokens")], start=1, end=2)
+            factors = [*factors, ("Div", named("tokens"))]
+        for place, (operator, factor) in enumerate(reversed(factors)):
+            scaled = named(f"scaled_{place}")
+            yield make("CastLike", [factor, value], [named(f"factor_{place}")])
+            yield make(operator, [value, named(f"factor_{place}")], [scaled])
+            value = scaled
+        yield make("Cast", [value], [EVIDENCE], to=onnx.TensorProto.FLOAT)

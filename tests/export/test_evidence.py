@@ -1,0 +1,172 @@
+"""What each token adds to the logit of the class that a document gets."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aftexport.bundle import Bundle
+from aftexport.capture import capture
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.evidence import NoEvidenceError, add_evidence
+from aftexport.exporter import export
+from aftexport.manifest import EVIDENCE
+from aftexport.mechanisms import MECHANISMS
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.trace import finish, lower
+from aftexport.verification import verify
+
+LENGTHS = torch.tensor([23, 1, 12])
+IDS = torch.randint(20, (3, 23), generator=torch.Generator().manual_seed(0))
+
+
+def classifier(mechanism: str, pooling: str = "mean") -> DocumentClassifier:
+    torch.manual_seed(0)
+    longest = 40 if mechanism == "aft_full" else None
+    config = ClassifierConfig(
+        mechanism=mechanism, vocab_size=20, num_labels=3, dim=16, depth=2, num_heads=2, ffn_dim=32,
+        window=5, max_length=longest, pooling=pooling,
+    )  # fmt: skip
+    return DocumentClassifier(config).eval()
+
+
+def explained(
+    model: nn.Module, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, np.ndarray[Any, Any]], tuple[float, ...]]:
+    """The outputs of a model with evidence, and its offsets."""
+    lowered = lower(capture(model, dtype=dtype))
+    offsets = add_evidence(lowered)
+    onnx.checker.check_model(lowered)
+    engine = OnnxRuntimeEngine(finish(lowered).SerializeToString())
+    given = {"input_ids": IDS.numpy(), "lengths": LENGTHS.numpy()}
+    return engine.run({name: given[name] for name in engine.input_names}), offsets
+
+
+def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
+    """Logits, and what each token adds to the largest, ``[B, T]``; in float64."""
+    wide = model.double().eval()
+    with torch.no_grad():
+        x = wide.encoder(wide.embedding(IDS), LENGTHS)
+        valid = torch.arange(IDS.shape[1]) < LENGTHS[:, None]
+        if wide.config.pooling == "mean":
+            share = valid / LENGTHS[:, None]
+        else:
+            share = wide.pooling.score(x)[..., 0].masked_fill(~valid, -torch.inf).softmax(1)
+        added = share[..., None] * (x @ wide.head.weight.T)
+        logits = added.sum(1) + wide.head.bias
+        chosen = logits.argmax(1)
+        return logits, added[torch.arange(3), :, chosen]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_it_is_what_each_token_adds(mechanism: str, pooling: str) -> None:
+    model = classifier(mechanism, pooling=pooling)
+    outputs, offsets = explained(model)
+    logits, added = by_definition(model)
+    np.testing.assert_allclose(outputs["logits"], logits, atol=1e-4)
+    np.testing.assert_allclose(outputs[EVIDENCE], added, atol=1e-5)
+    assert not outputs[EVIDENCE][1, 1:].any()
+    np.testing.assert_allclose(offsets, model.head.bias.detach(), atol=1e-6)
+
+
+def test_it_is_float32_where_the_model_is_not() -> None:
+    model = classifier("aft_simple")
+    outputs, offsets = explained(model, torch.float16)
+    logits, evidence = outputs["logits"], outputs[EVIDENCE]
+    assert (logits.dtype, evidence.dtype) == (np.float16, np.float32)
+    chosen = logits.argmax(1)
+    largest = evidence.sum(1) + np.array(offsets)[chosen]
+    np.testing.assert_allclose(largest, logits[np.arange(3), chosen], atol=2e-3)
+
+
+class Pooled(nn.Module):
+    """Token ids to logits by some pooling and some head."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor], head: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.pool = pool
+        self.head = head
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.pool(self.embedding(input_ids)))
+        return logits
+
+
+class Scaled(nn.Module):
+    """Logits divided by a temperature that depends on the document."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3] / (1 + x[:, :1].abs())
+
+
+HEADS: Mapping[str, Callable[[], nn.Module]] = {
+    "Gemm": lambda: nn.Linear(8, 3),
+    "no bias": lambda: nn.Linear(8, 3, bias=False),
+}
+
+
+POOLS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "sum": (lambda x: x.sum(1), 1.0),
+    "quarter of the sum": (lambda x: 0.25 * x.sum(1), 0.25),
+    "mean": (lambda x: x.mean(1), 1 / 23),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("pool", POOLS)
+def test_sums_of_other_models(head: str, pool: str) -> None:
+    torch.manual_seed(0)
+    model = Pooled(POOLS[pool][0], HEADS[head]()).eval()
+    outputs, offsets = explained(model)
+    with torch.no_grad():
+        logits = model(IDS)
+        added = POOLS[pool][1] * (model.embedding(IDS) @ model.head.weight.T)
+    expected = added[torch.arange(3), :, logits.argmax(1)]
+    np.testing.assert_allclose(outputs[EVIDENCE], expected, atol=1e-5)
+    total = outputs[EVIDENCE].sum(1) + np.array(offsets)[logits.argmax(1)]
+    np.testing.assert_allclose(total, logits.amax(1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("pool", "head", "why"),
+    [
+        (lambda x: x.sum(1), nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)), "between"),
+        (lambda x: x.sum(1), Scaled(), "the head ends in Div"),
+        (lambda x: x.sum(1).tanh(), nn.Linear(8, 3), "Tanh"),
+        (lambda x: x.sum(1) * x.sum(1), nn.Linear(8, 3), "no scale of a document"),
+        (lambda x: x.amax(1), nn.Linear(8, 3), "ReduceMax"),
+        (lambda x: x[:, 0], nn.Linear(8, 3), "between"),
+    ],
+)
+def test_what_stands_against_it_is_said(
+    pool: Callable[[Tensor], Tensor], head: nn.Module, why: str
+) -> None:
+    lowered = lower(capture(Pooled(pool, head)))
+    before = lowered.SerializeToString()
+    with pytest.raises(NoEvidenceError, match=why):
+        add_evidence(lowered)
+    assert lowered.SerializeToString() == before
+
+
+def test_a_bundle_has_it_and_checks_it(checkpoint_file: Path, tmp_path: Path) -> None:
+    bundle = export(checkpoint_file, out=tmp_path / "model.bundle")
+    assert bundle.manifest.evidence is not None
+    results = [r for r in verify(bundle) if r.subject == "evidence"]
+    assert len(results) == sum(case.subject == "model" for case in bundle.golden())
+    assert all(result.passed for result in results)
+
+
+def test_evidence_that_is_wrong_is_found(bundle_folder: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    manifest = bundle.manifest
+    assert manifest.evidence is not None
+    moved = tuple(offset + 0.1 for offset in manifest.evidence)
+    wrong = Bundle(bundle.path, manifest.model_copy(update={"evidence": moved}), bundle.files)
+    assert not any(r.passed for r in verify(wrong) if r.subject == "evidence")
