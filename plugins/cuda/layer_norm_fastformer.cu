@@ -249,7 +249,7 @@ int run(const AftCudaLayerNormFastformer& call, void* workspace, cudaStream_t st
   const int chunk_tiles = ceil_div(tiles, kMostChunks);
   p.chunk = chunk_tiles * kPoolTokens;
   p.chunks = ceil_div(tiles, chunk_tiles);
-  p.vectors = s.channels % kVector<T> == 0 && rows_aligned<T>(s.query);
+  p.vectors = rows_aligned<T>(s.query);
   for (const void* matrix : {call.query_weight, call.key_weight, call.weight, static_cast<const void*>(s.output)})
     p.vectors = p.vectors && rows_aligned<T>(weight_matrix(matrix, p));
   lay_out(call, workspace, p);
