@@ -97,8 +97,8 @@ static int try_layer(const Case& c, const Bounds& bounds) {
                        });
 }
 
-// The layer has no causal form: of what would be one a few are cases of other shapes. Long documents have a tile of
-// tokens in a chunk of the poolings, and then two; many heads take two groups.
+// The layer has no causal form: of a case's two forms one is enough, and of the others a few are of other shapes. Long
+// documents have a tile of tokens in a chunk of the poolings, and then two; many heads take two groups.
 static int try_case(const Case& c, const Bounds& bounds) {
   Case own = c;
   own.causal = false;
@@ -106,9 +106,9 @@ static int try_case(const Case& c, const Bounds& bounds) {
     own.tokens = c.causal ? 8257 : 4097;
     for (int64_t& length : own.lengths)
       if (length >= 699) length += own.tokens - 700;
-  } else if (c.tokens == 65 && c.channels == 72 && c.causal) {
+  } else if (c.tokens == 65 && c.channels == 72 && !c.causal) {
     own.heads = 24;
-  } else if (c.channels != 256 && c.causal) {
+  } else if (c.channels != 160 && !c.causal) {
     return 0;
   }
   return try_layer(own, bounds);
