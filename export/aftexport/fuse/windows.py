@@ -22,11 +22,12 @@ def over(axes: Iterable[Axis], product: Product) -> Product:
 
 
 def has_window(product: Product) -> bool:
-    """Whether a factor is a sum over a window."""
-    return any(
+    """Whether a factor is a sum over a window, and nothing divides it by another sum."""
+    windowed = any(
         isinstance(atom, Over) and any(isinstance(a, Window) for a, _ in atom.body.factors)
         for atom, _ in product.factors
     )
+    return windowed and not any(isinstance(atom, Over) and p < 0 for atom, p in product.factors)
 
 
 def _step(total: Over) -> tuple[set[Axis], Product] | None:

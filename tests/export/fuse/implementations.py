@@ -292,6 +292,11 @@ def conv_keys_of_channels(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return q.sigmoid() * (weighed(e * v.transpose(1, 2)) / weighed(e)).transpose(1, 2)
 
 
+def conv_weights_not_lessened(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Without the 1 that the paper takes off: the bias is log(1 + exp(w)), not w."""
+    return conv_of_images_one_high(q, k, v, torch.log1p(w.exp()))
+
+
 def conv_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     e = per_channel(k).transpose(1, 2).exp()
     taps = per_channel((w.exp() - 1).t()).t().unsqueeze(1)
@@ -505,6 +510,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     conv = [
         conv_channels_first, conv_shifted_heads, conv_of_images_one_high, conv_slices,
         conv_windows, conv_unfolded, conv_of_windows_less_sums, conv_even_taps,
+        conv_weights_not_lessened,
     ]  # fmt: skip
     found |= {f.__name__: ("AftConv", Layer(f, filters, keys=HEADS)) for f in conv}
     found["conv_keys_of_channels"] = "AftConv", Layer(conv_keys_of_channels, filters)

@@ -44,6 +44,8 @@ def match(subject: Subject) -> Rewrite | None:
             raise NearMissError(
                 "what is added to the sums over all keys is no convolution of each channel alone"
             )
+        if above or below:
+            raise NearMissError("not both numerator and denominator are sums over a window")
         return None
     terms = terms_of(above[0]), terms_of(below[0])
     tokens = query_tokens(subject, (*terms[0], *terms[1]))
