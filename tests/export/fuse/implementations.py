@@ -427,6 +427,14 @@ def linear_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(torch.einsum("bhnd,bhde->bhne", q, context) / (total[..., None] + 1e-3))
 
 
+def linear_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = (v[..., :1] > -1.0).float()[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k) * mask
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
 def linear_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
@@ -521,11 +529,10 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         efficient_exp_sum, efficient_batch_of_heads, efficient_masked,
     ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
-    linear = [linear_einsum, linear_matmul, linear_where, linear_relu]
+    linear = [linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied]
     found |= {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear}
     for f in (linear_causal, linear_causal_scores):
         found[f.__name__] = "CausalNormalizedLinearAttention", Layer(f)
     for pool in ("matmul", "einsum", "exp-sum"):
         found[f"fastformer_{pool}"] = "Fastformer", Fastformer(pool)
-    found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
     return found

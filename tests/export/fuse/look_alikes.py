@@ -8,6 +8,7 @@ from .implementations import (
     HEADS,
     TOKENS,
     Layer,
+    MaskedFastformer,
     bias,
     elu_features,
     heads,
@@ -345,6 +346,15 @@ class ConvMeanOfAll(Windowed):
         return x.mean(-1, keepdim=True)
 
 
+def linear_weighed_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Features times any number, not a mask: no key has such features."""
+    by = v[..., :1].abs()[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k) * by
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
 class FastformerPoolsKeys(nn.Module):
     """The second pooling is of the keys, not of keys times the pooled query."""
 
@@ -386,6 +396,7 @@ def layers() -> dict[str, nn.Module]:
         simple_greatest_value, simple_relu_weights, simple_gate_of_softplus, pooling,
         linear_unequal_features, linear_unnormalised, linear_squared_relu,
         linear_normalised_by_maximum, linear_keys_of_one_head,
+        linear_weighed_keys,
     ]  # fmt: skip
     biased = [
         full_over_queries, full_maximum_over_queries, full_maximum_over_the_batch, full_with_eps,
@@ -401,6 +412,7 @@ def layers() -> dict[str, nn.Module]:
     ]  # fmt: skip
     filters = 0.5 * w[:HEADS, :5]
     found |= {cls.__name__: Layer(cls(), filters, keys=HEADS) for cls in windowed}
+    found["fastformer_masked"] = MaskedFastformer(masked=True)
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()
     return found
