@@ -11,7 +11,10 @@ from . import implementations, look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Constant folding"
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:Constant folding",
+    "ignore:Using padding='same'",
 )
 
 LAYERS = implementations.layers()
