@@ -119,6 +119,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
 def _pooling_by_mean(graph: onnx.GraphProto) -> None:
     """Makes ``ReduceMean`` over the tokens a sum, divided by their number once all are summed."""
     constants = constants_of(graph)
+    described = {value.name: value for value in graph.value_info}
     nodes = []
     for node in graph.node:
         axes = constants.get(node.input[1]) if len(node.input) > 1 else None
@@ -128,6 +129,9 @@ def _pooling_by_mean(graph: onnx.GraphProto) -> None:
         name = node.output[0]
         total = onnx.helper.make_node("ReduceSum", node.input, [f"{name}_sum"])
         total.attribute.extend(node.attribute)
+        if name in described:
+            graph.value_info.add().CopyFrom(described[name])
+            graph.value_info[-1].name = f"{name}_sum"
         nodes += [
             total,
             onnx.helper.make_node("Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2),
