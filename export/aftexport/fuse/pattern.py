@@ -44,12 +44,14 @@ class Operand:
         groups: its dims.
         weights: factors whose logarithm is added to it.
         floored: it may hold -inf, which the operators do not take.
+        beside: what stands in the first channels of the head that is added.
     """
 
     formula: Product
     groups: Dims
     weights: Product = algebra.ONE
     floored: bool = False
+    beside: Sequence[Product] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Rewrite:
         attributes: of the operator.
         groups: the dims of its output.
         opened: leaves whose producers belong to what is replaced.
+        extra_head: operands get one head more, and the output loses it again.
         lowest: of a tensor, where the original itself loses its digits below.
     """
 
@@ -72,6 +75,7 @@ class Rewrite:
     groups: Dims
     attributes: Mapping[str, int | float | str] = field(default_factory=dict)
     opened: Sequence[ir.Value] = ()
+    extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
 
 

@@ -13,10 +13,10 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
-from aftexport.fuse.axes import Dims, LayoutError
+from aftexport.fuse.axes import Dims, LayoutError, flat
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
-from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject
+from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
 from aftexport.fuse.writing import Writer
@@ -195,7 +195,7 @@ class _Recogniser:
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     written = {id(operand): operand for operand in rewrite.operands}
-    values = {name: _operand(writer, operand) for name, operand in written.items()}
+    values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
     inputs = [values[id(operand)] for operand in rewrite.operands]
     batch = writer.node("Shape", inputs[0], start=0, end=1)
     tokens = writer.node("Shape", inputs[0], start=1, end=2)
@@ -204,13 +204,19 @@ def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
     writer.nodes.append(node)
     node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
-    return writer.laid_out(node.outputs[0], rewrite.groups, dims)
+    output = node.outputs[0]
+    if rewrite.extra_head:
+        output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
+    return writer.laid_out(output, rewrite.groups, dims)
 
 
-def _operand(writer: Writer, operand: Operand | NDArray[np.float64]) -> ir.Value:
+def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
     if not isinstance(operand, Operand):
         return writer.constant(operand)
     if operand.weights.factors:
         return writer.plus_log(operand.formula, operand.weights, operand.groups)
+    if rewrite.extra_head:
+        channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
+        return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
     value = writer.tensor(operand.formula, operand.groups)
     return writer.floored(value) if operand.floored else value

@@ -145,6 +145,38 @@ class Writer:
         total = self.node("Add", self._product(product, order), log) if product.factors else log
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
+    def with_head(
+        self, formula: Product, groups: Dims, width: int, channels: Sequence[Product]
+    ) -> ir.Value:
+        """``[B, T, D + d]``: a formula, and one head more.
+
+        Args:
+            formula: of the axes of ``groups``.
+            groups: of ``[B, T, D]``.
+            width: d.
+            channels: the first of the head, of the axes of batch and tokens; the others are 0.
+        """
+        packed = self.tensor(formula, groups)
+        apart: Dims = tuple((axis,) for axes in flat_dims(groups[:2]) for axis in axes)
+        order = [axis for (axis,) in apart]
+        head = None
+        for index, channel in enumerate(channels):
+            column = self._product(channel, order if free(channel) else [])
+            if free(channel):
+                column = self.laid_out(column, apart, (*groups[:2], ()))
+            unit = np.zeros((1, 1, width))
+            unit[..., index] = 1.0
+            term = self.node("Mul", column, self.constant(unit))
+            head = term if head is None else self.node("Add", head, term)
+        if head is None:
+            return self.node("Pad", packed, self.constant([0, 0, 0, 0, 0, width]))
+        return self.node("Concat", packed, head, axis=2)
+
+    def without_head(self, value: ir.Value, channels: int) -> ir.Value:
+        """``[B, T, D + d]`` without the last head; ``channels`` is D."""
+        start, end, axis = (self.constant([n]) for n in (0, channels, 2))
+        return self.node("Slice", value, start, end, axis)
+
     def floored(self, value: ir.Value) -> ir.Value:
         """A tensor with -inf made the lowest logit there is."""
         lowest = -6e4 if self._dtype == np.float16 else -1e38

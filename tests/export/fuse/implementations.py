@@ -535,4 +535,5 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         found[f.__name__] = "CausalNormalizedLinearAttention", Layer(f)
     for pool in ("matmul", "einsum", "exp-sum"):
         found[f"fastformer_{pool}"] = "Fastformer", Fastformer(pool)
+    found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
     return found

@@ -8,7 +8,6 @@ from .implementations import (
     HEADS,
     TOKENS,
     Layer,
-    MaskedFastformer,
     bias,
     elu_features,
     heads,
@@ -412,7 +411,6 @@ def layers() -> dict[str, nn.Module]:
     ]  # fmt: skip
     filters = 0.5 * w[:HEADS, :5]
     found |= {cls.__name__: Layer(cls(), filters, keys=HEADS) for cls in windowed}
-    found["fastformer_masked"] = MaskedFastformer(masked=True)
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()
     return found

@@ -79,7 +79,6 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
         ("ConvFilterOfChannels", "differs among channels"),
         ("ConvWeightsOfEitherSign", "is 0 or less"),
         ("ConvWithEps", "1e-06 is added"),
-        ("fastformer_masked", "there is a mask"),
         ("fastformer_pools_keys", "pooling is of other keys"),
         ("efficient_axes_swapped", "softmaxes are not over"),
     ],
