@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
@@ -23,6 +24,7 @@ from aftserve.schemas import (
     ParityCheck,
     ParityReport,
     Problem,
+    Reload,
     Status,
 )
 from aftserve.service import Service
@@ -151,6 +153,24 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     async def metrics() -> Response:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+
+    if keys is not None:
+        refusals: dict[int | str, dict[str, Any]] = {
+            status: problems[status] for status in (401, 429, 503)
+        }
+        refusals[403] = {"model": Problem, "description": "The API key is not marked admin."}
+        refusals[409] = {"model": Problem, "description": "The bundle cannot be used."}
+
+        @app.post(
+            "/reload", dependencies=[Depends(keys.dependency(admin=True))], responses=refusals
+        )
+        async def reload() -> Reload:
+            """Takes the bundle at its path anew; one that cannot be used is refused.
+
+            Requests that were accepted are answered by the one before. Asks for an API key
+            that is marked admin.
+            """
+            return await service.reloading.run()
 
     app.include_router(guarded)
     app.include_router(create_router(service, guards))

@@ -1,6 +1,7 @@
 """What goes over the wire."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
@@ -79,6 +80,7 @@ class Timings(BaseModel):
 class DocumentResult(BaseModel):
     """The answer for one document."""
 
+    bundle: str = Field(description="Digest of the bundle that gave it; GET /info has the latest.")
     label: str
     scores: dict[str, float] = Field(description="Probability of every class.")
     tokens_total: int = Field(description="Tokens of the document.")
@@ -191,10 +193,22 @@ class Calibration(BaseModel):
     pace: float = Field(description="Time of the last runs, over what was calibrated.")
 
 
+class Reload(BaseModel):
+    """How a reload ended."""
+
+    at: datetime
+    bundle: str | None = Field(description="Digest of what was loaded; None where nothing was.")
+    seconds: float = Field(description="That it took.")
+    problem: str | None = Field(description="Why the bundle before answers on, if it does.")
+
+
 class Info(BaseModel):
     """The server, its model and its limits."""
 
     version: str
+    bundle: str = Field(description="Digest of the bundle that answers: of its manifest.")
+    loaded: datetime
+    last_reload: Reload | None
     engine: str
     safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
     labels: list[str]

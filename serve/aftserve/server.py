@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from types import FrameType
 
@@ -24,6 +25,9 @@ from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""Windows has no such signal."""
+
 
 def serve(settings: Settings, console: Console) -> int:
     """Serves until the process is told to stop, or can no longer; returns its exit status.
@@ -31,16 +35,19 @@ def serve(settings: Settings, console: Console) -> int:
     Raises:
         AftexportError: where the bundle cannot be served.
     """
+    if _RELOAD is not None:
+        signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     service = load(settings, console)
     logs.configure(settings.log_format)
     server = Server(service, keys)
     server.run()
-    if service.health.phase == "failed":
-        # A run that hangs would hold up an orderly exit.
+    status = int(service.health.phase == "failed")
+    if status or service.reloading.loading:
+        # A run that hangs, and a thread that loads, would hold up an orderly exit.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(status)
     return 0
 
 
@@ -57,7 +64,7 @@ def load(settings: Settings, console: Console) -> Service:
 
 
 class Server(uvicorn.Server):
-    """Stops in steps: not ready, then no new connections, then gone.
+    """Stops in steps: not ready, then no new connections, then gone. SIGHUP reloads the bundle.
 
     Args:
         service: what it serves.
@@ -81,9 +88,16 @@ class Server(uvicorn.Server):
             )
         )
         self._health = service.health
+        self._reloading = service.reloading
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, also to SIGHUP."""
+        await super().startup(sockets)
+        if _RELOAD is not None:
+            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloading.start)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
@@ -97,6 +111,7 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         """Goes on serving until whoever sends requests has seen that none are wanted."""
         logger.info("draining for %g s", self._drain_seconds)
+        self._reloading.close()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._leave)
         loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)
