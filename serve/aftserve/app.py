@@ -9,11 +9,12 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve import bodies, presence, streams
+from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference.routes import create_router
 from aftserve.presence import DeadlineSeconds, while_wanted
-from aftserve.problems import handle_problems, responses
+from aftserve.problems import GUARDED, handle_problems, responses
 from aftserve.receiving import ReceivingLimits
 from aftserve.schemas import (
     DocumentRequest,
@@ -29,11 +30,17 @@ from aftserve.schemas import (
 )
 from aftserve.service import Service
 
-_INFER = bodies.takes(InferRequest)
-_INFER["requestBody"]["content"] |= {
-    "text/plain": {"schema": {"type": "string"}},
-    "application/x-ndjson": {"schema": {"type": "string", "description": "Objects, one a line."}},
+_LINES = "application/x-ndjson"
+_LINES_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "pattern": r"\S",
+    "description": "Objects, one a line.",
 }
+_INFER = takes(
+    InferRequest, **{"text/plain": {"type": "string", "minLength": 1}, _LINES: _LINES_SCHEMA}
+)
+_LINES_RESPONSE = {"content": {_LINES: {"schema": _LINES_SCHEMA}}}
+_METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
@@ -73,7 +80,9 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     handle_problems(app)
     problems = responses(Problem)
     guards = [Depends(keys.dependency())] if keys is not None else []
-    guarded = APIRouter(dependencies=guards)
+    guarded = APIRouter(
+        dependencies=guards, responses={status: problems[status] for status in GUARDED}
+    )
 
     def deadline_of(request: Request, seconds: float | None) -> float:
         return presence.deadline_of(request, seconds, settings.deadline_seconds)
@@ -81,7 +90,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     @guarded.post(
         "/infer",
         response_model=DocumentResult | InferResponse,
-        responses=problems,
+        responses={**problems, 200: _LINES_RESPONSE},
         openapi_extra=_INFER,
     )
     async def infer(
@@ -99,7 +108,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
             case "text/plain":
                 text = await streams.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
-            case "application/x-ndjson":
+            case kind if kind == _LINES:
                 lines = await streams.classify_lines(
                     request,
                     lambda documents: service.classify(documents, deadline),
@@ -108,7 +117,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json() + "\n" for line in lines)
-                return Response(content, media_type="application/x-ndjson")
+                return Response(content, media_type=_LINES)
             case _:
                 body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         results = await while_wanted(
@@ -122,7 +131,11 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(DocumentRequest))
+    unknown = {"model": Problem, "description": "The server has no PyTorch model."}
+
+    @guarded.post(
+        "/parity", responses={**problems, 404: unknown}, openapi_extra=takes(DocumentRequest)
+    )
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
@@ -149,7 +162,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """The model, the limits, and what a document costs on this machine."""
         return service.info()
 
-    @guarded.get("/metrics", response_class=Response)
+    @guarded.get("/metrics", response_class=Response, responses={200: _METRICS_RESPONSE})
     async def metrics() -> Response:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
@@ -174,4 +187,5 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
 
     app.include_router(guarded)
     app.include_router(create_router(service, guards))
+    describe_bodies(app, service)
     return app

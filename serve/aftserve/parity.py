@@ -14,9 +14,9 @@ from aftexport.errors import EngineError
 from aftexport.parity import Case, Comparison, compare
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
-from aftserve.errors import RefusedError
+from aftserve.errors import NotFoundError, RefusedError
 from aftserve.metrics import Metrics
-from aftserve.reference_process import ReferenceError, ReferenceProcess
+from aftserve.reference_process import ReferenceProcess
 from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
 from aftserve.served import Served
 
@@ -77,10 +77,11 @@ class Parity:
         """Compares the served logits of a document with PyTorch's.
 
         Raises:
-            ReferenceError: where there is no reference, or it fails.
+            NotFoundError: where there is no reference.
+            ReferenceError: where it fails.
         """
         if self._reference is None:
-            raise ReferenceError(
+            raise NotFoundError(
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file the bundle was exported from.",
             )

@@ -2,14 +2,36 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from aftserve.classifier import Document
 from aftserve.settings import Policy
 
-TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
+
+def _whole(ids: Any) -> Any:
+    """As JSON has it, 5.0 is an integer too; few send it, and they wait."""
+    if isinstance(ids, list) and float in set(map(type, ids)):
+        return [int(i) if isinstance(i, float) and i.is_integer() else i for i in ids]
+    return ids
+
+
+TokenIds = Annotated[
+    list[StrictInt],
+    FailFast(),
+    BeforeValidator(_whole),
+    Field(description="Token ids of one document."),
+]
 
 
 class InferRequest(BaseModel):
@@ -46,6 +68,8 @@ class DocumentRequest(BaseModel):
 
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
+
+    _whole_ids = field_validator("input_ids", mode="before")(_whole)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -148,7 +148,8 @@ class Service:
         """Answers a document and compares that with PyTorch; see ``classify``.
 
         Raises:
-            ReferenceError: where there is no PyTorch model, or it fails.
+            NotFoundError: where there is no PyTorch model.
+            ReferenceError: where it fails.
         """
         async with self.parity.held() as parity:
             served = parity.served
