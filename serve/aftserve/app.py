@@ -1,5 +1,6 @@
 """The HTTP interface."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -61,7 +62,20 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
         lifespan=lifespan,
+        # Its configuration is that of aftserve.tracing, and metrics have an address of their own.
+        telemetry={
+            "tracer_provider": service.traces.provider,
+            "tracing": service.traces.provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
     )
+
+    def received(request: Request) -> None:
+        service.traces.record("receive", request.state.started, time.monotonic())
+
     settings = service.settings
     app.add_middleware(
         ReceivingLimits,
@@ -120,6 +134,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
                 return Response(content, media_type=_LINES)
             case _:
                 body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
+        received(request)
         results = await while_wanted(
             service.classify(body.documents, deadline), request.receive, deadline
         )

@@ -15,13 +15,14 @@ from rich.markup import escape
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
-from aftserve import logs
+from aftserve import logs, tracing
 from aftserve.app import create_app
 from aftserve.keys import Keys
 from aftserve.loading import load_model
 from aftserve.receiving import TimedProtocol
 from aftserve.service import Service
 from aftserve.settings import Settings
+from aftserve.tracing import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,12 @@ def serve(settings: Settings, console: Console) -> int:
     if _RELOAD is not None:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
-    service = load(settings, console)
     logs.configure(settings.log_format)
+    traces = tracing.configure()
+    service = load(settings, console, traces)
     server = Server(service, keys)
     server.run()
+    traces.close()
     status = int(service.health.phase == "failed")
     if status or service.reloading.loading:
         # A run that hangs, and a thread that loads, would hold up an orderly exit.
@@ -51,7 +54,7 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-def load(settings: Settings, console: Console) -> Service:
+def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
     """Loads a bundle; raises AftexportError where it cannot be served."""
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
@@ -60,7 +63,7 @@ def load(settings: Settings, console: Console) -> Service:
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
         paths = operator_paths(bundle.model_path)
         console.print(operator_table(bundle.manifest.operators, paths))
-    return Service(bundle, model, settings)
+    return Service(bundle, model, settings, traces)
 
 
 class Server(uvicorn.Server):

@@ -26,6 +26,7 @@ from aftserve.scheduler import Scheduler
 from aftserve.schemas import DocumentResult, Info, ParityCheck, Timings
 from aftserve.served import Served
 from aftserve.settings import Settings
+from aftserve.tracing import Traces
 from aftserve.watchdog import watched_loop
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,18 @@ class Service:
         bundle: a checked bundle.
         model: of it, loaded.
         settings: of the server.
+        traces: of its requests; none where it is left out.
     """
 
-    def __init__(self, bundle: Bundle, model: LoadedModel, settings: Settings) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        model: LoadedModel,
+        settings: Settings,
+        traces: Traces | None = None,
+    ) -> None:
         self.settings = settings
+        self.traces = traces or Traces()
         self.served = Served(bundle, model)
         self.health = Health()
         self.metrics = Metrics()
@@ -115,6 +124,7 @@ class Service:
         """
         async with self.parity.held() as parity:
             served = parity.served
+            began = time.monotonic()
             tokenizing = (self._tokens(served, *numbered) for numbered in enumerate(documents))
             tokenized = [await one for one in tokenizing]
             admitted = time.monotonic()
@@ -141,7 +151,21 @@ class Service:
             )
             for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
         ]
-        self._count(results, predicted, time.monotonic() - admitted)
+        ended = time.monotonic()
+        self._count(results, predicted, ended - admitted)
+        total = sum(result.tokens_total for result in results)
+        self.traces.record("tokenize", began, admitted, documents=len(results), tokens=total)
+        for used, result in zip(tokens, done, strict=True):
+            self.traces.record("queue", admitted, result.started, tokens=len(used))
+            self.traces.record(
+                "infer",
+                result.started,
+                result.started + result.inference_seconds,
+                tokens=len(used),
+                batch_documents=result.batch_documents,
+                predicted_seconds=predicted,
+                actual_seconds=ended - admitted,
+            )
         return results
 
     async def compare(self, document: Document, deadline: float) -> ParityCheck:

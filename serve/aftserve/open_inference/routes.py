@@ -1,5 +1,6 @@
 """The addresses below ``/v2``."""
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -124,6 +125,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             service.check_open()
             settings = service.settings
             body = await bodies.receive(request)
+            service.traces.record("receive", request.state.started, time.monotonic())
             head = len(body) if json_bytes is None else json_bytes
             if head > len(body):
                 raise InputError(
