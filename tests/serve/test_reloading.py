@@ -182,7 +182,8 @@ def test_a_bad_bundle_is_refused_and_the_one_before_answers_on(
         assert live(address) == first
         assert httpx.get(f"{address}/readyz").status_code == 200
         after = post(address, *documents()).json()["results"]
-        assert [r["scores"] for r in after] == [r["scores"] for r in before]
+        for one, other in zip(after, before, strict=True):  # shared runs round otherwise
+            assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)
         put(other_bundle, place)
         process.send_signal(signal.SIGHUP)
         eventually(lambda: live(address) == digest(other_bundle), "a good one is served")
