@@ -54,7 +54,7 @@ def without(modules: Sequence[str], package: str, *words: str | Path, cwd: Path)
 def run_here(words: Sequence[str | Path], capsys: pytest.CaptureFixture[str]) -> Outcome:
     """Runs ``aftexport`` in this process, with the warnings a process would show."""
     capsys.readouterr()
-    with warnings.catch_warnings(), within(30):
+    with warnings.catch_warnings(), within(120):
         warnings.simplefilter("default")
         try:
             code: int | str | None = main([str(word) for word in words])

@@ -1,4 +1,4 @@
-"""Real models that differ from what was trained, where no golden case looks."""
+"""Real models that differ from what was trained, mostly where no golden case looks."""
 
 from pathlib import Path
 
@@ -33,6 +33,12 @@ drifting (int64[batch, tokens] input_ids) => (float drift)
 }
 """
 
+_ALWAYS = """
+< ir_version: 8, opset_import: [ "" : 18 ] >
+drifting (int64[batch, tokens] input_ids) => (float drift)
+{ drift = Constant <value = float {1}> () }
+"""
+
 
 def odd_first_token(folder: Path) -> Path:
     """Makes the bundle's model wrong on documents that begin with ``ODD``."""
@@ -42,6 +48,11 @@ def odd_first_token(folder: Path) -> Path:
 def large_batches(folder: Path) -> Path:
     """Makes the bundle's model wrong on more than four documents at once."""
     return _add(folder, _LARGE_BATCH)
+
+
+def always(folder: Path) -> Path:
+    """Makes the bundle's model wrong on every document, golden cases too."""
+    return _add(folder, _ALWAYS)
 
 
 def coarse_kernels(folder: Path) -> Path:

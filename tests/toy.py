@@ -21,10 +21,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def classifier() -> DocumentClassifier:
+def classifier(mechanism: str = CONFIG["mechanism"]) -> DocumentClassifier:
     """Weights larger than fresh ones, so that the scores of documents differ as if trained."""
     torch.manual_seed(0)
-    model = DocumentClassifier(ClassifierConfig(**CONFIG))
+    model = DocumentClassifier(ClassifierConfig(**CONFIG | {"mechanism": mechanism}))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)

@@ -1,5 +1,6 @@
 """The bundle: a folder that holds a model and all that is needed to serve and check it."""
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -50,11 +51,13 @@ class Bundle:
         path: the folder.
         manifest: what it says of itself.
         files: size in bytes of every file.
+        digest: SHA-256 of its manifest, which has those of all other files.
     """
 
     path: Path
     manifest: Manifest
     files: Mapping[str, int]
+    digest: str
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -63,7 +66,7 @@ class Bundle:
         Raises:
             BundleError: naming the file and what is wrong with it.
         """
-        content = _read_manifest(path)
+        content, digest = _read_manifest(path)
         for name, entry in content.files.items():
             file = path / name
             if not re.fullmatch(r"[\w-][\w.-]*", name) or file.is_symlink():
@@ -85,7 +88,7 @@ class Bundle:
             if required not in content.files:
                 raise BundleError(path, f"{MANIFEST} does not list {required}", _EXPORT_AGAIN)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
-        bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()})
+        bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()}, digest)
         bundle.check_model()
         return bundle
 
@@ -204,7 +207,8 @@ def is_replaceable(path: Path) -> bool:
     return True
 
 
-def _read_manifest(path: Path) -> ManifestFile:
+def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
+    """What it says, and its digest."""
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if not is_bundle(path):
@@ -212,7 +216,8 @@ def _read_manifest(path: Path) -> ManifestFile:
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."
         )
     try:
-        text = (path / MANIFEST).read_text("utf-8")
+        read = (path / MANIFEST).read_bytes()
+        text = read.decode("utf-8")
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
@@ -234,4 +239,4 @@ def _read_manifest(path: Path) -> ManifestFile:
             f"the newest known here is {OPERATOR_VERSION}",
             "Upgrade aftexport.",
         )
-    return manifest
+    return manifest, hashlib.sha256(read).hexdigest()

@@ -154,7 +154,7 @@ def export(
             write_golden(folder, list(traced.cases))
             if text is not None:
                 (folder / TOKENIZER).write_text(text, "utf-8")
-        draft = Bundle(folder, manifest, {})
+        draft = Bundle(folder, manifest, {}, "")
         paths = ort.operator_paths(draft.model_path)
         results: list[Comparison] = []
         if check_parity:

@@ -102,16 +102,38 @@ struct HeadRows {
 
   template <int kStride>
   __device__ __forceinline__ void store_to(float (&tile)[kRows][kStride]) const {
+    store_to(tile, [](int, int, float x) { return x; });
+  }
+
+  // Stores change(row, column, x) instead of x, rounded to P.
+  template <class P, int kStride, class Change>
+  __device__ __forceinline__ void store_to(P (&tile)[kRows][kStride], const Change& change) const {
+    constexpr int kAtOnce = kUnit < kVector<P> ? kUnit : kVector<P>;
+    for_each_row([&](int r, const Raw<T, kUnit>& unit) {
+#pragma unroll
+      for (int k = 0; k < kUnit; k += kAtOnce) {
+        float x[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) x[i] = change(r, column() + k + i, unit[k + i]);
+        store(&tile[r][column() + k], x);
+      }
+    });
+  }
+
+  // Stores the elements as they are.
+  template <int kStride>
+  __device__ __forceinline__ void copy_to(T (&tile)[kRows][kStride]) const {
+    for_each_row([&](int r, const Raw<T, kUnit>& unit) { machine::store(&tile[r][column()], unit.words); });
+  }
+
+ private:
+  template <class F>
+  __device__ __forceinline__ void for_each_row(const F& f) const {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int r = first_row() + i * kRowsApart;
       if (kRows % kRowsApart != 0 && r >= kRows) break;
-      float* to = &tile[r][column()];
-#pragma unroll
-      for (int k = 0; k < kUnit; k += 4) {
-        const float x[4] = {raw[i][k], raw[i][k + 1], raw[i][k + 2], raw[i][k + 3]};
-        store(to + k, x);
-      }
+      f(r, raw[i]);
     }
   }
 };
@@ -176,13 +198,22 @@ struct Product {
   // Calls f(row, column, sum) for every sum of this lane.
   template <class F>
   __device__ __forceinline__ void for_each(const F& f) {
+    for_each_pair([&](int r, int c, float* sums) {
+      f(r, c, sums[0]);
+      f(r, c + 1, sums[1]);
+    });
+  }
+
+  // Calls f(row, column, sums) for every two sums that lie side by side.
+  template <class F>
+  __device__ __forceinline__ void for_each_pair(const F& f) {
     if (!active) return;
 #pragma unroll
     for (int i = 0; i < kHigh; ++i)
 #pragma unroll
       for (int j = 0; j < kWide; ++j)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) f(row + 16 * i + k / 2 * 8, column + 8 * j + k % 2, sums[i][j][k]);
+        for (int k = 0; k < 4; k += 2) f(row + 16 * i + k * 4, column + 8 * j, &sums[i][j][k]);
   }
 
   // Adds sum_k a(row, k) b(k, column), k below depth, a multiple of 8. An operand that is not split is rounded to

@@ -102,6 +102,19 @@ typedef struct {
   int64_t heads;
 } AftCudaFastformer;
 
+/* Not a mechanism alone: query + Fastformer's layer of layer_norm(query); layer_norm_fastformer.cu has the formula.
+ * Not causal; key and value are not read. The weights are packed, of the tensors' element, and products that are
+ * taken for every token have their operands rounded to it. */
+typedef struct {
+  AftCudaSequence sequence;
+  const void *norm_weight, *norm_bias; /* [channels] */
+  float epsilon;
+  const void *query_weight, *query_bias, *key_weight, *key_bias; /* [channels, channels], [channels] */
+  const void *alpha_weight, *beta_weight;                        /* [channels, heads] */
+  const void *weight, *bias;                                     /* [channels, channels], [channels] */
+  int64_t heads;
+} AftCudaLayerNormFastformer;
+
 size_t aft_cuda_aft_simple_workspace(const AftCudaAftSimple*);
 int aft_cuda_aft_simple(const AftCudaAftSimple*, void* workspace, cudaStream_t);
 
@@ -138,6 +151,9 @@ int aft_cuda_linear_attention(const AftCudaLinearAttention*, void* workspace, cu
 
 size_t aft_cuda_fastformer_workspace(const AftCudaFastformer*);
 int aft_cuda_fastformer(const AftCudaFastformer*, void* workspace, cudaStream_t);
+
+size_t aft_cuda_layer_norm_fastformer_workspace(const AftCudaLayerNormFastformer*);
+int aft_cuda_layer_norm_fastformer(const AftCudaLayerNormFastformer*, void* workspace, cudaStream_t);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 // CUDA devices: the operators' parameters as plugins/cuda/kernels.h has them, work on the run's stream, and memory
-// from the runtime. The operators of an encoder have no kernels there and run by their bodies.
+// from the runtime. Of the operators of an encoder those that are not here have no kernels and run by their bodies.
 
 #include "backend.h"
 #include "cuda/kernels.h"
@@ -9,10 +9,6 @@
 #endif
 
 namespace ops {
-
-const Backend kBackend = {AFT_EXECUTION_PROVIDER,
-                          {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16},
-                          {}};
 
 namespace {
 
@@ -57,7 +53,69 @@ void enqueue(const Call& call, size_t (*workspace_size)(const Call*), int (*kern
     throw std::runtime_error("CUDA refuses the kernel with error " + std::to_string(error));
 }
 
+// All inputs but lengths are tensors of one element on the device. `precision` is of the products on a CPU; here they
+// are as exact as the tensors are.
+class LayerNormFastformer final : public Kernel {
+ public:
+  LayerNormFastformer(const Settings& settings, const ort::Attributes& attributes)
+      : element_(settings.element),
+        heads_(attributes.integer("num_heads")),
+        epsilon_(attributes.number("epsilon", 1e-5f)) {
+    if (heads_ < 1) throw ort::Error("num_heads is " + std::to_string(heads_) + ", expected at least 1");
+  }
+
+  void compute(const ort::Run& run) const override {
+    const ort::Tensor x = run.input(0);
+    if (x.shape.size() != 3 || x.shape[2] % heads_ != 0)
+      throw ort::Error("x has shape " + ort::to_string(x.shape) + ", expected [batch, tokens, width], num_heads " +
+                       std::to_string(heads_) + " dividing the width");
+    const int64_t width = x.shape[2];
+    const auto input = [&](const char* name, size_t index, const ort::Shape& shape) {
+      const ort::Tensor tensor = run.input(index);
+      if (tensor.shape != shape)
+        throw ort::Error(std::string(name) + " has shape " + ort::to_string(tensor.shape) + ", expected " +
+                         ort::to_string(shape));
+      return tensor.data;
+    };
+    const ort::Shape vector{width}, matrix{width, width}, logits{width, heads_};
+    aft::Sequence s{};
+    s.element = element_;
+    s.batch = x.shape[0];
+    s.tokens = x.shape[1];
+    s.channels = width;
+    s.query = x.data;
+    s.lengths = static_cast<const int64_t*>(input("lengths", 11, {s.batch}));
+    s.output = run.output(0, x.shape);
+    const AftCudaLayerNormFastformer call{sequence(s),
+                                          input("norm_weight", 1, vector),
+                                          input("norm_bias", 2, vector),
+                                          epsilon_,
+                                          input("query_weight", 3, matrix),
+                                          input("query_bias", 4, vector),
+                                          input("key_weight", 5, matrix),
+                                          input("key_bias", 6, vector),
+                                          input("alpha_weight", 7, logits),
+                                          input("beta_weight", 8, logits),
+                                          input("weight", 9, matrix),
+                                          input("bias", 10, vector),
+                                          heads_};
+    enqueue(call, aft_cuda_layer_norm_fastformer_workspace, aft_cuda_layer_norm_fastformer, run);
+  }
+
+ private:
+  aft::Element element_;
+  int64_t heads_;
+  float epsilon_;
+};
+
 }  // namespace
+
+const Backend kBackend = {AFT_EXECUTION_PROVIDER,
+                          {aft::Element::kFloat32, aft::Element::kFloat16, aft::Element::kBfloat16},
+                          {{"LayerNormFastformer", 12,
+                            [](const Settings& settings, const ort::Attributes& attributes) -> Kernel* {
+                              return new LayerNormFastformer(settings, attributes);
+                            }}}};
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
+from aftserve.loading import LoadedModel
 from aftserve.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005
@@ -39,10 +40,11 @@ class Admission:
                 backlog - self._max_queue_seconds,
             )
 
-    def admit(self, tokens: Sequence[int], seconds_left: float) -> float:
+    def admit(self, model: LoadedModel, tokens: Sequence[int], seconds_left: float) -> float:
         """Predicts how long documents of so many tokens take from now until they are answered.
 
         Args:
+            model: that classifies them.
             tokens: of each document of the request.
             seconds_left: to the client's deadline.
 
@@ -54,9 +56,10 @@ class Admission:
         if seconds_left <= 0:
             raise DeadlineError
         scheduler = self._scheduler
-        backlog = scheduler.wait_seconds(in_chunks=any(map(scheduler.in_chunks, tokens)))
+        in_chunks = any(map(model.classifier.in_chunks, tokens))
+        backlog = scheduler.wait_seconds(in_chunks=in_chunks)
         self._check(backlog)
-        own = sum(map(scheduler.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
+        own = sum(map(model.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
         predicted = backlog + own
         if own > seconds_left:
             raise DocumentTooLongError(

@@ -1,18 +1,21 @@
 """The HTTP interface."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve import bodies, presence, streams
+from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference.routes import create_router
 from aftserve.presence import DeadlineSeconds, while_wanted
-from aftserve.problems import handle_problems, responses
+from aftserve.problems import GUARDED, handle_problems, responses
 from aftserve.receiving import ReceivingLimits
 from aftserve.schemas import (
     DocumentRequest,
@@ -23,15 +26,22 @@ from aftserve.schemas import (
     ParityCheck,
     ParityReport,
     Problem,
+    Reload,
     Status,
 )
 from aftserve.service import Service
 
-_INFER = bodies.takes(InferRequest)
-_INFER["requestBody"]["content"] |= {
-    "text/plain": {"schema": {"type": "string"}},
-    "application/x-ndjson": {"schema": {"type": "string", "description": "Objects, one a line."}},
+_LINES = "application/x-ndjson"
+_LINES_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "pattern": r"\S",
+    "description": "Objects, one a line.",
 }
+_INFER = takes(
+    InferRequest, **{"text/plain": {"type": "string", "minLength": 1}, _LINES: _LINES_SCHEMA}
+)
+_LINES_RESPONSE = {"content": {_LINES: {"schema": _LINES_SCHEMA}}}
+_METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
@@ -52,7 +62,20 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
         lifespan=lifespan,
+        # Its configuration is that of aftserve.tracing, and metrics have an address of their own.
+        telemetry={
+            "tracer_provider": service.traces.provider,
+            "tracing": service.traces.provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
     )
+
+    def received(request: Request) -> None:
+        service.traces.record("receive", request.state.started, time.monotonic())
+
     settings = service.settings
     app.add_middleware(
         ReceivingLimits,
@@ -71,7 +94,9 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     handle_problems(app)
     problems = responses(Problem)
     guards = [Depends(keys.dependency())] if keys is not None else []
-    guarded = APIRouter(dependencies=guards)
+    guarded = APIRouter(
+        dependencies=guards, responses={status: problems[status] for status in GUARDED}
+    )
 
     def deadline_of(request: Request, seconds: float | None) -> float:
         return presence.deadline_of(request, seconds, settings.deadline_seconds)
@@ -79,7 +104,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     @guarded.post(
         "/infer",
         response_model=DocumentResult | InferResponse,
-        responses=problems,
+        responses={**problems, 200: _LINES_RESPONSE},
         openapi_extra=_INFER,
     )
     async def infer(
@@ -97,7 +122,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
             case "text/plain":
                 text = await streams.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
-            case "application/x-ndjson":
+            case kind if kind == _LINES:
                 lines = await streams.classify_lines(
                     request,
                     lambda documents: service.classify(documents, deadline),
@@ -106,9 +131,10 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json() + "\n" for line in lines)
-                return Response(content, media_type="application/x-ndjson")
+                return Response(content, media_type=_LINES)
             case _:
                 body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
+        received(request)
         results = await while_wanted(
             service.classify(body.documents, deadline), request.receive, deadline
         )
@@ -120,7 +146,11 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """The bundle's own cases with PyTorch's outputs, as run when the server started."""
         return service.parity.report()
 
-    @guarded.post("/parity", responses=problems, openapi_extra=bodies.takes(DocumentRequest))
+    unknown = {"model": Problem, "description": "The server has no PyTorch model."}
+
+    @guarded.post(
+        "/parity", responses={**problems, 404: unknown}, openapi_extra=takes(DocumentRequest)
+    )
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
@@ -147,11 +177,30 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """The model, the limits, and what a document costs on this machine."""
         return service.info()
 
-    @guarded.get("/metrics", response_class=Response)
+    @guarded.get("/metrics", response_class=Response, responses={200: _METRICS_RESPONSE})
     async def metrics() -> Response:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
+    if keys is not None:
+        refusals: dict[int | str, dict[str, Any]] = {
+            status: problems[status] for status in (401, 429, 503)
+        }
+        refusals[403] = {"model": Problem, "description": "The API key is not marked admin."}
+        refusals[409] = {"model": Problem, "description": "The bundle cannot be used."}
+
+        @app.post(
+            "/reload", dependencies=[Depends(keys.dependency(admin=True))], responses=refusals
+        )
+        async def reload() -> Reload:
+            """Takes the bundle at its path anew; one that cannot be used is refused.
+
+            Requests that were accepted are answered by the one before. Asks for an API key
+            that is marked admin.
+            """
+            return await service.reloading.run()
+
     app.include_router(guarded)
     app.include_router(create_router(service, guards))
+    describe_bodies(app, service)
     return app

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from aftserve.calibration import Costs
 from aftserve.classifier import Answer, Tokens
+from aftserve.served import Served
 
 _GAIN = 0.95
 _STRETCH = 1.5
@@ -34,6 +35,7 @@ class Job:
     """A document that waits for its answer.
 
     Attributes:
+        served: whose tokens they are, and whose model runs them.
         ids: its tokens.
         seconds: of a run of it alone, or of what is left of it, as calibrated.
         promised: when it was predicted to be answered, by ``time.monotonic``.
@@ -42,6 +44,7 @@ class Job:
         progress: of a document that runs in chunks; None of any other.
     """
 
+    served: Served
     ids: Tokens
     seconds: float
     promised: float
@@ -75,14 +78,14 @@ class Result:
 def next_batch(
     waiting: Iterable[Job], costs: Costs, *, budget_tokens: int, pads: bool, now: float
 ) -> list[Job]:
-    """The oldest job, with younger ones that are cheaper in its run than alone.
+    """The oldest job, with younger ones of its model that are cheaper in its run than alone.
 
     A younger job may overtake others only while those are in time: once one that is passed
     over would be answered later than it was promised, nothing more is taken along.
 
     Args:
         waiting: jobs, the oldest first; at least one.
-        costs: of this machine.
+        costs: of the oldest one's model on this machine.
         budget_tokens: most tokens of a batch, padding included.
         pads: whether jobs of several lengths may share a run.
         now: by ``time.monotonic``.
@@ -99,7 +102,7 @@ def next_batch(
             break
         high, low = max(longest, job.tokens), min(shortest, job.tokens)
         near = high <= _STRETCH * low if pads else high == low
-        single = job.alone or job.progress is not None
+        single = job.alone or job.progress is not None or job.served is not batch[0].served
         if near and not single and documents * high <= budget_tokens:
             more = costs.together(documents, high)
             if more < _GAIN * (together + job.seconds):

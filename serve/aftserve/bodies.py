@@ -102,9 +102,3 @@ def objects(body: bytes) -> Any:
         raise InputError(f"The body is not JSON: {error}.", "Send JSON in UTF-8.") from None
     finally:
         gc.enable()
-
-
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """How the interface describes a body that is read only once it is wanted."""
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}

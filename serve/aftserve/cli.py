@@ -52,10 +52,11 @@ def _key(words: Sequence[str]) -> int:
     )
     parser.add_argument("name", metavar="NAME", help="of who is to have it")
     parser.add_argument("rate", metavar="RATE", nargs="?", help="such as 60/minute; any without")
+    parser.add_argument("--admin", action="store_true", help="it may ask for POST /reload")
     options = parser.parse_args(words)
 
     from aftserve.keys import make_key
 
-    key, section = make_key(options.name, options.rate)
+    key, section = make_key(options.name, options.rate, admin=options.admin)
     print(f"For {options.name}, shown this once:\n\n{key}\n\nFor the server's file:\n\n{section}")
     return 0

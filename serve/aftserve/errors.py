@@ -46,6 +46,18 @@ class UnauthorizedError(RefusedError):
         return {"WWW-Authenticate": "Bearer"}
 
 
+class ForbiddenError(RefusedError):
+    """The API key is known, and may not do this."""
+
+    status = 403
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This API key may classify documents, no more.",
+            "Use one that aftserve key NAME --admin made.",
+        )
+
+
 class NotFoundError(RefusedError):
     """There is nothing of that name."""
 

@@ -18,7 +18,7 @@ from limits.strategies import MovingWindowRateLimiter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aftexport.errors import UsageError
-from aftserve.errors import BusyError, UnauthorizedError
+from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
 from aftserve.logs import note
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
@@ -37,6 +37,7 @@ class Key(BaseModel):
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     rate: Annotated[str, AfterValidator(_check_rate)] | None = None
+    admin: bool = False
 
 
 _FILE = TypeAdapter(dict[str, Key])
@@ -54,6 +55,7 @@ class Keys:
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
         self._rates = {name: limits.parse_many(key.rate) for name, key in keys.items() if key.rate}
+        self._admins = {name for name, key in keys.items() if key.admin}
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
 
     @classmethod
@@ -104,8 +106,12 @@ class Keys:
                     max(1, math.ceil(reset - time.time())),
                 )
 
-    def dependency(self) -> Callable[..., Awaitable[None]]:
-        """What refuses a request, before its body is read, without a key or over its rate."""
+    def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
+        """What refuses a request, before its body is read, without a key or over its rate.
+
+        Args:
+            admin: and with a key that is not marked so.
+        """
 
         async def authorize(
             request: Request,
@@ -115,6 +121,8 @@ class Keys:
             name = self.owner(bearer.credentials if bearer else header or "")
             note(request, key=name)
             self.count(name)
+            if admin and name not in self._admins:
+                raise ForbiddenError
 
         return authorize
 
@@ -122,12 +130,13 @@ class Keys:
 _REMEDY = "Make one with: aftserve key NAME [RATE]"
 
 
-def make_key(name: str, rate: str | None) -> tuple[str, str]:
+def make_key(name: str, rate: str | None, *, admin: bool = False) -> tuple[str, str]:
     """A fresh key, and the section of the file that lets it in.
 
     Args:
         name: of who is to have it.
         rate: how often it may ask, such as ``60/minute``; None for any number of times.
+        admin: whether it may have the server reload its bundle.
 
     Raises:
         UsageError: where the rate is none, or the name does not suit the file.
@@ -143,4 +152,6 @@ def make_key(name: str, rate: str | None) -> tuple[str, str]:
     lines = [f"[{name}]", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
     if rate is not None:
         lines.append(f'rate = "{rate}"')
+    if admin:
+        lines.append("admin = true")
     return key, "\n".join(lines)

@@ -10,6 +10,7 @@ from aftexport.bundle import CHUNKED, Bundle
 from aftexport.choice import Choice, choose
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import BundleError
 from aftexport.parity import Comparison
 from aftexport.report import stage
 from aftexport.verification import verify, verify_engine
@@ -78,12 +79,29 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
 
 
 def load_safe_model(bundle: Bundle, settings: Settings) -> LoadedModel:
-    """Loads the model to run it by its portable bodies alone; see ``load_model``."""
+    """Loads the model to run it by its portable bodies alone; see ``load_model``.
+
+    Raises:
+        BundleError: where the bundle is no longer the one that was opened.
+    """
+    check_unchanged(bundle)
     engine = OnnxRuntimeEngine(
         bundle.model_path, threads=settings.threads or 0, arena=settings.arena, fused=False
     )
     choice = Choice(engine, "ONNX Runtime by portable bodies alone: parity was broken.")
     return _prepare(bundle, settings, choice, safe=True)
+
+
+def check_unchanged(bundle: Bundle) -> None:
+    """Checks that the files of a bundle are still those it was opened with.
+
+    Raises:
+        BundleError: where they are not.
+    """
+    if Bundle.open(bundle.path).digest != bundle.digest:
+        raise BundleError(
+            bundle.path, "it changed while it was read", "Move a whole bundle into its place."
+        )
 
 
 def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) -> LoadedModel:

@@ -96,6 +96,17 @@ class Metrics:
             "aftserve_skipped_parity_checks", "Live documents drawn for a check that was not made.",
             registry=registry,
         )  # fmt: skip
+        self.reloads = Counter(
+            "aftserve_reloads", "Bundles loaded anew, by whether they are served.", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self.bundle = Gauge(
+            "aftserve_bundle_info", "1 for the digest of the bundle that is served.", ["bundle"],
+            registry=registry,
+        )  # fmt: skip
+        self.bundle_loaded = Gauge(
+            "aftserve_bundle_loaded_timestamp_seconds", "When it was loaded.", registry=registry
+        )
         self.waiting_documents = Gauge(
             "aftserve_waiting_documents", "Documents in the queue.", registry=registry
         )
@@ -123,6 +134,12 @@ class Metrics:
         self.predicted_seconds.inc(predicted)
         self.actual_seconds.inc(actual)
         self.prediction_ratio.observe(actual / predicted)
+
+    def observe_bundle(self, digest: str, since: float) -> None:
+        """Notes which bundle is served from now on, loaded at a Unix time."""
+        self.bundle.clear()
+        self.bundle.labels(digest).set(1)
+        self.bundle_loaded.set(since)
 
     def exposition(self) -> bytes:
         """Everything, in the text format of Prometheus."""

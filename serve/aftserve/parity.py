@@ -3,20 +3,22 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.errors import EngineError
-from aftexport.manifest import Manifest
 from aftexport.parity import Case, Comparison, compare
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
-from aftserve.errors import RefusedError
+from aftserve.errors import NotFoundError, RefusedError
 from aftserve.metrics import Metrics
-from aftserve.reference_process import ReferenceError, ReferenceProcess
+from aftserve.reference_process import ReferenceProcess
 from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
+from aftserve.served import Served
 
 logger = logging.getLogger(__name__)
 
@@ -30,30 +32,27 @@ class Parity:
     """Keeps what is known of it, and tells when it is broken.
 
     Args:
-        manifest: of the bundle.
-        golden: the bundle's own cases, run through the served engine.
+        served: what is compared.
         reference: PyTorch; None where there is no model file to compare with.
         share: of live documents that are checked in passing.
-        alone: runs a document by itself.
+        alone: runs a document of it by itself.
         seconds: that a check in passing may take.
-        on_breach: called with the reason where a check is outside its bound.
+        on_breach: called with it and the reason where a check is outside its bound.
         metrics: what it counts.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
-        golden: Sequence[Comparison],
+        served: Served,
         reference: ReferenceProcess | None,
         *,
         share: float,
-        alone: Callable[[Tokens], Awaitable[Result]],
+        alone: Callable[[Served, Tokens], Awaitable[Result]],
         seconds: float,
-        on_breach: Callable[[str], None],
+        on_breach: Callable[[Served, str], None],
         metrics: Metrics,
     ) -> None:
-        self._manifest = manifest
-        self.golden = golden
+        self.served = served
         self._reference = reference
         self._share = share
         self._alone = alone
@@ -61,12 +60,15 @@ class Parity:
         self._on_breach = on_breach
         self._metrics = metrics
         self._pending: set[asyncio.Task[None]] = set()
+        self._holders = 0
+        self._retired = False
 
     def report(self) -> ParityReport:
         """What ``GET /parity`` answers."""
+        golden = self.served.model.golden
         return ParityReport(
-            golden=[GoldenCase.model_validate(result.to_dict()) for result in self.golden],
-            within=all(result.passed for result in self.golden),
+            golden=[GoldenCase.model_validate(result.to_dict()) for result in golden],
+            within=all(result.passed for result in golden),
             reference=self._reference is not None,
             shadow=self._share,
         )
@@ -75,10 +77,11 @@ class Parity:
         """Compares the served logits of a document with PyTorch's.
 
         Raises:
-            ReferenceError: where there is no reference, or it fails.
+            NotFoundError: where there is no reference.
+            ReferenceError: where it fails.
         """
         if self._reference is None:
-            raise ReferenceError(
+            raise NotFoundError(
                 "The server has no PyTorch model to compare with.",
                 "Start it with --reference and the model file the bundle was exported from.",
             )
@@ -87,7 +90,7 @@ class Parity:
         outputs = [
             OutputParity(label=label, served=ours, reference=theirs, difference=abs(ours - theirs))
             for label, ours, theirs in zip(
-                self._manifest.labels, served.tolist(), expected.tolist(), strict=True
+                self.served.bundle.manifest.labels, served.tolist(), expected.tolist(), strict=True
             )
         ]
         return ParityCheck(
@@ -110,6 +113,25 @@ class Parity:
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Self]:
+        """While the block runs, there is something to compare with."""
+        self._holders += 1
+        try:
+            yield self
+        finally:
+            self._holders -= 1
+            await self._close_if_done()
+
+    async def retire(self) -> None:
+        """Closes it once nobody holds it: others are served by another bundle."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and not self._holders:
+            await self.close()
+
     async def close(self) -> None:
         """Ends what is under way, and the reference."""
         for task in self._pending:
@@ -122,7 +144,7 @@ class Parity:
         try:
             async with asyncio.timeout(self._seconds):
                 if result.batch_documents > 1:
-                    alone = await self._alone(ids)
+                    alone = await self._alone(self.served, ids)
                     self._judge("batch", ids, served, alone.answer.logits)
                 if self._reference is not None:
                     await self.check(ids, served)
@@ -132,14 +154,15 @@ class Parity:
 
     def _judge(self, kind: str, ids: Tokens, served: Logits, expected: Logits) -> Comparison:
         case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
-        result = compare(
-            case, served[None], self._manifest.precision, bound=self._manifest.tolerance
-        )
+        manifest = self.served.bundle.manifest
+        result = compare(case, served[None], manifest.precision, bound=manifest.tolerance)
         self._metrics.parity_error.labels(kind).observe(result.error)
         self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
         if not result.passed:
+            other = "PyTorch" if kind == "reference" else "its run alone"
             self._on_breach(
-                f"a document of {len(ids)} tokens differs by {result.error:.1e} from "
-                f"{'PyTorch' if kind == 'reference' else 'its run alone'}, bound {result.bound:.0e}"
+                self.served,
+                f"a document of {len(ids)} tokens differs by {result.error:.1e} from {other}, "
+                f"bound {result.bound:.0e}",
             )
         return result

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from aftexport.errors import AftexportError, EngineError, InputError
 from aftserve.errors import DocumentTooLongError, RefusedError
@@ -26,6 +27,9 @@ _DESCRIPTIONS = {
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
 }
+
+GUARDED = (401, 429)
+"""What every address that asks for an API key may answer."""
 
 
 def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -52,11 +56,26 @@ def handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
-        return _problem(request, error.detail, error.status_code, error.headers)
+        headers = error.headers
+        if error.status_code == 405:  # the router names the methods of one route alone
+            headers = {"Allow": ", ".join(_methods(request))}
+        return _problem(request, error.detail, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return _problem(request, "The server has a fault. Its log says which.", 500)
+
+
+def _methods(request: Request) -> list[str]:
+    """What can be done with the address of a request."""
+    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+    scopes = [{**request.scope, "method": method} for method in methods]
+    routes = request.app.routes
+    return [
+        scope["method"]
+        for scope in scopes
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 def _problem(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from aftexport.bundle import Bundle
-from aftexport.errors import AftexportError
+from aftexport.errors import AftexportError, BundleError
 from aftexport.source import load_source, torch_engine
 
 _NICENESS = 19
@@ -24,12 +24,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="aftserve.reference", allow_abbrev=False)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("model", type=Path)
+    parser.add_argument("--digest", help="of the bundle that is served")
     parser.add_argument("--factory")
     parser.add_argument("--allow-pickle", action="store_true")
     options = parser.parse_args()
     os.nice(_NICENESS)
     answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
     bundle = Bundle.open(options.bundle)
+    if options.digest not in (None, bundle.digest):
+        raise BundleError(bundle.path, "the server has another one", "Have it reload.")
     source = load_source(
         bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
     )

@@ -5,11 +5,11 @@ import json
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle import Bundle
 from aftserve.classifier import Tokens
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
@@ -25,12 +25,13 @@ class ReferenceProcess:
     """PyTorch's logits of a document, from a process that nothing else depends on.
 
     Args:
-        bundle: the folder that is served.
+        bundle: that is served.
         settings: with the model file.
     """
 
-    def __init__(self, bundle: Path, settings: Settings) -> None:
-        words = [sys.executable, "-m", "aftserve.reference", str(bundle), str(settings.reference)]
+    def __init__(self, bundle: Bundle, settings: Settings) -> None:
+        words = [sys.executable, "-m", "aftserve.reference", str(bundle.path)]
+        words += [str(settings.reference), "--digest", bundle.digest]
         if settings.reference_factory is not None:
             words += ["--factory", settings.reference_factory]
         if settings.reference_allow_pickle:

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
 from aftserve.batching import Job, Progress, Result, next_batch
-from aftserve.calibration import Costs, Pace
-from aftserve.classifier import Classifier, Tokens
+from aftserve.calibration import Pace
+from aftserve.classifier import Tokens
 from aftserve.engine_thread import EngineThread, EngineThreadError, Run
 from aftserve.errors import UnavailableError
 from aftserve.metrics import Metrics
+from aftserve.served import Served
 from aftserve.waiting import Waiting
 from aftserve.watchdog import PARTS
 
@@ -34,8 +35,6 @@ class Scheduler:
     fails alone. A run that nobody waits for any more is stopped.
 
     Args:
-        classifier: of checked documents.
-        costs: of its runs.
         budget_tokens: most tokens of a batch, padding included.
         stall_seconds: a run may be late by this and ten times its prediction.
         metrics: what it counts.
@@ -43,16 +42,12 @@ class Scheduler:
 
     def __init__(
         self,
-        classifier: Classifier,
-        costs: Costs,
         metrics: Metrics,
         *,
         budget_tokens: int,
         stall_seconds: float,
     ) -> None:
-        self.costs = costs
         self.pace = Pace()
-        self._classifier = classifier
         self._metrics = metrics
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
@@ -95,10 +90,6 @@ class Scheduler:
             seconds += min(after, len(waiting) * (run.calibrated if run else 0.0))
         return running + seconds * self.pace.value
 
-    def in_chunks(self, tokens: int) -> bool:
-        """Whether a document of so many tokens runs in chunks, others between them."""
-        return self._classifier.in_chunks(tokens)
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While the block runs, no run begins; one that has begun goes on."""
@@ -108,16 +99,17 @@ class Scheduler:
         finally:
             self._waiting.pause(False)
 
-    def use(self, classifier: Classifier, costs: Costs) -> None:
-        """Runs another model from now on."""
-        self._classifier, self.costs, self.pace = classifier, costs, Pace()
+    def forget_pace(self) -> None:
+        """What was measured of the model before says nothing of the one from now on."""
+        self.pace = Pace()
 
     def submit(
-        self, ids: Tokens, promised: float, *, alone: bool = False
+        self, served: Served, ids: Tokens, promised: float, *, alone: bool = False
     ) -> "asyncio.Future[Result]":
         """Puts a checked document in the queue.
 
         Args:
+            served: by whose model it is classified.
             ids: its tokens.
             promised: when it is predicted to be answered, by ``time.monotonic``.
             alone: it shares no run.
@@ -131,10 +123,10 @@ class Scheduler:
         if self._closed is not None:
             future.set_exception(self._closed)
             return future
-        job = Job(ids, self.costs.alone(len(ids)), promised, future, alone)
-        if self._classifier.in_chunks(len(ids)):
-            parts, count = self._classifier.parts(ids), self._classifier.part_count(len(ids))
-            job.progress = Progress(parts, count)
+        classifier, costs = served.model.classifier, served.model.costs
+        job = Job(served, ids, costs.alone(len(ids)), promised, future, alone)
+        if classifier.in_chunks(len(ids)):
+            job.progress = Progress(classifier.parts(ids), classifier.part_count(len(ids)))
         future.add_done_callback(lambda _: self._settled(job))
         self._waiting.put(job)
         return future
@@ -154,6 +146,7 @@ class Scheduler:
             while (run := await runs.get()) is not None:
                 await self._end_of(run)
                 self._answer(run)
+                run = None  # nothing of it is kept until the next one comes
             raise EngineThreadError("The engine's thread has ended.")
         finally:
             self._close(run)
@@ -167,23 +160,24 @@ class Scheduler:
         def choose(jobs: Iterable[Job]) -> Sequence[Job]:
             if others_turn:
                 jobs = [job for job in jobs if job.progress is None] or jobs
-            pads, budget, now = self._classifier.pads, self._budget_tokens, time.monotonic()
-            batch = next_batch(jobs, self.costs, budget_tokens=budget, pads=pads, now=now)
+            model = next(iter(jobs)).served.model
+            pads, budget, now = model.classifier.pads, self._budget_tokens, time.monotonic()
+            batch = next_batch(jobs, model.costs, budget_tokens=budget, pads=pads, now=now)
             calibrated = sum(job.seconds for job in batch)
             longest = max(job.tokens for job in batch)
-            together = self.costs.together(len(batch), longest)
+            together = model.costs.together(len(batch), longest)
             if (progress := batch[0].progress) is not None:
                 calibrated = together = batch[0].seconds / progress.left
             predicted = together * self.pace.value
             # Before they leave the queue: whoever gives one up finds it here or there.
             self._running = Run(
-                batch, self._classifier, calibrated, predicted, loop.create_future()
+                batch, model.classifier, calibrated, predicted, loop.create_future()
             )
             return batch
 
         if last is not None and last.unfinished:
             self._go_on_later(last)
-        self._running = None
+        self._running = last = None
         return self._running if self._waiting.take(choose) else None
 
     def _go_on_later(self, run: Run) -> None:

@@ -1,14 +1,37 @@
 """What goes over the wire."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from aftserve.classifier import Document
 from aftserve.settings import Policy
 
-TokenIds = Annotated[list[StrictInt], FailFast(), Field(description="Token ids of one document.")]
+
+def _whole(ids: Any) -> Any:
+    """As JSON has it, 5.0 is an integer too; few send it, and they wait."""
+    if isinstance(ids, list) and float in set(map(type, ids)):
+        return [int(i) if isinstance(i, float) and i.is_integer() else i for i in ids]
+    return ids
+
+
+TokenIds = Annotated[
+    list[StrictInt],
+    FailFast(),
+    BeforeValidator(_whole),
+    Field(description="Token ids of one document."),
+]
 
 
 class InferRequest(BaseModel):
@@ -46,6 +69,8 @@ class DocumentRequest(BaseModel):
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
+    _whole_ids = field_validator("input_ids", mode="before")(_whole)
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.text is None) == (self.input_ids is None):
@@ -79,6 +104,7 @@ class Timings(BaseModel):
 class DocumentResult(BaseModel):
     """The answer for one document."""
 
+    bundle: str = Field(description="Digest of the bundle that gave it; GET /info has the latest.")
     label: str
     scores: dict[str, float] = Field(description="Probability of every class.")
     tokens_total: int = Field(description="Tokens of the document.")
@@ -191,10 +217,22 @@ class Calibration(BaseModel):
     pace: float = Field(description="Time of the last runs, over what was calibrated.")
 
 
+class Reload(BaseModel):
+    """How a reload ended."""
+
+    at: datetime
+    bundle: str | None = Field(description="Digest of what was loaded; None where nothing was.")
+    seconds: float = Field(description="That it took.")
+    problem: str | None = Field(description="Why the bundle before answers on, if it does.")
+
+
 class Info(BaseModel):
     """The server, its model and its limits."""
 
     version: str
+    bundle: str = Field(description="Digest of the bundle that answers: of its manifest.")
+    loaded: datetime
+    last_reload: Reload | None
     engine: str
     safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
     labels: list[str]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from types import FrameType
 
@@ -14,15 +15,19 @@ from rich.markup import escape
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
-from aftserve import logs
+from aftserve import logs, tracing
 from aftserve.app import create_app
 from aftserve.keys import Keys
 from aftserve.loading import load_model
 from aftserve.receiving import TimedProtocol
 from aftserve.service import Service
 from aftserve.settings import Settings
+from aftserve.tracing import Traces
 
 logger = logging.getLogger(__name__)
+
+_RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""Windows has no such signal."""
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -31,20 +36,25 @@ def serve(settings: Settings, console: Console) -> int:
     Raises:
         AftexportError: where the bundle cannot be served.
     """
+    if _RELOAD is not None:
+        signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
-    service = load(settings, console)
     logs.configure(settings.log_format)
+    traces = tracing.configure()
+    service = load(settings, console, traces)
     server = Server(service, keys)
     server.run()
-    if service.health.phase == "failed":
-        # A run that hangs would hold up an orderly exit.
+    traces.close()
+    status = int(service.health.phase == "failed")
+    if status or service.reloading.loading:
+        # A run that hangs, and a thread that loads, would hold up an orderly exit.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(1)
+        os._exit(status)
     return 0
 
 
-def load(settings: Settings, console: Console) -> Service:
+def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
     """Loads a bundle; raises AftexportError where it cannot be served."""
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
@@ -53,11 +63,11 @@ def load(settings: Settings, console: Console) -> Service:
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
         paths = operator_paths(bundle.model_path)
         console.print(operator_table(bundle.manifest.operators, paths))
-    return Service(bundle, model, settings)
+    return Service(bundle, model, settings, traces)
 
 
 class Server(uvicorn.Server):
-    """Stops in steps: not ready, then no new connections, then gone.
+    """Stops in steps: not ready, then no new connections, then gone. SIGHUP reloads the bundle.
 
     Args:
         service: what it serves.
@@ -81,9 +91,16 @@ class Server(uvicorn.Server):
             )
         )
         self._health = service.health
+        self._reloading = service.reloading
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens, also to SIGHUP."""
+        await super().startup(sockets)
+        if _RELOAD is not None:
+            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloading.start)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
@@ -97,6 +114,7 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         """Goes on serving until whoever sends requests has seen that none are wanted."""
         logger.info("draining for %g s", self._drain_seconds)
+        self._reloading.close()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._leave)
         loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)

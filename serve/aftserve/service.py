@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.to_thread
 
-from aftexport import __version__
 from aftexport.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.admission import Admission
@@ -17,20 +16,17 @@ from aftserve.batching import Result
 from aftserve.classifier import Document, Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.health import Health
+from aftserve.info import describe
 from aftserve.loading import LoadedModel, load_safe_model
 from aftserve.metrics import Metrics
 from aftserve.parity import Parity
 from aftserve.reference_process import ReferenceProcess
+from aftserve.reloading import Reloading
 from aftserve.scheduler import Scheduler
-from aftserve.schemas import (
-    Calibration,
-    DocumentResult,
-    Info,
-    Limits,
-    ParityCheck,
-    Timings,
-)
+from aftserve.schemas import DocumentResult, Info, ParityCheck, Timings
+from aftserve.served import Served
 from aftserve.settings import Settings
+from aftserve.tracing import Traces
 from aftserve.watchdog import watched_loop
 
 logger = logging.getLogger(__name__)
@@ -48,39 +44,42 @@ class Service:
         bundle: a checked bundle.
         model: of it, loaded.
         settings: of the server.
+        traces: of its requests; none where it is left out.
     """
 
-    def __init__(self, bundle: Bundle, model: LoadedModel, settings: Settings) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        model: LoadedModel,
+        settings: Settings,
+        traces: Traces | None = None,
+    ) -> None:
         self.settings = settings
-        self.model = model
+        self.traces = traces or Traces()
+        self.served = Served(bundle, model)
         self.health = Health()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
-            model.classifier,
-            model.costs,
             self.metrics,
             budget_tokens=settings.budget_tokens,
             stall_seconds=settings.stall_seconds,
         )
-        self.parity = Parity(
-            bundle.manifest,
-            model.golden,
-            ReferenceProcess(bundle.path, settings) if settings.reference else None,
-            share=settings.shadow,
-            alone=self._alone,
-            seconds=settings.deadline_seconds,
-            on_breach=self._breached,
-            metrics=self.metrics,
-        )
-        self._bundle = bundle
+        self.parity = self._parity(self.served)
+        self.reloading = Reloading(settings, self._serve, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = anyio.CapacityLimiter(_TOKENIZER_THREADS)
         self._falling_back: asyncio.Task[None] | None = None
+        self.metrics.observe_bundle(bundle.digest, self.served.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
         self.metrics.pace.set_function(lambda: self.scheduler.pace.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
+
+    @property
+    def model(self) -> LoadedModel:
+        """That answers what comes from now on."""
+        return self.served.model
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -91,9 +90,10 @@ class Service:
         self.health.when_failed(scheduling.cancel)
         self.health.phase = "ready"
         if self.model.breach is not None:
-            self._breached(self.model.breach)
+            self._breached(self.served, self.model.breach)
         async with watched_loop(self.settings.stall_seconds):
             yield
+        self.reloading.close()
         await self.parity.close()
         scheduling.cancel()
 
@@ -122,12 +122,20 @@ class Service:
             RefusedError: where it cannot be in time.
             EngineError: where the engine fails on one.
         """
-        tokenized = [await self._tokens(*numbered) for numbered in enumerate(documents)]
-        admitted = time.monotonic()
-        tokens = [self.model.classifier.cut(ids) for ids, _ in tokenized]
-        predicted, done = await self._run(tokens, deadline)
+        async with self.parity.held() as parity:
+            served = parity.served
+            began = time.monotonic()
+            tokenizing = (self._tokens(served, *numbered) for numbered in enumerate(documents))
+            tokenized = [await one for one in tokenizing]
+            admitted = time.monotonic()
+            tokens = [served.model.classifier.cut(ids) for ids, _ in tokenized]
+            predicted, done = await self._run(served, tokens, deadline)
+            for ids, result in zip(tokens, done, strict=True):
+                if not served.model.classifier.in_chunks(len(ids)):  # PyTorch has no chunks
+                    parity.sample(ids, result)
         results = [
             DocumentResult(
+                bundle=served.bundle.digest,
                 label=result.answer.label,
                 scores=result.answer.scores,
                 tokens_total=len(ids),
@@ -143,48 +151,63 @@ class Service:
             )
             for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
         ]
-        self._count(results, predicted, time.monotonic() - admitted)
-        for ids, result in zip(tokens, done, strict=True):
-            if not self.scheduler.in_chunks(len(ids)):  # PyTorch has no chunks
-                self.parity.sample(ids, result)
+        ended = time.monotonic()
+        self._count(results, predicted, ended - admitted)
+        total = sum(result.tokens_total for result in results)
+        self.traces.record("tokenize", began, admitted, documents=len(results), tokens=total)
+        for used, result in zip(tokens, done, strict=True):
+            self.traces.record("queue", admitted, result.started, tokens=len(used))
+            self.traces.record(
+                "infer",
+                result.started,
+                result.started + result.inference_seconds,
+                tokens=len(used),
+                batch_documents=result.batch_documents,
+                predicted_seconds=predicted,
+                actual_seconds=ended - admitted,
+            )
         return results
 
     async def compare(self, document: Document, deadline: float) -> ParityCheck:
         """Answers a document and compares that with PyTorch; see ``classify``.
 
         Raises:
-            ReferenceError: where there is no PyTorch model, or it fails.
+            NotFoundError: where there is no PyTorch model.
+            ReferenceError: where it fails.
         """
-        ids, _ = await self._tokens(0, document)
-        if self.scheduler.in_chunks(len(ids)):
-            raise DocumentTooLongError(
-                f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over the "
-                "memory budget.",
-                "Send a shorter one.",
-            )
-        _, (result,) = await self._run([ids], deadline)
-        return await self.parity.check(ids, result.answer.logits)
+        async with self.parity.held() as parity:
+            served = parity.served
+            ids, _ = await self._tokens(served, 0, document)
+            if served.model.classifier.in_chunks(len(ids)):
+                raise DocumentTooLongError(
+                    f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over "
+                    "the memory budget.",
+                    "Send a shorter one.",
+                )
+            _, (result,) = await self._run(served, [ids], deadline)
+            return await parity.check(ids, result.answer.logits)
 
     async def _run(
-        self, documents: Sequence[Tokens], deadline: float
+        self, served: Served, documents: Sequence[Tokens], deadline: float
     ) -> tuple[float, list[Result]]:
         """What they were predicted to take together, and their results."""
         now = time.monotonic()
-        predicted = self._admission.admit([len(ids) for ids in documents], deadline - now)
-        futures = [self.scheduler.submit(ids, now + predicted) for ids in documents]
+        lengths = [len(ids) for ids in documents]
+        predicted = self._admission.admit(served.model, lengths, deadline - now)
+        futures = [self.scheduler.submit(served, ids, now + predicted) for ids in documents]
         try:
             return predicted, [await future for future in futures]
         finally:
             for future in futures:
                 future.cancel()
 
-    async def _alone(self, ids: Tokens) -> Result:
+    async def _alone(self, served: Served, ids: Tokens) -> Result:
         promised = time.monotonic() + self.scheduler.backlog_seconds
-        return await self.scheduler.submit(ids, promised, alone=True)
+        return await self.scheduler.submit(served, ids, promised, alone=True)
 
-    async def _tokens(self, index: int, document: Document) -> tuple[Tokens, float]:
+    async def _tokens(self, served: Served, index: int, document: Document) -> tuple[Tokens, float]:
         """The checked tokens of a document, and the seconds it took to make them of a text."""
-        classifier = self.model.classifier
+        classifier = served.model.classifier
         try:
             if not isinstance(document, str):
                 return classifier.check(document), 0.0
@@ -217,61 +240,56 @@ class Service:
             logger.critical("the scheduler has ended", exc_info=task.exception())
             self.health.fail()
 
-    def _breached(self, reason: str) -> None:
+    def _parity(self, served: Served) -> Parity:
+        settings = self.settings
+        return Parity(
+            served,
+            ReferenceProcess(served.bundle, settings) if settings.reference else None,
+            share=settings.shadow,
+            alone=self._alone,
+            seconds=settings.deadline_seconds,
+            on_breach=self._breached,
+            metrics=self.metrics,
+        )
+
+    async def _serve(self, served: Served) -> None:
+        """Answers by what was loaded, from now on; what was accepted stays where it is."""
+        if self._falling_back is not None:
+            await asyncio.wait({self._falling_back})
+        before, self.served, self.parity = self.parity, served, self._parity(served)
+        self._falling_back = None
+        self.scheduler.forget_pace()
+        self.health.breach = None
+        self.metrics.observe_bundle(served.bundle.digest, served.since.timestamp())
+        await before.retire()
+
+    def _breached(self, served: Served, reason: str) -> None:
         logger.error("parity is broken: %s", reason)
+        if served is not self.served:
+            return  # by now another one answers
         if self.settings.on_breach == "unready" or self.model.safe:
             self.health.breach = reason
         elif self._falling_back is None:
-            self._falling_back = asyncio.create_task(self._fall_back(reason))
+            self._falling_back = asyncio.create_task(self._fall_back(served, reason))
 
-    async def _fall_back(self, reason: str) -> None:
+    async def _fall_back(self, served: Served, reason: str) -> None:
         """Goes on with standard operators alone, if their golden cases are within the bound."""
         with self.scheduler.paused():
             model = None
             try:
-                model = await anyio.to_thread.run_sync(load_safe_model, self._bundle, self.settings)
+                model = await anyio.to_thread.run_sync(
+                    load_safe_model, served.bundle, self.settings
+                )
             except Exception:
                 logger.exception("there is nothing to fall back to")
             if model is None or model.breach is not None:
                 self.health.breach = reason
                 return
-            self.model = model
-            self.parity.golden = model.golden
-            self.scheduler.use(model.classifier, model.costs)
+            served.model = model
+            self.scheduler.forget_pace()
             logger.warning("serving by portable bodies alone from now on")
-
-    @property
-    def _whole_only(self) -> str | None:
-        if self.model.classifier.chunked is not None:
-            return None
-        return self._bundle.manifest.whole_only or f"{self.model.classifier.engine.name} has none"
 
     def info(self) -> Info:
         """What ``GET /info`` answers."""
-        classifier, settings = self.model.classifier, self.settings
-        manifest = classifier.manifest
-        return Info(
-            version=__version__,
-            engine=classifier.engine.name,
-            safe=self.model.safe,
-            labels=list(manifest.labels),
-            vocab_size=manifest.vocab_size,
-            precision=manifest.precision,
-            operators=manifest.operators,
-            tokenizer=classifier.has_tokenizer,
-            limits=Limits(
-                max_tokens=classifier.max_tokens,
-                max_characters=settings.max_characters,
-                max_documents=settings.max_documents,
-                max_body_bytes=settings.max_body_bytes,
-                max_queue_seconds=settings.max_queue_seconds,
-                deadline_seconds=settings.deadline_seconds,
-                budget_tokens=settings.budget_tokens,
-                whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
-                long_documents=settings.long_documents,
-                whole_only=self._whole_only,
-            ),
-            calibration=Calibration(
-                pace=self.scheduler.pace.value, **self.scheduler.costs.to_dict()
-            ),
-        )
+        pace, reload = self.scheduler.pace.value, self.reloading.last
+        return describe(self.served, self.settings, pace=pace, reload=reload)

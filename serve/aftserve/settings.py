@@ -36,7 +36,9 @@ class Settings(BaseSettings):
         protected_namespaces=(),
     )
 
-    bundle: CliPositionalArg[Path] = Field(Path(), description="a folder that aftexport wrote")
+    bundle: CliPositionalArg[Path] = Field(
+        Path(), description="a folder that aftexport wrote; SIGHUP takes it anew"
+    )
     config: Path | None = Field(None, description="a TOML file of these settings")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")

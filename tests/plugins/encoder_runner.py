@@ -50,15 +50,15 @@ BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to
 HALF_BOUND = 1e-3  # the same of float16 tensors: two roundings of the largest value
 
 
-def run(op, inputs, *, constant=True, threads=2, **attributes):
+def run(op, inputs, *, constant=True, threads=2, library=LIBRARY, **attributes):
     """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`.
 
     Several outputs come side by side along their last axis.
     """
-    return np.concatenate(outputs(op, inputs, constant, threads, **attributes), axis=-1)
+    return np.concatenate(outputs(op, inputs, constant, threads, library, **attributes), axis=-1)
 
 
-def outputs(op, inputs, constant=True, threads=2, **attributes):
+def outputs(op, inputs, constant=True, threads=2, library=LIBRARY, **attributes):
     initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
     fed = {name: x for name, x in inputs.items() if name not in initial}
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
@@ -75,7 +75,7 @@ def outputs(op, inputs, constant=True, threads=2, **attributes):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.register_custom_ops_library(str(LIBRARY))
+    options.register_custom_ops_library(str(library))
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -105,10 +105,13 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
     kind: str, bundle_copy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    from aftserve import logs
     from aftserve.cli import main
     from aftserve.server import Server
 
     monkeypatch.setattr(Server, "run", lambda _: None)
+    # For the whole process it would be: tests after this one would write to a stream long closed.
+    monkeypatch.setattr(logs, "configure", lambda _: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])
     assert code == 2

@@ -43,7 +43,8 @@ def test_a_text_gets_one_answer_equal_to_pytorchs(
 ) -> None:
     result, ids = infer(client, text=text), tokens_of(text)
     assert result.keys() == {
-        "label", "scores", "tokens_total", "tokens_used", "truncated", "policy", "timings"
+        "bundle", "label", "scores", "tokens_total", "tokens_used", "truncated", "policy",
+        "timings",
     }  # fmt: skip
     assert_scores(result, scores_by_torch(classifier, ids))
     assert result["label"] == max(result["scores"], key=result["scores"].get)

@@ -37,7 +37,7 @@ BAD_DOCUMENTS: dict[str, object] = {
     "ids an object": {"input_ids": {"0": [1]}},
     "id past the vocabulary": {"input_ids": [[1, 300]]},
     "id negative": {"input_ids": [[-1]]},
-    "id a float": {"input_ids": [[1.0]]},
+    "id a float": {"input_ids": [[1.5]]},
     "id a fraction": {"input_ids": [[1.5]]},
     "id not a number": {"input_ids": [[float("nan")]]},
     "id infinite": {"input_ids": [[float("inf")]]},

@@ -1,6 +1,7 @@
 import asyncio
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,10 +32,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def waiting(
-    loop: asyncio.AbstractEventLoop, *tokens: int, costs: Costs = COSTS, promised: float = 1e9
+    loop: asyncio.AbstractEventLoop,
+    *tokens: int,
+    costs: Costs = COSTS,
+    promised: float = 1e9,
+    served: Any = None,
 ) -> list[Job]:
     return [
-        Job(np.zeros(n, np.int64), costs.alone(n), promised, loop.create_future()) for n in tokens
+        Job(served, np.zeros(n, np.int64), costs.alone(n), promised, loop.create_future())
+        for n in tokens
     ]
 
 
@@ -45,6 +51,12 @@ def chosen(jobs: list[Job], costs: Costs = COSTS, budget: int = 4096, **given: o
 
 def test_documents_of_like_length_share_a_run(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, 20, 22, 18)) == [0, 1, 2]
+
+
+def test_documents_of_two_models_do_not(loop: asyncio.AbstractEventLoop) -> None:
+    before, after = (waiting(loop, 20, 20, 20, served=object()) for _ in range(2))
+    assert chosen([before[0], after[0], before[1], after[1]]) == [0, 2]
+    assert chosen([after[0], before[0], after[1]]) == [0, 2]
 
 
 def test_where_batches_gain_nothing_none_is_made(loop: asyncio.AbstractEventLoop) -> None:

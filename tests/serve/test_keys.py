@@ -1,8 +1,13 @@
 """Who may ask, and how often."""
 
+import hmac
 import re
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -94,6 +99,43 @@ def test_a_rate_holds_for_its_key_alone(address: str, made: tuple[Path, str, str
     assert 3500 < int(refused.headers["Retry-After"]) <= 3600
     assert "3 per 1 hour" in refused.json()["detail"]
     assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
+
+
+def test_a_rate_holds_for_many_at_once(bundle_folder: Path, tmp_path: Path) -> None:
+    (one, first), (other, second) = make_key("one", "20/hour"), make_key("other", "10/hour")
+    (tmp_path / "keys.toml").write_text(f"{first}\n{second}\n")
+    options = ("--api-keys", str(tmp_path / "keys.toml"))
+    with (
+        serving(bundle_folder, tmp_path / "log", *options) as (address, _),
+        ThreadPoolExecutor(12) as pool,
+    ):
+        asked = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
+        codes = [answer.result().status_code for answer in asked]
+    assert Counter(codes[::2]) == {200: 20, 429: 10}
+    assert Counter(codes[1::2]) == {200: 10, 429: 20}
+
+
+def test_every_key_takes_the_same_comparisons_right_or_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [make_key(f"key{number}", None) for number in range(5)]
+    (tmp_path / "keys.toml").write_text("\n".join(section for _, section in made))
+    keys = Keys.read(tmp_path / "keys.toml")
+    sizes: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        sizes.append((len(one), len(other)))
+        return hmac.compare_digest(one, other)
+
+    # Of the standard library and constant in time; what could tell is how often it is asked.
+    monkeypatch.setattr("aftserve.keys.hmac", SimpleNamespace(compare_digest=compare))
+    nearly = made[2][0][:-1] + ("A" if made[2][0][-1] != "A" else "B")
+    for given in [key for key, _ in made] + [nearly, "", "x", "x" * 8000, "\xff"]:
+        sizes.clear()
+        with suppress(UnauthorizedError):
+            assert keys.owner(given).startswith("key")
+            assert given in dict(made)
+        assert sizes == [(32, 32)] * 5
 
 
 def test_a_rate_lets_in_again(tmp_path: Path) -> None:

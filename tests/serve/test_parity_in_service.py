@@ -84,7 +84,7 @@ def test_a_malformed_comparison_is_refused(document: dict[str, object], address:
 
 def test_without_a_model_to_compare_with_it_says_so(client: httpx.Client) -> None:
     answer = client.post("/parity", json={"text": "a"})
-    assert answer.status_code == 503
+    assert answer.status_code == 404
     assert "--reference" in answer.json()["detail"]
 
 

@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from aftserve.batching import Job
 from aftserve.waiting import Waiting
+
+ANY: Any = object()
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def job(loop: asyncio.AbstractEventLoop, seconds: float = 0.1) -> Job:
-    return Job(np.zeros(1, np.int64), seconds, 0.0, loop.create_future())
+    return Job(ANY, np.zeros(1, np.int64), seconds, 0.0, loop.create_future())
 
 
 def first(jobs: Iterable[Job]) -> Sequence[Job]:

@@ -1,8 +1,9 @@
-"""Rewrites Fastformer and pooling by a softmax as means over the tokens, which have a summary.
+"""Rewrites Fastformer and pooling by a softmax as means over the tokens, which have a summary,
+and plain means as sums, which chunks have parts of.
 
     Fastformer:  g_q = mean of Q with logits Q Wa / sqrt(d),  P = K * g_q,
                  g_k = mean of P with logits P Wb / sqrt(d),  Y = V * g_k
-    pooling:     sum_t softmax_T(s)[t] x[t]
+    pooling:     sum_t softmax_T(s)[t] x[t];  (sum_t x[t]) / T
 
 A mean with one logit for each head is AFT-conv with a filter of one tap that is 0.
 """
@@ -29,6 +30,7 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
     rewritten.CopyFrom(model)
     graph = rewritten.graph
     opset = next(o.version for o in model.opset_import if o.domain == "")
+    _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
     weights = {i.name: i for i in graph.initializer}
     functions: dict[str, onnx.FunctionProto] = {}
@@ -112,6 +114,32 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 graph.node[index].CopyFrom(first)
                 graph.node.insert(index, mean)
                 return
+
+
+def _pooling_by_mean(graph: onnx.GraphProto) -> None:
+    """Makes ``ReduceMean`` over the tokens a sum, divided by their number once all are summed."""
+    constants = constants_of(graph)
+    described = {value.name: value for value in graph.value_info}
+    nodes = []
+    for node in graph.node:
+        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+        if node.op_type != "ReduceMean" or axes is None or axes.tolist() != [1]:
+            nodes.append(node)
+            continue
+        name = node.output[0]
+        total = onnx.helper.make_node("ReduceSum", node.input, [f"{name}_sum"])
+        total.attribute.extend(node.attribute)
+        if name in described:
+            graph.value_info.add().CopyFrom(described[name])
+            graph.value_info[-1].name = f"{name}_sum"
+        nodes += [
+            total,
+            onnx.helper.make_node("Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2),
+            onnx.helper.make_node("CastLike", [f"{name}_tokens", f"{name}_sum"], [f"{name}_count"]),
+            onnx.helper.make_node("Div", [f"{name}_sum", f"{name}_count"], [name]),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _keeps_axis(node: onnx.NodeProto) -> bool:

@@ -2,6 +2,7 @@
 
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
 from aftexport.manifest import ChunkedPlan, ChunkedStage
 
 Array = NDArray[np.generic]
@@ -137,7 +139,7 @@ class ChunkedModel:
     """A model that takes one document of any length.
 
     Args:
-        archive: ``chunked.zip``.
+        archive: ``chunked.zip``; it is kept open.
         plan: how to run what is in it.
         threads: of one operator; 0 for as many as there are cores.
         memory_budget: bytes a document may take in memory beside the model.
@@ -163,7 +165,8 @@ class ChunkedModel:
         chunk_tokens: int | None = None,
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
-        self._archive = archive
+        # Open from now on: it stays this one where another is put in its place.
+        self._archive = zipfile.ZipFile(archive)
         self._plan = plan
         self._threads = threads
         self._fused = fused
@@ -295,7 +298,11 @@ class ChunkedModel:
 
     def _engine(self, name: str) -> OnnxRuntimeEngine:
         # Made when its turn comes: not more than a layer's weights are there twice.
-        with zipfile.ZipFile(self._archive) as archive:
-            model = archive.read(f"{name}.onnx")
+        try:
+            model = self._archive.read(f"{name}.onnx")
+        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+            raise EngineError(
+                f"{self._archive.filename}: {error}.", "Replace a bundle, never write over it."
+            ) from error
         # With an arena, which goes when the engine does: chunks need the same memory again.
         return OnnxRuntimeEngine(model, threads=self._threads, arena=True, fused=self._fused)

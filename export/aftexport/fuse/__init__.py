@@ -8,8 +8,8 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
 
     normalise    constants folded, functions inlined (libraries do it)
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
-    reading      a value as a formula over named axes ...
-    algebra      ... in a normal form that no longer knows how it was written
+    reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's ...
+    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too
     mechanisms   a pattern for each, held against formulas; ``pattern``, ``elementwise`` and
                  ``tokens`` have what they share
     writing      the operator, and the layout it asks for, as nodes

@@ -86,7 +86,22 @@ class UpTo:
     key: Axis
 
 
-Atom = Leaf | Function | Plus | Exp | Over | Greatest | Count | UpTo
+@dataclass(frozen=True, eq=False)
+class Window:
+    """1 where the position on ``key`` is ``shift + sum step * position``, else 0.
+
+    Attributes:
+        key: the axis a window is on.
+        positions: axes with their steps, as that of a window's place and that within it.
+        shift: how far its first entry is from the first place.
+    """
+
+    key: Axis
+    positions: tuple[tuple[Axis, int], ...]
+    shift: int
+
+
+Atom = Leaf | Function | Plus | Exp | Over | Greatest | Count | UpTo | Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +263,8 @@ def free(product: Product) -> set[Axis]:
                 found |= free(atom.body) - set(flat(atom.axes))
             case UpTo():
                 found |= set(flat((atom.query, atom.key)))
+            case Window():
+                found |= set(flat((atom.key, *(axis for axis, _ in atom.positions))))
             case Count():
                 pass
     return found
@@ -277,6 +294,9 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
                 return Greatest(atom.axes, substitute(atom.body, axes))
             case UpTo():
                 return UpTo(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
+            case Window():
+                positions = tuple((axes.get(axis, axis), step) for axis, step in atom.positions)
+                return Window(axes.get(atom.key, atom.key), positions, atom.shift)
             case Count():
                 return Count(axes.get(atom.axis, atom.axis))
 
@@ -316,6 +336,12 @@ def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
             case UpTo():
                 parts = "|".join(",".join(map(name, flat((a,)))) for a in (atom.query, atom.key))
                 return f"upto({parts})"
+            case Window():
+                parts = "+".join(
+                    sorted(f"{s}{','.join(map(name, flat((a,))))}" for a, s in atom.positions)
+                )
+                on = ",".join(map(name, flat((atom.key,))))
+                return f"window({on}={parts}{atom.shift:+d})"
             case Count():
                 return f"count({id(atom.axis)})"
 

@@ -51,13 +51,18 @@ class Measured:
         """Whether a value was there when the graph was measured."""
         return str(value.name) in self.runs[0]
 
-    def steady_scalar(self, value: ir.Value) -> NDArray[np.generic] | None:
-        """One number that was the same in every run, as what is made of a fixed dim's size is."""
+    def steady(self, value: ir.Value | None) -> NDArray[np.generic] | None:
+        """What was the same in every run: constants, and what is made of sizes that are fixed."""
+        if value is None:
+            return None
+        array = self.constant(value)
+        if array is not None:
+            return array
         arrays = [run.get(str(value.name)) for run in (*self.runs, *self.more)]
         first = arrays[0]
-        if first is None or first.size != 1 or not self.is_float(value):
-            return None
-        steady = all(a is not None and np.array_equal(a, first) for a in arrays)
+        steady = all(
+            a is not None and first is not None and np.array_equal(a, first) for a in arrays
+        )
         return first if steady else None
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:

@@ -149,7 +149,7 @@ def respond(
         model_name=name,
         model_version=version,
         id=request.id,
-        parameters={"policy": results[0].policy},
+        parameters={"policy": results[0].policy, "bundle": results[0].bundle},
         outputs=outputs,
     )
     head = response.model_dump_json(exclude_none=True).encode()

@@ -1,5 +1,6 @@
 """The addresses below ``/v2``."""
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from aftexport import __version__
 from aftexport.errors import InputError
 from aftserve import bodies
 from aftserve.errors import NotFoundError
+from aftserve.interface import takes
 from aftserve.logs import note
 from aftserve.open_inference import messages
 from aftserve.open_inference.schemas import (
@@ -22,12 +24,15 @@ from aftserve.open_inference.schemas import (
     ServerMetadata,
 )
 from aftserve.presence import DeadlineSeconds, deadline_of, while_wanted
-from aftserve.problems import responses
+from aftserve.problems import GUARDED, responses
 from aftserve.service import Service
 
 VERSION = "1"
 """Of the model: a server has one."""
 
+_TENSORS = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
 _MODEL = "/models/{name}"
 _VERSIONED = "/models/{name}/versions/{version}"
@@ -52,8 +57,10 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
-    def known(request: Request) -> None:
-        name, version = request.path_params["name"], request.path_params.get("version", VERSION)
+    def known(name: str) -> None:
+        known_version(name, VERSION)
+
+    def known_version(name: str, version: str) -> None:
         if (name, version) != (model_name, VERSION):
             raise NotFoundError(
                 f"There is no model {name[:100]!r} of version {version[:100]!r}.",
@@ -78,16 +85,20 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         response.status_code = 200 if service.health.ready else 503
         return Ready(ready=service.health.ready)
 
-    for path in (_MODEL, _VERSIONED):
-        model = APIRouter(prefix=path, dependencies=[*guards, Depends(known)])
+    for path, check in ((_MODEL, known), (_VERSIONED, known_version)):
+        model = APIRouter(
+            prefix=path,
+            dependencies=[*guards, Depends(check)],
+            responses={status: problems[status] for status in (*GUARDED, 404, 422)},
+        )
 
-        @model.get("/ready", responses={404: problems[404], 503: {"model": ModelReady}})
+        @model.get("/ready", responses={503: {"model": ModelReady}})
         async def model_ready(name: str, response: Response) -> ModelReady:
             """The model answers."""
             response.status_code = 200 if service.health.ready else 503
             return ModelReady(name=name, ready=service.health.ready)
 
-        @model.get("", responses={404: problems[404]})
+        @model.get("")
         async def metadata(name: str) -> ModelMetadata:
             """The model's inputs and outputs; send ``text``, or ``input_ids``."""
             info = service.info()
@@ -102,8 +113,8 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         @model.post(
             "/infer",
             response_model=InferenceResponse,
-            responses=problems,
-            openapi_extra=bodies.takes(InferenceRequest),
+            responses={**problems, 200: _TENSORS},
+            openapi_extra=takes(InferenceRequest),
         )
         async def infer(
             request: Request,
@@ -114,6 +125,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             service.check_open()
             settings = service.settings
             body = await bodies.receive(request)
+            service.traces.record("receive", request.state.started, time.monotonic())
             head = len(body) if json_bytes is None else json_bytes
             if head > len(body):
                 raise InputError(

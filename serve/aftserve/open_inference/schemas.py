@@ -122,5 +122,5 @@ class InferenceResponse(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
-    parameters: dict[str, str] = Field(description="The policy for long documents.")
+    parameters: dict[str, str] = Field(description="The policy for long documents, and the bundle.")
     outputs: list[OutputTensor]

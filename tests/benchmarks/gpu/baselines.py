@@ -77,15 +77,36 @@ def fastformer(
     query: Tensor, key: Tensor, value: Tensor, alpha_weight: Tensor, beta_weight: Tensor
 ) -> Tensor:
     """The weights: ``[D, H]``."""
+    scale = (query.shape[2] / alpha_weight.shape[1]) ** -0.5
+    products = key * _pooled(query, query @ alpha_weight * scale)
+    return _pooled(products, products @ beta_weight * scale) * value
 
-    def pooled(x: Tensor, weight: Tensor) -> Tensor:
-        heads = weight.shape[1]
-        width = x.shape[2] // heads
-        shares = (x @ weight / width**0.5).softmax(1)
-        return (shares.mT[:, :, None] @ _heads(x, heads)).reshape(len(x), 1, -1)
 
-    products = key * pooled(query, alpha_weight)
-    return pooled(products, beta_weight) * value
+def layer_norm_fastformer(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    query_weight: Tensor,
+    query_bias: Tensor,
+    key_weight: Tensor,
+    key_bias: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    """The layer with its queries and keys, weights as the operator's."""
+    normed = nn.layer_norm(x, x.shape[2:], norm_weight, norm_bias)
+    query, key = normed @ query_weight + query_bias, normed @ key_weight + key_bias
+    products = key * _pooled(query, normed @ alpha_weight)
+    attended = _pooled(products, products @ beta_weight) * query
+    return x + attended @ weight + bias + query
+
+
+def _pooled(x: Tensor, logits: Tensor) -> Tensor:
+    """Means of the heads of ``x``, ``[B, 1, D]``, by the softmax over tokens of ``[B, T, H]``."""
+    shares = logits.softmax(1).mT[:, :, None]
+    return (shares @ _heads(x, logits.shape[2])).reshape(len(x), 1, -1)
 
 
 def _exponentials(key: Tensor) -> Tensor:

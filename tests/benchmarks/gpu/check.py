@@ -13,7 +13,7 @@ from benchmarks.gpu import machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import measure
-from benchmarks.gpu.workloads import Workload
+from benchmarks.gpu.workloads import LAYER, Workload
 
 
 def check(options: argparse.Namespace) -> bool:
@@ -42,7 +42,10 @@ def _add(record: report.Record, outcomes: Iterable[Outcome]) -> None:
 
 def _time(options: argparse.Namespace, kernels: Kernels, record: report.Record) -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(programs.ROOT / "build" / "inductor-gpu"))
-    for mechanism, causal, tokens in product(options.mechanism, (False, True), options.tokens):
+    forms = list(product(options.mechanism, (False, True)))
+    if "fastformer" in options.mechanism:
+        forms.append((LAYER, False))
+    for (mechanism, causal), tokens in product(forms, options.tokens):
         workload = Workload(mechanism, options.batch, tokens, options.dim, torch.bfloat16, causal)
         if (why := workload.too_large(torch.cuda.mem_get_info()[0])) is not None:
             record.left_out.append(f"{workload}: {why}")

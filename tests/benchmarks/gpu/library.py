@@ -73,8 +73,22 @@ CALLS = {
     "efficient_attention": _call(("normalization", c_int), ("heads", c_int64), ("scale", c_float)),
     "linear_attention": _call(("feature_map", c_int), ("heads", c_int64), ("eps", c_float)),
     "fastformer": _call(("alpha_weight", c_void_p), ("beta_weight", c_void_p), ("heads", c_int64)),
+    "layer_norm_fastformer": _call(
+        ("norm_weight", c_void_p),
+        ("norm_bias", c_void_p),
+        ("epsilon", c_float),
+        ("query_weight", c_void_p),
+        ("query_bias", c_void_p),
+        ("key_weight", c_void_p),
+        ("key_bias", c_void_p),
+        ("alpha_weight", c_void_p),
+        ("beta_weight", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("heads", c_int64),
+    ),
 }
-"""The parameter struct of every mechanism, by stem."""
+"""The parameter struct of every kernel, by stem."""
 
 
 class Kernels:
@@ -98,10 +112,10 @@ class Kernels:
         causal: bool = False,
         **fields: Tensor | float,
     ) -> Callable[[], Tensor]:
-        """Allocates for a call of a mechanism; what is returned enqueues it on the current stream.
+        """Allocates for a call of a kernel; what is returned enqueues it on the current stream.
 
         Args:
-            stem: of the mechanism.
+            stem: of the kernel.
             query, value: ``[B, T, D]``; their channels lie side by side.
             key: likewise, ``[B, T, H]`` for ``aft_conv``.
             lengths: int64 ``[B]``.

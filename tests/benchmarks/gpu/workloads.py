@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import baselines
-from benchmarks.gpu.library import ELEMENTS, ExpPrecision, FeatureMap, Gate, Kernels, Normalization
+from benchmarks.gpu.library import (
+    CALLS,
+    ELEMENTS,
+    ExpPrecision,
+    FeatureMap,
+    Gate,
+    Kernels,
+    Normalization,
+)
 
 HEADS = 8
+EPSILON = 1e-5
 TAPS = 31
 WINDOW = 128
 MECHANISMS = (
@@ -22,6 +31,8 @@ MECHANISMS = (
     "linear_attention",
     "fastformer",
 )
+LAYER = "layer_norm_fastformer"
+"""Not a mechanism: what surrounds one is in it, and it has no causal form."""
 Run = Callable[[], Tensor]
 
 
@@ -30,7 +41,7 @@ class Workload:
     """A mechanism on packed documents that fill their rows, the gate a sigmoid.
 
     Attributes:
-        mechanism: the stem.
+        mechanism: the stem, or ``LAYER``, whose input is the query.
         batch, tokens, dim: of query and value; tokens is a multiple of ``WINDOW``.
     """
 
@@ -57,11 +68,12 @@ class Workload:
             "aft_local": self.tokens * (WINDOW if self.causal else 2 * WINDOW - 1),
             "aft_conv": HEADS * TAPS,
             "fastformer": 2 * self.dim * HEADS,
+            LAYER: 3 * self.dim**2 + 2 * self.dim * HEADS,
         }.get(self.mechanism, 0)
 
     @property
     def bytes_moved(self) -> float:
-        """The least: everything read once, the output written once."""
+        """The least: everything read once, ``LAYER``'s input thrice, the output written once."""
         rows = self.batch * self.tokens
         keys = HEADS if self.mechanism == "aft_conv" else self.dim
         return self.dtype.itemsize * (rows * (3 * self.dim + keys) + self.constants)
@@ -82,6 +94,7 @@ class Workload:
                 "efficient_attention": 4.0 * self.dim / HEADS,
                 "linear_attention": 4.0 * self.dim / HEADS,
                 "fastformer": 4.0 * HEADS,
+                LAYER: 2.0 * self.dim + 8.0 * HEADS + 2.0 * self.dim**2 / self.tokens,
             }[self.mechanism]
         )
 
@@ -106,7 +119,12 @@ class Workload:
             tensors["band"] = draw(self.tokens, WINDOW if self.causal else 2 * WINDOW - 1)
         if self.mechanism == "aft_conv":
             tensors["filter"] = draw(HEADS, TAPS)
-        if self.mechanism == "fastformer":
+        if self.mechanism == LAYER:
+            tensors |= {"norm_weight": draw(self.dim), "norm_bias": draw(self.dim)}
+            for name in ("query_", "key_", ""):
+                tensors[f"{name}weight"] = draw(self.dim, self.dim) / self.dim**0.5
+                tensors[f"{name}bias"] = draw(self.dim)
+        if self.mechanism in ("fastformer", LAYER):
             tensors["alpha_weight"] = draw(self.dim, HEADS) / self.dim**0.5
             tensors["beta_weight"] = draw(self.dim, HEADS) / self.dim**0.5
         return tensors
@@ -132,6 +150,7 @@ class Workload:
             },
             "linear_attention": {"feature_map": FeatureMap.ELU, "heads": HEADS, "eps": 1e-6},
             "fastformer": {"heads": HEADS},
+            LAYER: {"heads": HEADS, "epsilon": EPSILON},
         }[self.mechanism]
         return kernels.prepare(
             self.mechanism, **tensors, **{**fields, **changed}, causal=self.causal
@@ -157,6 +176,9 @@ class Workload:
 
     def baseline_inputs(self, tensors: dict[str, Tensor]) -> list[Tensor]:
         """Query, key, value, and the constants as the baseline keeps them."""
+        if self.mechanism == LAYER:
+            names = [name for name, _ in CALLS[LAYER]._fields_ if name in tensors]
+            return [tensors[name] for name in ("query", *names)]
         inputs = [tensors[name] for name in ("query", "key", "value")]
         if self.mechanism == "aft_full":
             bias = tensors["position_bias"].float()

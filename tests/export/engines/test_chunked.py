@@ -10,13 +10,14 @@ import torch
 import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from aftexport.bundle import CHUNKED, Bundle
 from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.manifest import ChunkedPlan
-from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.timing import peak_mib
 from aftexport.trace import lower
@@ -94,6 +95,34 @@ def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
     model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
     stops = sum(1 for _ in model.parts(np.arange(tokens)))
     assert model.count(tokens) == stops + 1
+
+
+class MeanOfTokens(torch.nn.Module):
+    """Pools by a mean that knows no lengths, as other people's models do."""
+
+    def __init__(self, keepdim: bool) -> None:
+        super().__init__()
+        self.keepdim = keepdim
+        self.embedding = torch.nn.Embedding(toy.VOCABULARY, 8)
+        self.attention = AftSimple(8)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        return self.head(x.mean(1, keepdim=self.keepdim)).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_mean_of_all_tokens_is_that_of_the_document(keepdim: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = MeanOfTokens(keepdim).eval()
+    plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
+    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
+    for tokens in (1, 65, 200):
+        ids = np.arange(tokens) * 37 % toy.VOCABULARY
+        with torch.inference_mode():
+            expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([tokens]))
+        assert np.abs(model.run(ids) - expected.numpy()).max() <= TOLERANCES["fp32"].bound
 
 
 def test_every_token_counts(chunkable: Chunkable) -> None:

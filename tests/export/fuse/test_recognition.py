@@ -10,7 +10,12 @@ import torch
 from . import implementations, look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore:Constant folding",
+    "ignore:Using padding='same'",
+)
 
 LAYERS = implementations.layers()
 LOOK_ALIKES = look_alikes.layers()
@@ -64,6 +69,16 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
         ("full_with_eps", "1e-06 is added to the denominator"),
         ("linear_clamped", "goes through Clip"),
         ("linear_unequal_features", "feature map"),
+        ("ConvShifted", "its padding is another"),
+        ("ConvEvenTapsShifted", "its padding is another"),
+        ("ConvBackwards", "its padding is another"),
+        ("ConvDilated", "dilated"),
+        ("ConvStrided", "no convolution of each channel alone"),
+        ("ConvAlone", "as in a plain convolution"),
+        ("ConvFiltersDiffer", "different filters"),
+        ("ConvFilterOfChannels", "differs among channels"),
+        ("ConvWeightsOfEitherSign", "is 0 or less"),
+        ("ConvWithEps", "1e-06 is added"),
         ("fastformer_pools_keys", "pooling is of other keys"),
         ("efficient_axes_swapped", "softmaxes are not over"),
     ],

@@ -19,14 +19,16 @@ from benchmarks.gpu.library import (
 )
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
-from benchmarks.gpu.workloads import HEADS, MECHANISMS, WINDOW, Workload
+from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, MECHANISMS, WINDOW, Workload
 
 import aftplugins
 from aftexport.mechanisms import OPERATORS
 from aftexport.parity import TOLERANCES
+from aftexport.registry import ALL_OPERATORS
 
 from . import emulated
 
+KERNELS = (*MECHANISMS, LAYER)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SETTINGS = {
     "gate": Gate.TANH,
@@ -34,6 +36,7 @@ SETTINGS = {
     "scale": 0.25,
     "feature_map": FeatureMap.RELU,
     "eps": 0.5,
+    "epsilon": 0.25,
 }
 """Members of the structs at other than their usual values."""
 
@@ -51,6 +54,12 @@ def small(mechanism: str, precision: str = "fp32", *, causal: bool = False) -> W
 
 def defined(workload: Workload, tensors: dict[str, torch.Tensor], **settings: object):
     """The mechanism's operator in float64."""
+    if workload.mechanism == LAYER:
+        operator = ALL_OPERATORS["LayerNormFastformer"]
+        inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
+        doubled = [x.double() if x.is_floating_point() else x for x in inputs]
+        epsilon = settings.get("epsilon", EPSILON)
+        return operator.reference(*doubled, epsilon=epsilon, num_heads=HEADS)
     operator = next(
         operator
         for operator in OPERATORS.values()
@@ -71,7 +80,7 @@ def assert_close(output: torch.Tensor, expected: torch.Tensor, precision: str) -
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", KERNELS)
 def test_the_kernels_are_called_as_they_are_declared(kernels, mechanism, precision):
     workload = small(mechanism, precision)
     tensors = workload.tensors("cpu")
@@ -82,9 +91,9 @@ def test_the_kernels_are_called_as_they_are_declared(kernels, mechanism, precisi
     assert_close(output[1, :77], expected[1, :77], precision)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", KERNELS)
 def test_every_member_of_a_call_arrives(kernels, mechanism):
-    workload = small(mechanism, causal=True)
+    workload = small(mechanism, causal=mechanism != LAYER)
     tensors = workload.tensors("cpu")
     both = torch.cat((tensors["query"], tensors["value"]), 2)
     tensors["query"], tensors["value"] = both.chunk(2, 2)
@@ -110,7 +119,7 @@ def test_a_call_that_is_refused_says_so(kernels):
         run()
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", KERNELS)
 def test_what_the_kernels_are_timed_against_computes_the_same(mechanism):
     workload = replace(small(mechanism), tokens=5 * WINDOW)
     tensors = workload.tensors("cpu")

@@ -20,6 +20,8 @@ from aftexport.parity import TOLERANCES
 from aftexport.position_bias import safe_precision
 from aftexport.trace import to_onnx
 
+from .. import encoder_runner
+from .. import test_layer_norm_fastformer as fastformer
 from ..checks import OPS, attributes_of, check
 from ..runner import random_inputs, run
 from . import emulated
@@ -135,21 +137,57 @@ def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element,
     check_on_device(library, op, inputs, element, precision=safe_precision(element, reach))
 
 
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_collapsed_fastformer_layer_equals_the_layer_as_written(library, dtype, constant):
+    layer = {name: x.astype(dtype) for name, x in fastformer.random_layer(48, 3).items()}
+    x, lengths = fastformer.documents(3, 70, 48, [70, 1, 33])
+    given = (layer, x.astype(dtype), lengths)
+    options = {"library": library, "constant": constant, "precision": "int8"}
+    actual = fastformer.run_layer(*given, **options)
+    counts = np.arange(70) < lengths[:, None]
+    error = encoder_runner.error(actual[counts], fastformer.definition(*given)[counts])
+    assert error <= TOLERANCES["fp16" if dtype == np.float16 else "fp32"].bound
+    assert np.isfinite(actual).all()
+
+
+def test_a_collapsed_layer_of_wrong_shapes_is_refused(library):
+    layer, given = fastformer.random_layer(12, 4), fastformer.documents(1, 5, 12)
+    inputs = fastformer.operator_inputs(layer, *given)
+    wrong = inputs | {"alpha_weight": np.zeros((12, 2), np.float32)}
+    with pytest.raises(Exception, match=r"alpha_weight has shape \[12, 2\], expected \[12, 4\]"):
+        encoder_runner.run(fastformer.OP, wrong, num_heads=4, library=library)
+    with pytest.raises(Exception, match="num_heads 5 dividing the width"):
+        encoder_runner.run(fastformer.OP, inputs, num_heads=5, library=library)
+    nothing = fastformer.documents(1, 0, 12)
+    assert fastformer.run_layer(layer, *nothing, library=library).shape == (1, 0, 12)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "attention"),
+    [
+        (
+            "aft_simple",
+            {
+                "AftSimple": "fused",
+                "LayerNormQueryKeyValue": "portable",
+                "LinearResidual": "portable",
+            },
+        ),
+        ("fastformer", {"LayerNormFastformer": "fused"}),
+    ],
+)
 def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
-    library, tmp_path, monkeypatch
+    library, tmp_path, monkeypatch, mechanism, attention
 ):
     monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
+    model = toy.classifier(mechanism)
     path = tmp_path / "model.onnx"
-    onnx.save(to_onnx(capture(toy.classifier())), path)
-    assert operator_paths(path) == {
-        "AftSimple": "fused",
-        "LayerNormFeedForward": "portable",
-        "LayerNormQueryKeyValue": "portable",
-        "LinearResidual": "portable",
-    }
+    onnx.save(to_onnx(capture(model)), path)
+    assert operator_paths(path) == attention | {"LayerNormFeedForward": "portable"}
     ids, lengths = np.arange(80).reshape(2, 40), np.array([40, 13])
     with torch.inference_mode():
-        expected = toy.classifier().double()(torch.from_numpy(ids), torch.from_numpy(lengths))
+        expected = model.double()(torch.from_numpy(ids), torch.from_numpy(lengths))
     logits = OnnxRuntimeEngine(path).run({"input_ids": ids, "lengths": lengths})["logits"]
     bound = TOLERANCES["fp32"].bound * max(1.0, expected.abs().max().item())
     np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=bound)

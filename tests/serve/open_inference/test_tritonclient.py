@@ -65,7 +65,10 @@ def test_texts(
     )
     expected = answers(client, {"texts": TEXTS})
     assert result.get_response()["id"] == "seven"
-    assert result.get_response()["parameters"] == {"policy": "exact"}
+    assert result.get_response()["parameters"] == {
+        "policy": "exact",
+        "bundle": expected[0]["bundle"],
+    }
     labels = result.as_numpy("label").tolist()
     # The client gives bytes, and text where it came in the JSON.
     labels = [label.decode() if binary_out else label for label in labels]

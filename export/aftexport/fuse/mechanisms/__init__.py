@@ -2,6 +2,7 @@
 
 from aftexport.fuse.mechanisms import (
     aft,
+    aft_conv,
     efficient_attention,
     fastformer,
     linear_attention,
@@ -12,6 +13,7 @@ PATTERNS: dict[str, Pattern] = {
     "fastformer": fastformer.match,
     "efficient_attention": efficient_attention.match,
     "linear_attention": linear_attention.match,
+    "aft_conv": aft_conv.match,
     "aft": aft.match,
 }
 """In the order they are tried; no value is two of them."""

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
+from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.elementwise import gate
 from aftexport.fuse.measured import Measured
@@ -67,12 +67,13 @@ class WeightedMean:
 
     @property
     def key_operand(self) -> Operand:
-        """The keys: the logarithm of their weights."""
+        """The keys: the logarithm of their weights, which may be one for channels of a head."""
         exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
         weights = without(self.keys, exponentials)
         logits = logits_of(exponentials)
         floored = holds_infinity(logits, self.subject.measured)
-        return Operand(logits, self.groups(self.summed), weights, floored)
+        own = tuple(axis for axis in self.channels if axis in free(self.keys))
+        return Operand(logits, (self.batch, self.summed, own), weights, floored)
 
     @property
     def value_operand(self) -> Operand:
@@ -176,24 +177,20 @@ def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
     if len(mean.tokens) != 1 or len(mean.summed) != 1:
         return None
     order = (mean.tokens[0], mean.summed[0])
-    full = _evaluate(mean.biases, order, mean.subject.measured)
+    full = evaluated(mean.biases, order, mean.subject.measured)
     if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
         return None
     with np.errstate(divide="ignore"):
         return np.log(full)
 
 
-def _evaluate(
+def evaluated(
     product: Product, order: tuple[Axis, ...], measured: Measured
 ) -> NDArray[np.float64] | None:
+    """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
     result = np.array(product.coefficient * np.exp(product.exponent))
     for atom, power in product.factors:
-        given: NDArray[np.float64] | None = None
-        if isinstance(atom, Exp):
-            inner = _evaluate(atom.argument, order, measured)
-            given = None if inner is None else np.exp(inner)
-        elif isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
-            given = _laid_out(atom.value, atom.dims, order, measured)
+        given = _atom(atom, order, measured)
         if given is None:
             return None
         try:
@@ -203,17 +200,34 @@ def _evaluate(
     return result
 
 
+def _atom(atom: Atom, order: tuple[Axis, ...], measured: Measured) -> NDArray[np.float64] | None:
+    if isinstance(atom, Exp):
+        inner = evaluated(atom.argument, order, measured)
+        return None if inner is None else np.exp(inner)
+    if isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
+        held = _laid_out(atom.value, atom.dims, order, measured)
+        if held is not None:
+            return held
+    if isinstance(atom, Plus):
+        terms = [evaluated(term, order, measured) for term in atom.terms]
+        return None if any(t is None for t in terms) else np.asarray(sum(terms))  # type: ignore[arg-type]
+    return None
+
+
 def _laid_out(
     value: ir.Value, dims: Dims, order: tuple[Axis, ...], measured: Measured
 ) -> NDArray[np.float64] | None:
     array = whole(value, measured)
     dims = flat_dims(dims)
-    own = [axes[0] for axes in dims if axes]
-    if array is None or any(len(axes) > 1 for axes in dims) or set(own) - set(order):
+    if array is None:
         return None
-    sizes = dict(
-        zip(own, (n for n, axes in zip(array.shape, dims, strict=True) if axes), strict=True)
-    )
+    sizes: dict[Axis, int] = {}
+    for n, axes in zip(array.shape, dims, strict=True):
+        # A corner of a constant may be cut out of a larger one: its own size counts.
+        sizes |= {axes[0]: n} if len(axes) == 1 else {axis: axis.sizes[0] for axis in axes}
+    own = list(sizes)
+    if set(own) - set(order) or array.size != np.prod([*sizes.values()], dtype=np.int64):
+        return None
     array = array.astype(np.float64).reshape([sizes[axis] for axis in own])
     array = array.transpose([own.index(axis) for axis in order if axis in own])
     return array.reshape([sizes.get(axis, 1) for axis in order])

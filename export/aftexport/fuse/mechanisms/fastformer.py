@@ -5,7 +5,8 @@
 
 The operator knows no mask m. Where there is one it rides in one head more, of which nothing else
 is used: in a channel of the query that every logit reads, and in one of the key that meets a query
-of 1.
+of 1. To copy query and key beside it takes about what the operator saves, and more where a document
+does not fit the caches.
 """
 
 from dataclasses import dataclass

@@ -81,8 +81,10 @@ def _with_roles(
     if roles is None:
         return None
     tokens, heads, batch, wide = roles
+    mask = Product(tuple(f for f in key.factors if not free(one(f[0])) & {*channels}))
+    key = without(key, mask)
     if len(query.factors) != 1 or len(key.factors) != 1:
-        raise NearMissError("the features are multiplied by something, as by a mask")
+        raise NearMissError("the features are multiplied by something else than a mask of keys")
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
@@ -95,7 +97,8 @@ def _with_roles(
         "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
         [
             Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
-            Operand(mapped[1][1], (batch, summed, (*heads, *channels))),
+            # Of what a mask leaves out the logarithm is below all that has features above 0.
+            Operand(mapped[1][1], (batch, summed, (*heads, *channels)), mask),
             Operand(value, (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),

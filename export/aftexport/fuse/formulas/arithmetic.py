@@ -1,0 +1,84 @@
+"""Operators on each entry alone that the normal form knows: products, sums, exponentials."""
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from aftexport.fuse import algebra
+from aftexport.fuse.algebra import Function, Leaf, Product, one, plus, times
+from aftexport.fuse.axes import Dims
+
+if TYPE_CHECKING:
+    from aftexport.fuse.reading import Reader
+
+
+def _identity(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return reader.read(reader.input(node, 0), dims)
+
+
+def _cast(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    if not all(reader.measured.is_float(v) for v in (reader.input(node, 0), node.outputs[0])):
+        # A mask: what it rests on are no numbers to be varied.
+        return one(Leaf(node.outputs[0], dims))
+    return reader.read(reader.input(node, 0), dims)
+
+
+def _mul(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return times(*reader.arguments(node, dims))
+
+
+def _div(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    numerator, denominator = reader.arguments(node, dims)
+    return times(numerator, algebra.power(denominator, -1.0))
+
+
+def _reciprocal(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return algebra.power(reader.arguments(node, dims)[0], -1.0)
+
+
+def _sqrt(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    (argument,) = reader.arguments(node, dims)
+    if argument.factors:
+        return one(Function("Sqrt", (argument,), node.outputs[0], dims))
+    return algebra.power(argument, 0.5)
+
+
+def _pow(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    base, exponent = reader.arguments(node, dims)
+    if exponent.factors or exponent.coefficient not in (-2.0, -1.0, 1.0, 2.0):
+        return one(Function("Pow", (base, exponent), node.outputs[0], dims))
+    return algebra.power(base, exponent.coefficient)
+
+
+def _neg(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return algebra.scaled(reader.arguments(node, dims)[0], -1.0)
+
+
+def _add(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return plus(reader.arguments(node, dims), node.outputs[0], dims)
+
+
+def _sub(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    first, second = reader.arguments(node, dims)
+    return plus((first, algebra.scaled(second, -1.0)), node.outputs[0], dims)
+
+
+def _exp(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return algebra.exponential(reader.arguments(node, dims)[0])
+
+
+FORMULAS = {
+    "Add": _add,
+    "Cast": _cast,
+    "Div": _div,
+    "Dropout": _identity,
+    "Exp": _exp,
+    "Identity": _identity,
+    "Mul": _mul,
+    "Neg": _neg,
+    "Pow": _pow,
+    "Reciprocal": _reciprocal,
+    "Sqrt": _sqrt,
+    "Sub": _sub,
+    "Sum": _add,
+}

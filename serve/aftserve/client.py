@@ -1,0 +1,278 @@
+"""A client of the server; needs httpx, and nothing of the server's or of torch's.
+
+from aftserve.client import Client
+
+with Client("http://localhost:8000") as client:
+    print(client.infer("a long document ...").label)
+    for answer in client.infer_each(open("documents.txt")):
+        print(answer)
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Self, overload
+
+import httpx
+
+_JSON = "application/json"
+_LINES = "application/x-ndjson"
+_FIRST_PAUSE = 0.5
+"""Seconds before a server that could not be reached is tried again, doubled each time."""
+_JITTER = 0.1
+_GRACE = 1.0
+"""Seconds after the deadline in which the server's own word of it may come."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds; see the server's ``/docs``."""
+
+    tokenize_seconds: float
+    queue_seconds: float
+    inference_seconds: float
+    predicted_seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer for one document.
+
+    Attributes:
+        label: the class with the largest score.
+        scores: probability of every class, by label.
+        tokens_total: of the document.
+        tokens_used: that the model saw.
+        truncated: whether those are fewer.
+        policy: for documents over the server's memory budget.
+        bundle: digest of the bundle that gave it.
+        timings: of it.
+    """
+
+    label: str
+    scores: Mapping[str, float]
+    tokens_total: int
+    tokens_used: int
+    truncated: bool
+    policy: str
+    bundle: str
+    timings: Timings
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """Of a response's JSON; fields that are not known are left out."""
+        fields = {name: content[name] for name in cls.__dataclass_fields__}
+        times = {name: content["timings"][name] for name in Timings.__dataclass_fields__}
+        return cls(**{**fields, "timings": Timings(**times)})
+
+
+class ServerError(Exception):
+    """There is no answer.
+
+    Attributes:
+        detail: one sentence of what is wrong and what helps.
+        status: of the HTTP response; None where there was none.
+        retry_after: seconds after which the server wants to be asked again, if ever.
+    """
+
+    def __init__(
+        self, detail: str, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(f"{status}: {detail}" if status else detail)
+        self.detail = detail
+        self.status = status
+        self.retry_after = retry_after
+
+
+class InvalidRequestError(ServerError):
+    """The request is malformed, or the document cannot be classified."""
+
+
+class TooLongError(InvalidRequestError):
+    """A document or the request is over a limit, or takes longer than the deadline alone."""
+
+
+class NotAllowedError(ServerError):
+    """There is no API key, a wrong one, or one that may not do this."""
+
+
+class BusyError(ServerError):
+    """The queue or the API key's rate was at its bound, at the last try too."""
+
+
+class UnavailableError(ServerError):
+    """The server cannot be reached, is not ready, or is stopping."""
+
+
+class DeadlineError(ServerError):
+    """The deadline passed."""
+
+
+_ERRORS = {
+    401: NotAllowedError,
+    403: NotAllowedError,
+    413: TooLongError,
+    429: BusyError,
+    503: UnavailableError,
+    504: DeadlineError,
+}
+
+
+class Client:
+    """Asks a server, again where it says when; of several threads each may use it.
+
+    Args:
+        url: of the server, ``http://host:port``.
+        api_key: where it asks for one.
+        deadline: seconds from the call to the answer, tries and waits included.
+        retries: most further tries where the server is busy, unavailable or out of reach.
+        most_wait: seconds; where the server says that it takes longer, that is the end.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        deadline: float = 300.0,
+        retries: int = 4,
+        most_wait: float = 60.0,
+    ) -> None:
+        headers = {"X-API-Key": api_key} if api_key is not None else {}
+        self._http = httpx.Client(base_url=url, headers=headers)
+        self._deadline = deadline
+        self._retries = retries
+        self._most_wait = most_wait
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._http.close()
+
+    @overload
+    def infer(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self, documents: str, *, deadline: float | None = None
+    ) -> Result: ...
+
+    @overload
+    def infer(
+        self, documents: Sequence[str] | Sequence[Sequence[int]], *, deadline: float | None = None
+    ) -> list[Result]: ...
+
+    def infer(
+        self,
+        documents: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        deadline: float | None = None,
+    ) -> Result | list[Result]:
+        """Classifies one text, or several texts or documents of token ids, in one request.
+
+        Args:
+            documents: to classify.
+            deadline: in place of the client's.
+
+        Raises:
+            ServerError: by its kind, where one of them has no answer.
+        """
+        if isinstance(documents, str):
+            return Result.read(self._ask(_JSON, _json({"text": documents}), deadline).json())
+        listed = list(documents)
+        form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
+        content = self._ask(_JSON, _json({form: listed}), deadline).json()
+        return [Result.read(result) for result in content["results"]]
+
+    def infer_each(
+        self,
+        documents: Iterable[str | Sequence[int]],
+        *,
+        at_once: int = 64,
+        deadline: float | None = None,
+    ) -> Iterator[Result | ServerError]:
+        """Classifies any number of documents; one without an answer does not hold up others.
+
+        Args:
+            documents: texts or token ids; taken as they are needed.
+            at_once: most of one request.
+            deadline: of each request, in place of the client's.
+
+        Yields:
+            A result for each document, in order, or the error of that document.
+
+        Raises:
+            ServerError: where a request as a whole has no answer.
+            TypeError: for one text, which would be taken letter by letter.
+        """
+        if isinstance(documents, str):
+            raise TypeError("infer_each takes several documents, infer takes one")
+        left = iter(documents)
+        while batch := list(islice(left, at_once)):
+            lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
+            for line in self._ask(_LINES, b"\n".join(lines), deadline).text.splitlines():
+                content = json.loads(line)
+                if "label" in content:
+                    yield Result.read(content)
+                else:
+                    yield _error(content["status"], content["detail"])
+
+    def _ask(self, kind: str, body: bytes, deadline: float | None) -> httpx.Response:
+        end = time.monotonic() + (self._deadline if deadline is None else deadline)
+        for number in range(self._retries + 1):
+            try:
+                return self._try(kind, body, end - time.monotonic())
+            except (BusyError, UnavailableError) as error:
+                wait = error.retry_after
+                if wait is None and error.status is None:
+                    wait = _FIRST_PAUSE * 2**number
+                # Of many clients that were refused at once, not all come back at once.
+                wait = None if wait is None else wait * (1 + random.uniform(0, _JITTER))
+                hopeless = wait is None or wait > self._most_wait or number == self._retries
+                if wait is None or hopeless or time.monotonic() + wait > end:
+                    raise
+                time.sleep(wait)
+        raise AssertionError  # the last try returns or raises
+
+    def _try(self, kind: str, body: bytes, left: float) -> httpx.Response:
+        if left <= 0:
+            raise DeadlineError("The deadline passed before the request was sent.")
+        headers = {"Content-Type": kind, "Deadline-Seconds": f"{left:.6f}"}
+        try:
+            response = self._http.post(
+                "/infer", content=body, headers=headers, timeout=left + _GRACE
+            )
+        except httpx.TimeoutException as error:
+            raise DeadlineError("The server did not answer by the deadline.") from error
+        except httpx.TransportError as error:
+            raise UnavailableError(f"{self._http.base_url}: {error}") from error
+        if response.is_success:
+            return response
+        raise _error(response.status_code, _detail(response), response.headers.get("Retry-After"))
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    """Token ids that come as an array."""
+    return value.tolist()
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):  # of a proxy
+        return response.text[:500] or response.reason_phrase
+
+
+def _error(status: int, detail: str, retry_after: str | None = None) -> ServerError:
+    kind = _ERRORS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    return kind(detail, status, seconds)

@@ -1,0 +1,190 @@
+"""The Python client against a real server, and against one that is busy, away or slow."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from commands import run_python
+from servers import serving
+
+from aftserve import client as clients
+from aftserve.client import (
+    BusyError,
+    Client,
+    DeadlineError,
+    InvalidRequestError,
+    NotAllowedError,
+    Result,
+    ServerError,
+    TooLongError,
+    UnavailableError,
+)
+from aftserve.keys import make_key
+
+DOCUMENTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
+
+
+@pytest.fixture
+def asking(server: str) -> Iterator[Client]:
+    with Client(server) as client:
+        yield client
+
+
+def test_a_text_texts_and_token_ids(asking: Client, client: httpx.Client) -> None:
+    expected = client.post("/infer", json={"text": DOCUMENTS[1]}).json()
+    one = asking.infer(DOCUMENTS[1])
+    assert one.label == expected["label"]
+    assert one.scores == expected["scores"]
+    assert one.bundle == expected["bundle"]
+    assert one.timings.inference_seconds > 0
+    several = asking.infer(DOCUMENTS)
+    assert [result.tokens_total for result in several] == [len(d.encode()) for d in DOCUMENTS]
+    assert several[1].scores == pytest.approx(one.scores, abs=1e-5)
+    ids = asking.infer([np.array([1, 2, 3]), [4]])  # type: ignore[list-item]
+    assert [result.tokens_total for result in ids] == [3, 1]
+
+
+def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -> None:
+    def documents() -> Iterator[str | list[int]]:
+        for number in range(300):
+            yield [10**9] if number == 150 else "x" * (number + 1)
+
+    answers = list(asking.infer_each(documents(), at_once=70))
+    assert len(answers) == 300
+    failed = answers.pop(150)
+    assert isinstance(failed, InvalidRequestError)
+    assert failed.status == 422
+    assert "outside the vocabulary" in failed.detail
+    lengths = [answer.tokens_total for answer in answers if isinstance(answer, Result)]
+    assert lengths == [n for n in range(1, 301) if n != 151]
+
+
+def test_one_text_is_not_taken_for_many(asking: Client) -> None:
+    with pytest.raises(TypeError):
+        list(asking.infer_each("a text"))
+
+
+@pytest.mark.parametrize(
+    ("documents", "error"),
+    [([], InvalidRequestError), ([[]], InvalidRequestError), ("x" * 6001, TooLongError)],
+)
+def test_what_cannot_be_answered_says_why(
+    documents: "str | list[str]", error: type[ServerError], asking: Client
+) -> None:
+    with pytest.raises(error) as caught:
+        asking.infer(documents)
+    assert caught.value.status in (413, 422)
+    assert caught.value.detail
+
+
+def test_a_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
+    key, section = make_key("one", None)
+    (tmp_path / "keys.toml").write_text(section)
+    options = ("--api-keys", str(tmp_path / "keys.toml"))
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
+        with Client(address, api_key=key) as client:
+            assert client.infer("a").label
+        with Client(address) as client, pytest.raises(NotAllowedError):
+            client.infer("a")
+
+
+def test_nobody_there_is_said_after_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with Client("http://127.0.0.1:1", retries=3) as client, pytest.raises(UnavailableError):
+        client.infer("a")
+    assert len(waits) == 3
+    assert all(0.5 * 2**n <= wait <= 0.55 * 2**n for n, wait in enumerate(waits))
+
+
+@contextmanager
+def answering(*statuses: int, wait: str | None = "1") -> Iterator[tuple[str, list[float]]]:
+    """A server that answers so, one after the other, and the deadlines it was given."""
+    deadlines: list[float] = []
+    left = iter(statuses)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            deadlines.append(float(self.headers["Deadline-Seconds"]))
+            if (status := next(left, 0)) == 0:
+                time.sleep(3)
+            content = json.dumps({"detail": "as it is"}).encode()
+            self.send_response(status or 200)
+            if wait is not None:
+                self.send_header("Retry-After", wait)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", deadlines
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("status", "error"), [(429, BusyError), (503, UnavailableError)])
+def test_it_comes_again_when_the_server_says_and_not_for_ever(
+    status: int, error: type[ServerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with answering(*[status] * 9, wait="2") as (address, deadlines), Client(address) as client:
+        with pytest.raises(error) as caught:
+            client.infer("a")
+        assert caught.value.retry_after == 2
+        assert len(deadlines) == 5
+        assert len(waits) == 4
+        assert all(2 <= wait <= 2.2 for wait in waits)
+
+
+@pytest.mark.parametrize(
+    ("wait", "deadline"), [("3600", 300.0), ("2", 1.0), (None, 300.0), ("soon", 300.0)]
+)
+def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
+    wait: str | None, deadline: float
+) -> None:
+    with answering(503, 503, wait=wait) as (address, deadlines), Client(address) as client:
+        with pytest.raises(UnavailableError, match="as it is"):
+            client.infer("a", deadline=deadline)
+        assert len(deadlines) == 1
+
+
+def test_what_will_not_change_is_not_asked_again() -> None:
+    for status, error in ((422, InvalidRequestError), (500, ServerError), (504, DeadlineError)):
+        with answering(status, 200) as (address, deadlines), Client(address) as client:
+            with pytest.raises(error):
+                client.infer("a")
+            assert len(deadlines) == 1
+
+
+def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_GRACE", 0.1)
+    with answering(0) as (address, deadlines), Client(address, deadline=0.5) as client:
+        with pytest.raises(DeadlineError):
+            client.infer("a")
+        assert 0 < deadlines[0] <= 0.5
+    with Client("http://127.0.0.1:1") as client, pytest.raises(DeadlineError):
+        client.infer("a", deadline=0)
+
+
+def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "import sys, aftserve.client; print(sorted(sys.modules))", cwd=tmp_path
+    )
+    assert outcome.code == 0, outcome.err
+    for package in ("torch", "fastapi", "uvicorn", "onnxruntime", "numpy", "aftexport"):
+        assert f"'{package}'" not in outcome.out

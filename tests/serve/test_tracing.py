@@ -1,0 +1,143 @@
+"""Traces, as a collector on the loopback interface receives them."""
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from commands import run_python
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from servers import serving
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    received: list[ExportTraceServiceRequest] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            assert self.path == "/v1/traces"
+            received.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", received
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {
+        item.key: getattr(item.value, str(item.value.WhichOneof("value")))
+        for item in span.attributes
+    }
+
+
+def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collector() as (address, received):
+        monkeypatch.setenv(ENDPOINT, address)
+        with serving(bundle_folder, tmp_path / "log") as (server, process):
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            body = {"texts": ["An invoice.", "abc"]}
+            answer = httpx.post(f"{server}/infer", json=body, headers=headers)
+            assert answer.status_code == 200
+            process.terminate()  # what was not sent yet is sent then
+            assert process.wait(30) == 0
+    resources = [group for request in received for group in request.resource_spans]
+    names = {item.key: item.value.string_value for item in resources[0].resource.attributes}
+    assert names["service.name"] == "aftserve"
+    spans = [span for group in resources for scope in group.scope_spans for span in scope.spans]
+    spans = [span for span in spans if span.trace_id.hex() == TRACE]
+    (request,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
+    assert attributes(request)["http.route"] == "/infer"
+    stages = [span for span in spans if span is not request]
+    assert {span.parent_span_id for span in stages} == {request.span_id}
+    assert sorted(span.name for span in stages) == [
+        "infer", "infer", "queue", "queue", "receive", "tokenize"
+    ]  # fmt: skip
+    for span in stages:
+        slack = 5_000_000  # clocks of two kinds, in nanoseconds
+        assert request.start_time_unix_nano - slack <= span.start_time_unix_nano
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= request.end_time_unix_nano + slack
+    found = {span.name: attributes(span) for span in stages}
+    assert found["tokenize"] == {"aftserve.documents": 2, "aftserve.tokens": 14}
+    infers = [attributes(span) for span in stages if span.name == "infer"]
+    assert sorted(infer["aftserve.tokens"] for infer in infers) == [3, 11]  # type: ignore[type-var]
+    timings = answer.json()["results"][0]["timings"]
+    for infer in infers:
+        assert infer["aftserve.batch_documents"] in (1, 2)
+        assert infer["aftserve.predicted_seconds"] == timings["predicted_seconds"]
+        assert infer["aftserve.actual_seconds"] > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
+)
+def test_where_nobody_receives_traces_the_sdk_is_not_imported(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    outcome = run_python(
+        "-c", "import sys; from aftserve.server import Server; from aftserve import tracing; "
+        "assert tracing.configure().provider is None; "
+        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "mentioned"),
+    [
+        ({ENDPOINT: "http://127.0.0.1:1"}, "aftexport[otel]"),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "aftexport[otel]"),
+    ],
+)
+def test_without_the_extra_it_says_so_and_goes_on(
+    variables: dict[str, str], mentioned: str, tmp_path: Path
+) -> None:
+    outcome = run_python(
+        "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
+        "from aftserve import tracing; assert tracing.configure().provider is None",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert mentioned in outcome.err
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_EXPORTER": "zipkin"},
+        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+    ],
+)
+def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "from aftserve import tracing; assert tracing.configure().provider is None",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert list(variables.values())[-1] in outcome.err

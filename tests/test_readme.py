@@ -1,0 +1,88 @@
+"""What README shows of the server, run as it stands there; the address alone is another."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import yaml
+from commands import run_python
+from prometheus_client.parser import text_string_to_metric_families
+
+from aftserve.keys import Keys
+
+REPOSITORY = Path(__file__).parents[1]
+README = (REPOSITORY / "README.md").read_text("utf-8")
+SERVE = README[README.index("\n## Serve") : README.index("\n## Measure")]
+SHOWN = "localhost:8000"
+
+CURL = re.findall(r"curl localhost:8000[^`\n]*", SERVE)
+PYTHON = re.findall(r"```python\n(.*?)```", SERVE, re.DOTALL)
+
+
+@pytest.fixture
+def place(server: str) -> str:
+    """Host and port."""
+    return urlsplit(server).netloc
+
+
+def test_there_are_examples() -> None:
+    assert len(CURL) == 2
+    assert len(PYTHON) == 2
+
+
+@pytest.mark.parametrize("command", CURL)
+def test_curl(command: str, place: str, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed here")
+    (tmp_path / "document.txt").write_text("a long document ...")
+    words = shlex.split(command.replace(SHOWN, place))
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    (shown,) = re.findall(r"```json\n(.*?)```", SERVE, re.DOTALL)
+    assert answer.keys() == json.loads(shown).keys()
+    assert answer["timings"].keys() == json.loads(shown)["timings"].keys()
+    assert answer["tokens_total"] == len("a long document ...")
+
+
+@pytest.mark.parametrize("program", PYTHON, ids=["tritonclient", "client"])
+def test_python(program: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(program.replace(SHOWN, place))
+    outcome = run_python("example.py", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert re.search("invoice|contract|letter", lines[0])
+    assert len(lines) == (4 if "infer_each" in program else 1)
+
+
+def test_prometheus(place: str) -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", SERVE, re.DOTALL)
+    (job,) = yaml.safe_load(shown.replace(SHOWN, place))["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    answer = httpx.get(f"http://{target}/metrics")  # what Prometheus asks where nothing is said
+    families = {family.name for family in text_string_to_metric_families(answer.text)}
+    assert {"aftserve_responses", "aftserve_bundle_info", "aftserve_ready"} <= families
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+
+
+@pytest.mark.parametrize("command", re.findall(r"aftserve (key [^`]+)`", SERVE))
+def test_a_key_is_made(command: str, tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", *command.split(), cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
+    (tmp_path / "keys.toml").write_text(section)
+    assert Keys.read(tmp_path / "keys.toml").owner(key) == command.split()[1]
+
+
+def test_every_extra_that_it_names_is_there() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    named = re.findall(r"pip install '(?:aftexport|\.)\[([\w-]+)\]'", README)
+    assert {"client", "otel", "serve", "torch"} <= set(named)
+    assert set(named) <= project["optional-dependencies"].keys()
