@@ -3,9 +3,9 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
@@ -41,6 +41,14 @@ _INFER = takes(
     InferRequest, **{"text/plain": {"type": "string", "minLength": 1}, _LINES: _LINES_SCHEMA}
 )
 _LINES_RESPONSE = {"content": {_LINES: {"schema": _LINES_SCHEMA}}}
+EvidenceSpans = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=100,
+        description="Most passages of each document that speak for its label; 0 for no evidence.",
+    ),
+]
 _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
@@ -104,11 +112,12 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
     @guarded.post(
         "/infer",
         response_model=DocumentResult | InferResponse,
+        response_model_exclude_none=True,
         responses={**problems, 200: _LINES_RESPONSE},
         openapi_extra=_INFER,
     )
     async def infer(
-        request: Request, deadline_seconds: DeadlineSeconds = None
+        request: Request, deadline_seconds: DeadlineSeconds = None, evidence: EvidenceSpans = 0
     ) -> DocumentResult | InferResponse | Response:
         """Classifies one document, or several.
 
@@ -125,18 +134,18 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
             case kind if kind == _LINES:
                 lines = await streams.classify_lines(
                     request,
-                    lambda documents: service.classify(documents, deadline),
+                    lambda documents: service.classify(documents, deadline, spans=evidence),
                     most=most,
                     deadline=deadline,
                 )
                 note(request, documents=len(lines))
-                content = "".join(line.model_dump_json() + "\n" for line in lines)
+                content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
                 return Response(content, media_type=_LINES)
             case _:
                 body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         received(request)
         results = await while_wanted(
-            service.classify(body.documents, deadline), request.receive, deadline
+            service.classify(body.documents, deadline, spans=evidence), request.receive, deadline
         )
         note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
         return results[0] if body.text is not None else InferResponse(results=results)

@@ -1,7 +1,7 @@
 """Documents in, labels out: the tokenizer, the checks and the scores of a bundle."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +10,14 @@ from aftexport.bundle import Bundle
 from aftexport.engines import Engine, Stop
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.errors import EngineError, InputError
-from aftexport.manifest import MAX_TOKENS
+from aftexport.manifest import EVIDENCE, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.settings import Policy
 
 Tokens = NDArray[np.int64]
 """Token ids of one document, ``[T]``."""
+Added = NDArray[np.float32]
+"""What each token of a document adds to the logit of its class, ``[T]``."""
 Document = str | Sequence[int] | Tokens
 """A text, or token ids that were not checked yet."""
 
@@ -31,11 +33,16 @@ class Answer:
         label: the class with the largest score.
         scores: probability of every class, by label.
         logits: ``[C]``, in float64.
+        added: what each token adds to the largest logit, where the model says; see
+            ``aftexport.evidence``.
+        offset: what that logit has of no token.
     """
 
     label: str
     scores: dict[str, float]
     logits: NDArray[np.float64]
+    added: Added | None = None
+    offset: float = 0.0
 
 
 class Classifier:
@@ -134,6 +141,25 @@ class Classifier:
             ) from error
         return np.array(encoded.ids, dtype=np.int64)
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """The first character of each token of a text that was tokenized, and the one after."""
+        assert self._tokenizer is not None  # it was tokenized
+        found: list[tuple[int, int]] = self._tokenizer.encode_batch([text])[0].offsets
+        return found
+
+    def check_evidence(self, tokens: int) -> None:
+        """Raises InputError where the model cannot say what each of so many tokens adds."""
+        if (why := self.manifest.no_evidence) is not None or self.manifest.evidence is None:
+            raise InputError(
+                f"This model has no evidence: {why or 'it was exported before there was any'}.",
+                "Ask without it.",
+            )
+        if self.in_chunks(tokens):
+            raise InputError(
+                f"The document has {tokens} tokens and runs in chunks, which keep no evidence.",
+                f"Send one of {self.whole_tokens} or less.",
+            )
+
     def check(self, ids: Sequence[int] | Tokens) -> Tokens:
         """Checks the tokens of one document, and returns them as an array.
 
@@ -199,7 +225,14 @@ class Classifier:
             row[: len(ids)] = ids
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        return self._answers(outputs["logits"])
+        answers = self._answers(outputs["logits"])
+        if (offsets := self.manifest.evidence) is None:
+            return answers
+        labels = self.manifest.labels
+        return [
+            replace(answer, added=row[:length], offset=offsets[labels.index(answer.label)])
+            for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
+        ]
 
     def _answers(self, outputs: NDArray[np.generic]) -> list[Answer]:
         logits = outputs.astype(np.float64)

@@ -101,6 +101,26 @@ class Timings(BaseModel):
     )
 
 
+class EvidenceSpan(BaseModel):
+    """A passage that adds more to the logit than as many tokens do on average."""
+
+    start_token: int
+    end_token: int = Field(description="The one after its last.")
+    start: int | None = Field(None, description="Its first character, of a text.")
+    end: int | None = Field(None, description="The one after its last.")
+    text: str | None = Field(None, description="The passage, of a text.")
+    contribution: float = Field(description="What its tokens add to the logit, exactly.")
+    above_average: float = Field(description="Of that, what as many tokens do not add on average.")
+
+
+class Evidence(BaseModel):
+    """What each token adds to the logit of the label, at the last layer."""
+
+    logit: float = Field(description="What all tokens add, and the offset.")
+    offset: float = Field(description="What comes of no token.")
+    spans: list[EvidenceSpan] = Field(description="Those that add the most above average, first.")
+
+
 class DocumentResult(BaseModel):
     """The answer for one document."""
 
@@ -112,6 +132,7 @@ class DocumentResult(BaseModel):
     truncated: bool = Field(description="Whether the model saw less than the document.")
     policy: Policy = Field(description="For documents over the memory budget: exact cuts none.")
     timings: Timings
+    evidence: Evidence | None = Field(None, description="Where it was asked for.")
 
 
 class InferResponse(BaseModel):

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -15,6 +16,7 @@ from aftserve.admission import Admission
 from aftserve.batching import Result
 from aftserve.classifier import Document, Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
+from aftserve.evidence import explain
 from aftserve.health import Health
 from aftserve.info import describe
 from aftserve.loading import LoadedModel, load_safe_model
@@ -109,13 +111,14 @@ class Service:
         self._admission.check_queue()
 
     async def classify(
-        self, documents: Sequence[Document], deadline: float
+        self, documents: Sequence[Document], deadline: float, *, spans: int = 0
     ) -> list[DocumentResult]:
         """Answers all documents of a request; cancelled, it leaves nothing in the queue.
 
         Args:
             documents: of the request, in order.
             deadline: of the client, by ``time.monotonic``.
+            spans: most of each one's evidence; 0 for none.
 
         Raises:
             InputError: where a document cannot be classified.
@@ -128,10 +131,13 @@ class Service:
             tokenizing = (self._tokens(served, *numbered) for numbered in enumerate(documents))
             tokenized = [await one for one in tokenizing]
             admitted = time.monotonic()
-            tokens = [served.model.classifier.cut(ids) for ids, _ in tokenized]
+            classifier = served.model.classifier
+            tokens = [classifier.cut(ids) for ids, _ in tokenized]
+            for used in tokens if spans else ():
+                classifier.check_evidence(len(used))
             predicted, done = await self._run(served, tokens, deadline)
             for ids, result in zip(tokens, done, strict=True):
-                if not served.model.classifier.in_chunks(len(ids)):  # PyTorch has no chunks
+                if not classifier.in_chunks(len(ids)):  # PyTorch has no chunks
                     parity.sample(ids, result)
         results = [
             DocumentResult(
@@ -151,6 +157,16 @@ class Service:
             )
             for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
         ]
+        if spans:
+            for document, run, result in zip(documents, done, results, strict=True):
+                cut = result.tokens_total - result.tokens_used
+                first = cut if classifier.policy == "tail" else 0
+                explaining = partial(
+                    explain, classifier, document, run.answer, first=first, most=spans
+                )
+                result.evidence = await anyio.to_thread.run_sync(
+                    explaining, limiter=self._tokenizers
+                )
         ended = time.monotonic()
         self._count(results, predicted, ended - admitted)
         total = sum(result.tokens_total for result in results)

@@ -1,0 +1,124 @@
+"""Passages that speak for a class, and how they are asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import byte_tokenizer
+
+from aftexport import save
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.exporter import export
+from aftexport.mechanisms import MECHANISMS
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftserve.classifier import Classifier
+from aftserve.evidence import explain, passages
+
+ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
+    lambda numbers: np.array(numbers, np.float32)
+)
+
+
+@given(ADDED)
+def test_the_first_is_the_run_that_adds_most_above_average(added: np.ndarray) -> None:
+    above = added - added.astype(np.float64).mean()
+    sums = np.concatenate([[0], np.cumsum(above)])
+    best = max(sums[e] - sums[s] for s in range(len(added)) for e in range(s + 1, len(added) + 1))
+    found = passages(added, 3)
+    if best > 1e-9:
+        assert found[0].above == pytest.approx(best)
+    for passage in found:
+        assert passage.added == pytest.approx(float(added[passage.start : passage.end].sum()))
+
+
+@given(ADDED)
+def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) -> None:
+    sums = np.concatenate([[0], np.cumsum(added - added.astype(np.float64).mean())])
+    found = sorted(passages(added, len(added)), key=lambda p: p.start)
+    assert all(a.end <= b.start for a, b in zip(found, found[1:], strict=False))
+    for passage in found:
+        inner = sums[passage.start : passage.end + 1]
+        # Every proper beginning and end of a maximal subsequence scores more than nothing.
+        assert inner[0] <= inner.min() + 1e-9
+        assert inner[-1] >= inner.max() - 1e-9
+
+
+TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
+
+
+def test_what_all_tokens_add_is_the_logit(server: str) -> None:
+    answer = ask(server, 100, json={"text": TEXT})
+    evidence = answer["evidence"]
+    scores = np.array(list(answer["scores"].values()))
+    assert evidence["spans"]
+    for span in evidence["spans"]:
+        assert TEXT[span["start"] : span["end"]] == span["text"]
+        assert 0 <= span["start_token"] < span["end_token"] <= answer["tokens_used"]
+    contributions = [span["above_average"] for span in evidence["spans"]]
+    assert contributions == sorted(contributions, reverse=True)
+    assert evidence["logit"] > evidence["offset"] or contributions
+    assert scores.max() == answer["scores"][answer["label"]]
+
+
+def test_ids_have_no_characters(server: str) -> None:
+    answer = ask(server, 1, json={"input_ids": [[1, 2, 3, 4, 200, 5]]})["results"][0]
+    (span,) = answer["evidence"]["spans"]
+    assert "text" not in span
+    assert span["end_token"] <= 6
+
+
+def test_plain_text_and_lines_have_it_too(server: str) -> None:
+    plain = ask(server, 2, content=TEXT, headers={"Content-Type": "text/plain"})
+    lines = {"Content-Type": "application/x-ndjson"}
+    line = ask(server, 2, content=json.dumps({"text": TEXT}) + "\n", headers=lines)
+    assert plain["evidence"] == line["evidence"]
+
+
+def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
+    answer = httpx.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
+    assert "evidence" not in answer
+
+
+@pytest.mark.parametrize("spans", ["-1", "101", "all"])
+def test_another_number_is_refused(server: str, spans: str) -> None:
+    response = httpx.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
+    assert response.status_code == 422
+
+
+def ask(server: str, spans: int, **request: Any) -> Any:
+    response = httpx.post(f"{server}/infer?evidence={spans}", timeout=30, **request)
+    assert response.status_code == 200, response.text
+    return json.loads(response.text)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_the_passage_that_decides_is_the_first(
+    mechanism: str, pooling: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = ClassifierConfig(
+        mechanism=mechanism, vocab_size=256, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
+        window=5, pooling=pooling, max_length=400 if mechanism == "aft_full" else None,
+    )  # fmt: skip
+    model = DocumentClassifier(config).eval()
+    with torch.no_grad():
+        # What decides: a letter whose embedding is the third class's own direction.
+        model.embedding.weight[byte_tokenizer().token_to_id("Z")] = 20 * model.head.weight[2]
+    save(tmp_path / "model.pt", model=model, labels=["a", "b", "c"], tokenizer=byte_tokenizer().to_str())
+    bundle = export(tmp_path / "model.pt", out=tmp_path / "model.bundle")
+    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
+    (answer,) = classifier.classify([classifier.tokenize(document)])
+    found = explain(classifier, document, answer, first=0, most=3)
+    assert answer.label == "c"
+    assert "ZZZZZZZZZZ" in (found.spans[0].text or "")
+    assert len(found.spans[0].text or "") <= 14
+    assert answer.added is not None
+    assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
