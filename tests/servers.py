@@ -1,11 +1,13 @@
-"""A real ``aftserve`` process on a free port of the loopback interface."""
+"""Servers on free ports of the loopback interface: real ``aftserve`` processes, and stand-ins."""
 
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from commands import environment
@@ -46,6 +48,18 @@ def serving(
         if process.poll() is None:
             process.terminate()
         process.wait(30)
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Yields the address of a server of the tests' own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:

@@ -31,16 +31,14 @@ from aftserve.schemas import (
 )
 from aftserve.service import Service
 
-_LINES = "application/x-ndjson"
 _LINES_SCHEMA: dict[str, Any] = {
     "type": "string",
     "pattern": r"\S",
     "description": "Objects, one a line.",
 }
-_INFER = takes(
-    InferRequest, **{"text/plain": {"type": "string", "minLength": 1}, _LINES: _LINES_SCHEMA}
-)
-_LINES_RESPONSE = {"content": {_LINES: {"schema": _LINES_SCHEMA}}}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_INFER = takes(InferRequest, **{streams.TEXT: _TEXT_SCHEMA, streams.LINES: _LINES_SCHEMA})
+_LINES_RESPONSE = {"content": {streams.LINES: {"schema": _LINES_SCHEMA}}}
 EvidenceSpans = Annotated[
     int,
     Query(
@@ -128,10 +126,10 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         deadline = deadline_of(request, deadline_seconds)
         most = settings.max_documents
         match bodies.media_type(request):
-            case "text/plain":
+            case streams.TEXT:
                 text = await streams.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
-            case kind if kind == _LINES:
+            case streams.LINES:
                 lines = await streams.classify_lines(
                     request,
                     lambda documents: service.classify(documents, deadline, spans=evidence),
@@ -140,7 +138,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
-                return Response(content, media_type=_LINES)
+                return Response(content, media_type=streams.LINES)
             case _:
                 body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
         received(request)

@@ -20,6 +20,10 @@ from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
 T = TypeVar("T")
 Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
 
+TEXT = "text/plain"
+LINES = "application/x-ndjson"
+"""The media types of the two."""
+
 _PIECE_CHARACTERS = 1 << 16
 _MOST_GAINED = 256
 """By more tokens than this no piece differs from its share of the whole text."""

@@ -1,18 +1,17 @@
 """The Python client against a real server, and against one that is busy, away or slow."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from commands import run_python
-from servers import serving
+from servers import listening, serving
 
 from aftserve import client as clients
 from aftserve.client import (
@@ -127,13 +126,8 @@ def answering(*statuses: int, wait: str | None = "1") -> Iterator[tuple[str, lis
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", deadlines
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(Handler) as address:
+        yield address, deadlines
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, BusyError), (503, UnavailableError)])

@@ -48,9 +48,10 @@ def _step(total: Over) -> tuple[set[Axis], Product] | None:
         readers = [f for f in rest.factors if window.key in free(one(f[0]))]
         if readers and all(isinstance(a, Window) and _passes(window, a) for a, _ in readers):
             passed = tuple(
-                (_composed(window, f[0]) if isinstance(f[0], Window) and f in readers else f[0], p)
-                for f in rest.factors
-                for p in (f[1],)
+                (_composed(window, atom), power)
+                if isinstance(atom, Window) and (atom, power) in readers
+                else (atom, power)
+                for atom, power in rest.factors
             )
             return left, Product(passed, rest.coefficient, rest.exponent)
     return None

@@ -1,44 +1,12 @@
 """The mechanisms as other people write them: every style is the same function as its operator."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-DIM, HEADS, TOKENS = 16, 4, 36
-"""Channels, heads, most tokens."""
-
-Attend = Callable[..., Tensor]
-
-
-class Layer(nn.Module):
-    """Projections around a function of query, key and value, all ``[B, T, D]``."""
-
-    def __init__(self, attend: Attend, *parameters: Tensor, keys: int = DIM) -> None:
-        super().__init__()
-        self.attend = attend
-        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys, DIM))
-        self.output = nn.Linear(DIM, DIM)
-        self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = self.attend(self.query(x), self.key(x), self.value(x), *self.extra)
-        return x + self.output(mixed)
-
-
-def heads(x: Tensor) -> Tensor:
-    """``[B, T, D]`` to ``[B, H, T, d]``."""
-    return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)
-
-
-def merged(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
-
-
-def bias(w: Tensor, tokens: int) -> Tensor:
-    return w[:tokens, :tokens]
-
+from . import implementations_aft_conv
+from .layer import DIM, HEADS, TOKENS, Layer, bias, heads, merged
 
 # AFT-full
 
@@ -172,152 +140,6 @@ def simple_mask_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def simple_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     e = k.exp() * (v[..., :1] > -1.0).float()
     return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
-
-
-# AFT-conv: keys are [B, T, H], filters [H, s]; the first ones are of 5 taps, centred
-
-
-def per_channel(x: Tensor) -> Tensor:
-    """Of each head for each of its channels."""
-    return x[..., None].expand(*x.shape, DIM // HEADS).flatten(-2)
-
-
-def conv_channels_first(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    e = per_channel(k).transpose(1, 2).exp()
-    ev = e * v.transpose(1, 2)
-    taps = per_channel((w.exp() - 1).t()).t().unsqueeze(1)
-    pad = (w.shape[1] - 1) // 2
-    num = nn.functional.conv1d(ev, taps, padding=pad, groups=DIM) + ev.sum(2, keepdim=True)
-    den = nn.functional.conv1d(e, taps, padding=pad, groups=DIM) + e.sum(2, keepdim=True)
-    return q.sigmoid() * (num / den).transpose(1, 2)
-
-
-def conv_shifted_heads(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """The denominator once for each head; a maximum is subtracted."""
-    e = torch.exp(k - k.amax(1, keepdim=True)).transpose(1, 2)
-    ev = e[:, :, None] * v.transpose(1, 2).unflatten(1, (HEADS, -1))
-    taps = (w.exp() - 1)[:, None]
-    den = nn.functional.conv1d(e, taps, padding="same", groups=HEADS) + e.sum(-1, keepdim=True)
-    rows = ev.transpose(1, 2).flatten(0, 1)
-    inside = nn.functional.conv1d(rows, taps, padding="same", groups=HEADS)
-    num = inside.unflatten(0, (-1, DIM // HEADS)).transpose(1, 2) + ev.sum(-1, keepdim=True)
-    return q.sigmoid() * (num / den[:, :, None]).flatten(1, 2).transpose(1, 2)
-
-
-def conv_of_images_one_high(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    e, v = k.exp().transpose(1, 2).unsqueeze(-1), heads(v)
-    taps = (w.exp() - 1)[:, None, :, None]
-    pad = (w.shape[1] // 2, 0)
-
-    def weighed(x: Tensor) -> Tensor:
-        inside = nn.functional.conv2d(x, taps, padding=pad, groups=HEADS)
-        return inside + x.sum(2, keepdim=True)
-
-    return q.tanh() * merged(weighed(e * v) / weighed(e))
-
-
-def conv_slices(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    tokens, taps = q.shape[1], w.shape[1]
-    e, v = k.exp()[..., None], v.unflatten(2, (HEADS, -1))
-
-    def weighed(x: Tensor) -> Tensor:
-        padded = nn.functional.pad(x, (0, 0, 0, 0, taps // 2, taps // 2))
-        total = x.sum(1, keepdim=True)
-        for j in range(taps):
-            total = total + padded[:, j : j + tokens] * (w[:, j].exp() - 1)[:, None]
-        return total
-
-    return (weighed(e * v) / weighed(e)).flatten(2) * torch.sigmoid(q)
-
-
-def conv_windows(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    tokens, taps = q.shape[1], w.shape[1]
-    at = torch.arange(tokens)[:, None] + torch.arange(taps)
-    e, v = k.exp(), v.unflatten(2, (HEADS, -1))
-    pad = taps // 2
-
-    def inside(x: Tensor) -> Tensor:
-        windows = nn.functional.pad(x.flatten(2), (0, 0, pad, pad))[:, at]
-        return torch.einsum("btjhd,hj->bthd", windows.unflatten(3, (HEADS, -1)), w.exp() - 1)
-
-    ev, e = e[..., None] * v, e[..., None]
-    mean = (inside(ev) + ev.sum(1)[:, None]) / (inside(e) + e.sum(1)[:, None])
-    return q.sigmoid() * mean.flatten(2)
-
-
-def conv_unfolded(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    batch, tokens = q.shape[:2]
-    shift = k.max(dim=1, keepdim=True).values
-    e = per_channel(torch.exp(k - shift)).transpose(1, 2)
-    taps = per_channel((w.exp() - 1).t()).t()
-
-    def weighed(x: Tensor) -> Tensor:
-        size = (w.shape[1], 1)
-        columns = nn.functional.unfold(x[..., None], size, padding=(w.shape[1] // 2, 0))
-        columns = columns.view(batch, DIM, w.shape[1], tokens)
-        return (columns * taps[..., None]).sum(2) + x.sum(-1, keepdim=True)
-
-    num, den = weighed(e * v.transpose(1, 2)), weighed(e)
-    return (num * den.reciprocal()).transpose(1, 2) * q.sigmoid()
-
-
-def conv_of_windows_less_sums(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Weights exp(w) inside, and all keys less those inside."""
-    e = per_channel(k).transpose(1, 2).exp()
-    taps = per_channel(w.exp().t()).t().unsqueeze(1)
-    ones = torch.ones_like(taps)
-
-    def weighed(x: Tensor) -> Tensor:
-        inside = nn.functional.conv1d(x, taps, padding="same", groups=DIM)
-        counted = nn.functional.conv1d(x, ones, padding="same", groups=DIM)
-        return inside + (x.sum(-1, keepdim=True) - counted)
-
-    mean = weighed(e * v.transpose(1, 2)) / weighed(e)
-    return q.sigmoid() * mean.transpose(1, 2)
-
-
-def conv_even_taps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    return conv_shifted_heads(q, k, v, w[:, :4])
-
-
-def conv_keys_of_channels(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """A key for each channel, a filter for all."""
-    e = k.transpose(1, 2).exp()
-    taps = (w[:1].exp() - 1).expand(DIM, -1)[:, None]
-
-    def weighed(x: Tensor) -> Tensor:
-        inside = nn.functional.conv1d(x, taps, padding=w.shape[1] // 2, groups=DIM)
-        return inside + x.sum(-1, keepdim=True)
-
-    return q.sigmoid() * (weighed(e * v.transpose(1, 2)) / weighed(e)).transpose(1, 2)
-
-
-def conv_weights_not_lessened(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Without the 1 that the paper takes off: the bias is log(1 + exp(w)), not w."""
-    return conv_of_images_one_high(q, k, v, torch.log1p(w.exp()))
-
-
-def conv_causal(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    e = per_channel(k).transpose(1, 2).exp()
-    taps = per_channel((w.exp() - 1).t()).t().unsqueeze(1)
-
-    def weighed(x: Tensor) -> Tensor:
-        padded = nn.functional.pad(x, (w.shape[1] - 1, 0))
-        return nn.functional.conv1d(padded, taps, groups=DIM) + x.cumsum(-1)
-
-    return q.sigmoid() * (weighed(e * v.transpose(1, 2)) / weighed(e)).transpose(1, 2)
-
-
-def conv_causal_cut(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Padded on both sides, and the end cut off."""
-    e = per_channel(k).transpose(1, 2).exp()
-    taps = per_channel((w.exp() - 1).t()).t().unsqueeze(1)
-
-    def weighed(x: Tensor) -> Tensor:
-        inside = nn.functional.conv1d(x, taps, padding=w.shape[1] - 1, groups=DIM)
-        return inside[..., : 1 - w.shape[1]] + x.cumsum(-1)
-
-    return (weighed(e * v.transpose(1, 2)) / weighed(e)).transpose(1, 2)
 
 
 # Efficient Attention
@@ -514,16 +336,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
               simple_mask_multiplied]  # fmt: skip
     found |= {f.__name__: ("AftSimple", Layer(f)) for f in simple}
     found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
-    filters = 0.5 * _matrix(4, 5)[:HEADS]
-    conv = [
-        conv_channels_first, conv_shifted_heads, conv_of_images_one_high, conv_slices,
-        conv_windows, conv_unfolded, conv_of_windows_less_sums, conv_even_taps,
-        conv_weights_not_lessened,
-    ]  # fmt: skip
-    found |= {f.__name__: ("AftConv", Layer(f, filters, keys=HEADS)) for f in conv}
-    found["conv_keys_of_channels"] = "AftConv", Layer(conv_keys_of_channels, filters)
-    for f in (conv_causal, conv_causal_cut):
-        found[f.__name__] = "CausalAftConv", Layer(f, filters, keys=HEADS)
+    found |= implementations_aft_conv.layers(0.5 * _matrix(4, 5)[:HEADS])
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
         efficient_exp_sum, efficient_batch_of_heads, efficient_masked,

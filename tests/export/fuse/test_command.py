@@ -16,7 +16,8 @@ from aftexport.exporter import export
 from aftexport.verification import verify
 
 from .graphs import scripted
-from .implementations import DIM, Layer, simple_softmax
+from .implementations import simple_softmax
+from .layer import DIM, Layer
 from .look_alikes import full_with_eps
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -1,0 +1,38 @@
+"""A layer around a function of query, key and value, and what such functions are written with."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+DIM, HEADS, TOKENS = 16, 4, 36
+"""Channels, heads, most tokens."""
+
+Attend = Callable[..., Tensor]
+
+
+class Layer(nn.Module):
+    """Projections around a function of query, key and value, all ``[B, T, D]``."""
+
+    def __init__(self, attend: Attend, *parameters: Tensor, keys: int = DIM) -> None:
+        super().__init__()
+        self.attend = attend
+        self.query, self.key, self.value = (nn.Linear(DIM, n) for n in (DIM, keys, DIM))
+        self.output = nn.Linear(DIM, DIM)
+        self.extra = nn.ParameterList(nn.Parameter(p) for p in parameters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.attend(self.query(x), self.key(x), self.value(x), *self.extra)
+        return x + self.output(mixed)
+
+
+def heads(x: Tensor) -> Tensor:
+    """``[B, T, D]`` to ``[B, H, T, d]``."""
+    return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)
+
+
+def merged(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def bias(w: Tensor, tokens: int) -> Tensor:
+    return w[:tokens, :tokens]
