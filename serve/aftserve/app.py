@@ -13,7 +13,8 @@ from aftserve import bodies, presence, streams
 from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
-from aftserve.open_inference.routes import create_router
+from aftserve.open_inference import routes as open_inference
+from aftserve.page import routes as page
 from aftserve.presence import DeadlineSeconds, while_wanted
 from aftserve.problems import GUARDED, handle_problems, responses
 from aftserve.receiving import ReceivingLimits
@@ -68,6 +69,10 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
         lifespan=lifespan,
+        # Those pages run the scripts of another host, beside people's API keys, and show nothing
+        # where that cannot be reached.
+        docs_url=None,
+        redoc_url=None,
         # Its configuration is that of aftserve.tracing, and metrics have an address of their own.
         telemetry={
             "tracer_provider": service.traces.provider,
@@ -208,6 +213,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
             return await service.reloading.run()
 
     app.include_router(guarded)
-    app.include_router(create_router(service, guards))
+    app.include_router(open_inference.create_router(service, guards))
+    app.include_router(page.create_router())
     describe_bodies(app, service)
     return app

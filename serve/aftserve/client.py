@@ -29,7 +29,7 @@ _GRACE = 1.0
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time went, in seconds; see the server's ``/docs``."""
+    """Where the time went, in seconds; see the server's ``/openapi.json``."""
 
     tokenize_seconds: float
     queue_seconds: float

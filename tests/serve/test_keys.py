@@ -19,7 +19,10 @@ from aftexport.errors import UsageError
 from aftserve.errors import BusyError, UnauthorizedError
 from aftserve.keys import Keys, make_key
 
-OPEN = ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2", "/docs"]
+OPEN = [
+    "/", "/page/page.css", "/page/page.js", "/openapi.json",
+    "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2",
+]  # fmt: skip
 CLOSED = ["/parity", "/info", "/metrics", "/v2/models/model", "/v2/models/model/ready"]
 
 
@@ -51,7 +54,7 @@ def infer(address: str, **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_health_needs_no_key(address: str, path: str) -> None:
+def test_health_and_the_page_need_no_key(address: str, path: str) -> None:
     assert httpx.get(address + path).status_code == 200
 
 

@@ -1,0 +1,1 @@
+"""The page at ``/``, for people with a browser."""
