@@ -22,7 +22,7 @@ README = (REPOSITORY / "README.md").read_text("utf-8")
 SERVE = README[README.index("\n## Serve") : README.index("\n## Measure")]
 SHOWN = "localhost:8000"
 
-CURL = re.findall(r"curl localhost:8000[^`\n]*", SERVE)
+CURL = re.findall(r"curl '?localhost:8000[^`\n]*", SERVE)
 PYTHON = re.findall(r"```python\n(.*?)```", SERVE, re.DOTALL)
 
 
@@ -33,7 +33,7 @@ def place(server: str) -> str:
 
 
 def test_there_are_examples() -> None:
-    assert len(CURL) == 2
+    assert len(CURL) == 3
     assert len(PYTHON) == 2
 
 
@@ -47,6 +47,9 @@ def test_curl(command: str, place: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     (shown,) = re.findall(r"```json\n(.*?)```", SERVE, re.DOTALL)
+    spans = answer.pop("evidence")["spans"] if "evidence" in command else []
+    assert all(span["text"] in "a long document ..." for span in spans)
+    assert bool(spans) == ("evidence" in command)
     assert answer.keys() == json.loads(shown).keys()
     assert answer["timings"].keys() == json.loads(shown)["timings"].keys()
     assert answer["tokens_total"] == len("a long document ...")

@@ -6,7 +6,8 @@ Where the head is linear and its input is a sum over the tokens, so is each logi
 
 whatever was done to the tokens before: masked, weighted by a softmax, or nothing. The summand of
 the largest logit is put out beside the logits, exact for the last layer, and nothing of the model
-is computed otherwise than before.
+is computed otherwise than before. It is the product of x[t] with the document's *direction*,
+``scale * W`` of that class.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from numpy.typing import NDArray
 from aftexport.chunked.tokenwise import constants_of, is_reduction_over_tokens
 from aftexport.manifest import EVIDENCE
 
+DIRECTION = "evidence_direction"
+"""Of a document, float32 ``[batch, D, 1]``."""
+
+_IDS = "input_ids"
 _LOGITS = "logits"
 _PREFIX = "evidence_"
 
@@ -43,6 +48,19 @@ class _Head:
     offsets: NDArray[np.generic]
 
 
+@dataclass(frozen=True)
+class Summed:
+    """What the head's input is the sum of.
+
+    Attributes:
+        tokens: the value, ``[batch, tokens, D]``.
+        offsets: what the logit of each class has that comes of no token.
+    """
+
+    tokens: str
+    offsets: tuple[float, ...]
+
+
 def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
     """Adds an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
 
@@ -59,7 +77,32 @@ def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
         NoEvidenceError: where the head is not linear, or does not take a sum over the tokens; the
             model is left as it is.
     """
+    summed = add_direction(model)
+    graph = model.graph
+    graph.output.pop()
+    graph.node.extend(products(summed.tokens))
+    (batch_and_tokens,) = (_dims(value) for value in graph.input if value.name == _IDS)
+    graph.output.append(
+        onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, batch_and_tokens)
+    )
+    return summed.offsets
+
+
+def add_direction(model: onnx.ModelProto) -> Summed:
+    """Adds the output ``DIRECTION`` alone; see ``add_evidence``."""
     return _Finder(model).add()
+
+
+def products(tokens: str) -> list[onnx.NodeProto]:
+    """The nodes from ``tokens``, see ``Summed``, and the direction to the output ``evidence``."""
+    make = onnx.helper.make_node
+    wide, product, axis = (_PREFIX + step for step in ("tokens", "products", "last"))
+    return [
+        make("Cast", [tokens], [wide], to=onnx.TensorProto.FLOAT),
+        make("MatMul", [wide, DIRECTION], [product]),
+        make("Constant", [], [axis], value_ints=[-1]),
+        make("Squeeze", [product, axis], [EVIDENCE]),
+    ]
 
 
 class _Finder:
@@ -69,20 +112,19 @@ class _Finder:
         self.producers: dict[str, onnx.NodeProto] = {
             name: node for node in self.graph.node for name in node.output
         }
-        self.shapes = {
-            value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-            for value in (*self.graph.value_info, *self.graph.output)
-        }
+        described = (*self.graph.input, *self.graph.value_info, *self.graph.output)
+        self.shapes = {value.name: _dims(value) for value in described}
 
-    def add(self) -> tuple[float, ...]:
+    def add(self) -> Summed:
         head = self._head()
         total, factors = self._total_behind(head.pooled)
+        if self.shapes.get(total.input[0], [])[:2] != self.shapes[_IDS]:
+            raise NoEvidenceError(f"{total.op_type} ({total.output[0]}) is of other tokens")
         self.graph.node.extend(self._nodes(head, total, factors))
-        batch_and_tokens = self.shapes[total.input[0]][:2]
         self.graph.output.append(
-            onnx.helper.make_tensor_value_info(EVIDENCE, onnx.TensorProto.FLOAT, batch_and_tokens)
+            onnx.helper.make_tensor_value_info(DIRECTION, onnx.TensorProto.FLOAT, [None, None, 1])
         )
-        return tuple(float(offset) for offset in head.offsets)
+        return Summed(total.input[0], tuple(float(offset) for offset in head.offsets))
 
     def _head(self) -> _Head:
         node, offsets = self._made(_LOGITS), None
@@ -146,9 +188,8 @@ class _Finder:
     def _nodes(
         self, head: _Head, total: onnx.NodeProto, factors: list[tuple[str, str]]
     ) -> Iterator[onnx.NodeProto]:
-        make = onnx.helper.make_node
-        last = [f"{_PREFIX}last_axis"]
-        self.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), *last))
+        """In float32: 16 bits have not what one token is of a long document."""
+        make, wide = onnx.helper.make_node, onnx.TensorProto.FLOAT
 
         def named(step: str) -> str:
             return _PREFIX + step
@@ -160,17 +201,19 @@ class _Finder:
         if not head.transposed:
             row = named("column")
             yield make("Transpose", [named("row")], [row], perm=[1, 0])
-        yield make("CastLike", [row, total.input[0]], [named("typed")])
-        yield make("Unsqueeze", [named("typed"), *last], [named("direction")])
-        yield make("MatMul", [total.input[0], named("direction")], [named("products")])
-        yield make("Squeeze", [named("products"), *last], [named("summands")])
-        value = named("summands")
+        value = named("weight")
+        yield make("Cast", [row], [value], to=wide)
         if total.op_type == "ReduceMean":
-            yield make("Shape", [value], [named("tokens")], start=1, end=2)
-            factors = [*factors, ("Div", named("tokens"))]
-        for place, (operator, factor) in enumerate(reversed(factors)):
+            yield make("Shape", [total.input[0]], [named("count")], start=1, end=2)
+            factors = [*factors, ("Div", named("count"))]
+        for place, (operator, factor) in enumerate(factors):
             scaled = named(f"scaled_{place}")
-            yield make("CastLike", [factor, value], [named(f"factor_{place}")])
+            yield make("Cast", [factor], [named(f"factor_{place}")], to=wide)
             yield make(operator, [value, named(f"factor_{place}")], [scaled])
             value = scaled
-        yield make("Cast", [value], [EVIDENCE], to=onnx.TensorProto.FLOAT)
+        yield make("Constant", [], [named("axis")], value_ints=[-1])
+        yield make("Unsqueeze", [value, named("axis")], [DIRECTION])
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[str | int]:
+    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]

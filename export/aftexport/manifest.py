@@ -107,6 +107,7 @@ class ChunkedPlan(BaseModel):
         stages: in order.
         pooled: each value pooled from the tokens, to how those of chunks combine.
         token_bytes: at most what a token takes while a graph runs.
+        evidence: whether they say what each token adds to the largest logit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -114,6 +115,7 @@ class ChunkedPlan(BaseModel):
     stages: tuple[ChunkedStage, ...]
     pooled: dict[str, Pooling]
     token_bytes: Count
+    evidence: bool = False
 
 
 class Manifest(BaseModel):

@@ -79,9 +79,10 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     model = ChunkedModel(
         bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
     )
-    logits = model.run(ids[0])
-    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
-    return [replace(result, subject="model in chunks")]
+    outputs = model.run(ids[0], evidence=plan.evidence)
+    result = compare(case, outputs["logits"], bundle.manifest.precision, bound=_bound(bundle, case))
+    found = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
+    return [replace(one, subject=f"{one.subject} in chunks") for one in found]
 
 
 def verify_engine(

@@ -1,7 +1,8 @@
 """Documents in, labels out: the tokenizer, the checks and the scores of a bundle."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,9 +155,11 @@ class Classifier:
                 f"This model has no evidence: {why or 'it was exported before there was any'}.",
                 "Ask without it.",
             )
-        if self.in_chunks(tokens):
+        plan = self.manifest.chunked
+        if self.in_chunks(tokens) and plan is not None and not plan.evidence:
             raise InputError(
-                f"The document has {tokens} tokens and runs in chunks, which keep no evidence.",
+                f"The document has {tokens} tokens and runs in chunks, where this model pools them "
+                "in a way that keeps no evidence.",
                 f"Send one of {self.whole_tokens} or less.",
             )
 
@@ -197,19 +200,20 @@ class Classifier:
         """Whether a document of so many tokens is over the memory budget."""
         return self.chunked is not None and tokens > self.whole_tokens
 
-    def part_count(self, tokens: int) -> int:
+    def part_count(self, tokens: int, *, evidence: bool) -> int:
         """Of a document of so many tokens that runs in chunks."""
         assert self.chunked is not None  # in_chunks sees to it
-        return self.chunked.count(tokens)
+        return self.chunked.count(tokens, evidence=evidence)
 
-    def parts(self, ids: Tokens) -> Generator[None, None, Answer]:
+    def parts(self, ids: Tokens, *, evidence: bool) -> Generator[None, None, Answer]:
         """Classifies a checked document in chunks; stops after every part of the work.
 
         Raises:
             EngineError: where the engine fails, or answers no numbers.
         """
         assert self.chunked is not None  # in_chunks sees to it
-        (answer,) = self._answers((yield from self.chunked.parts(ids)))
+        outputs = yield from self.chunked.parts(ids, evidence=evidence)
+        (answer,) = self._answers(outputs, [len(ids)])
         return answer
 
     def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
@@ -225,20 +229,20 @@ class Classifier:
             row[: len(ids)] = ids
         inputs = {"input_ids": padded, "lengths": lengths}
         outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
-        answers = self._answers(outputs["logits"])
-        if (offsets := self.manifest.evidence) is None:
+        return self._answers(outputs, lengths.tolist())
+
+    def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
+        logits = outputs["logits"].astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise EngineError("The model's answer is not a number.", "Send another document.")
+        answers = [self._answer(row) for row in logits]
+        offsets, labels = self.manifest.evidence, self.manifest.labels
+        if offsets is None or EVIDENCE not in outputs:
             return answers
-        labels = self.manifest.labels
         return [
             replace(answer, added=row[:length], offset=offsets[labels.index(answer.label)])
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
-
-    def _answers(self, outputs: NDArray[np.generic]) -> list[Answer]:
-        logits = outputs.astype(np.float64)
-        if not np.isfinite(logits).all():
-            raise EngineError("The model's answer is not a number.", "Send another document.")
-        return [self._answer(row) for row in logits]
 
     def _answer(self, logits: NDArray[np.float64]) -> Answer:
         weights = np.exp(logits - logits.max())

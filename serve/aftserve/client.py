@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self, overload
 
@@ -38,6 +38,48 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class Span:
+    """A passage that adds more to the logit than as many tokens do on average.
+
+    Attributes:
+        start_token, end_token: its first token, and the one after its last.
+        contribution: what its tokens add to the logit.
+        above_average: of that, what as many tokens do not add on average.
+        start, end: its first character and the one after its last, of a text.
+        text: the passage, of a text.
+    """
+
+    start_token: int
+    end_token: int
+    contribution: float
+    above_average: float
+    start: int | None = None
+    end: int | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What speaks for the label.
+
+    Attributes:
+        logit: of the label: what all tokens add, and the offset.
+        offset: what comes of no token.
+        spans: those that add the most above average, first.
+    """
+
+    logit: float
+    offset: float
+    spans: Sequence[Span]
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """Of a response's JSON."""
+        spans = [Span(**_known(Span, span)) for span in content["spans"]]
+        return cls(content["logit"], content["offset"], spans)
+
+
+@dataclass(frozen=True)
 class Result:
     """The answer for one document.
 
@@ -50,6 +92,7 @@ class Result:
         policy: for documents over the server's memory budget.
         bundle: digest of the bundle that gave it.
         timings: of it.
+        evidence: what speaks for the label, where it was asked for.
     """
 
     label: str
@@ -60,13 +103,21 @@ class Result:
     policy: str
     bundle: str
     timings: Timings
+    evidence: Evidence | None = None
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
         """Of a response's JSON; fields that are not known are left out."""
-        fields = {name: content[name] for name in cls.__dataclass_fields__}
-        times = {name: content["timings"][name] for name in Timings.__dataclass_fields__}
-        return cls(**{**fields, "timings": Timings(**times)})
+        given = _known(cls, content)
+        given["timings"] = Timings(**_known(Timings, content["timings"]))
+        if "evidence" in given:
+            given["evidence"] = Evidence.read(given["evidence"])
+        return cls(**given)
+
+
+def _known(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in content.items() if name in names}
 
 
 class ServerError(Exception):
@@ -159,34 +210,41 @@ class Client:
 
     @overload
     def infer(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
-        self, documents: str, *, deadline: float | None = None
+        self, documents: str, *, evidence: int = 0, deadline: float | None = None
     ) -> Result: ...
 
     @overload
     def infer(
-        self, documents: Sequence[str] | Sequence[Sequence[int]], *, deadline: float | None = None
+        self,
+        documents: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        evidence: int = 0,
+        deadline: float | None = None,
     ) -> list[Result]: ...
 
     def infer(
         self,
         documents: str | Sequence[str] | Sequence[Sequence[int]],
         *,
+        evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:
         """Classifies one text, or several texts or documents of token ids, in one request.
 
         Args:
             documents: to classify.
+            evidence: most passages of each that speak for its label, up to 100.
             deadline: in place of the client's.
 
         Raises:
             ServerError: by its kind, where one of them has no answer.
         """
         if isinstance(documents, str):
-            return Result.read(self._ask(_JSON, _json({"text": documents}), deadline).json())
+            body = _json({"text": documents})
+            return Result.read(self._ask(_JSON, body, evidence, deadline).json())
         listed = list(documents)
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        content = self._ask(_JSON, _json({form: listed}), deadline).json()
+        content = self._ask(_JSON, _json({form: listed}), evidence, deadline).json()
         return [Result.read(result) for result in content["results"]]
 
     def infer_each(
@@ -194,6 +252,7 @@ class Client:
         documents: Iterable[str | Sequence[int]],
         *,
         at_once: int = 64,
+        evidence: int = 0,
         deadline: float | None = None,
     ) -> Iterator[Result | ServerError]:
         """Classifies any number of documents; one without an answer does not hold up others.
@@ -201,6 +260,7 @@ class Client:
         Args:
             documents: texts or token ids; taken as they are needed.
             at_once: most of one request.
+            evidence: see ``infer``.
             deadline: of each request, in place of the client's.
 
         Yields:
@@ -215,18 +275,20 @@ class Client:
         left = iter(documents)
         while batch := list(islice(left, at_once)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
-            for line in self._ask(_LINES, b"\n".join(lines), deadline).text.splitlines():
+            answers = self._ask(_LINES, b"\n".join(lines), evidence, deadline)
+            for line in answers.text.splitlines():
                 content = json.loads(line)
                 if "label" in content:
                     yield Result.read(content)
                 else:
                     yield _error(content["status"], content["detail"])
 
-    def _ask(self, kind: str, body: bytes, deadline: float | None) -> httpx.Response:
+    def _ask(self, kind: str, body: bytes, evidence: int, deadline: float | None) -> httpx.Response:
+        path = f"/infer?evidence={evidence}" if evidence else "/infer"
         end = time.monotonic() + (self._deadline if deadline is None else deadline)
         for number in range(self._retries + 1):
             try:
-                return self._try(kind, body, end - time.monotonic())
+                return self._try(path, kind, body, end - time.monotonic())
             except (BusyError, UnavailableError) as error:
                 wait = error.retry_after
                 if wait is None and error.status is None:
@@ -239,14 +301,12 @@ class Client:
                 time.sleep(wait)
         raise AssertionError  # the last try returns or raises
 
-    def _try(self, kind: str, body: bytes, left: float) -> httpx.Response:
+    def _try(self, path: str, kind: str, body: bytes, left: float) -> httpx.Response:
         if left <= 0:
             raise DeadlineError("The deadline passed before the request was sent.")
         headers = {"Content-Type": kind, "Deadline-Seconds": f"{left:.6f}"}
         try:
-            response = self._http.post(
-                "/infer", content=body, headers=headers, timeout=left + _GRACE
-            )
+            response = self._http.post(path, content=body, headers=headers, timeout=left + _GRACE)
         except httpx.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
         except httpx.TransportError as error:

@@ -44,7 +44,7 @@ def explain(
         most: of the passages.
     """
     assert answer.added is not None  # check_evidence sees to it
-    places = classifier.places(document) if isinstance(document, str) else None
+    places = classifier.places(document) if isinstance(document, str) else []
     spans = []
     for passage in passages(answer.added, most):
         start, end = first + passage.start, first + passage.end
@@ -54,9 +54,11 @@ def explain(
             contribution=passage.added,
             above_average=passage.above,
         )
-        if places is not None and isinstance(document, str):
-            span.start, span.end = places[start][0], places[end - 1][1]
-            span.text = document[span.start : span.end]
+        # A token that the tokenizer put in has no characters.
+        shown = [place for place in places[start:end] if place[0] < place[1]]
+        if shown:
+            span.start, span.end = shown[0][0], shown[-1][1]
+            span.text = str(document[span.start : span.end])
         spans.append(span)
     return Evidence(logit=float(answer.logits.max()), offset=answer.offset, spans=spans)
 

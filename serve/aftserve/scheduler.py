@@ -104,7 +104,13 @@ class Scheduler:
         self.pace = Pace()
 
     def submit(
-        self, served: Served, ids: Tokens, promised: float, *, alone: bool = False
+        self,
+        served: Served,
+        ids: Tokens,
+        promised: float,
+        *,
+        alone: bool = False,
+        evidence: bool = False,
     ) -> "asyncio.Future[Result]":
         """Puts a checked document in the queue.
 
@@ -113,6 +119,7 @@ class Scheduler:
             ids: its tokens.
             promised: when it is predicted to be answered, by ``time.monotonic``.
             alone: it shares no run.
+            evidence: the answer says what each token adds, in chunks too.
 
         Returns:
             A future of the result. Cancel it where the answer is no longer wanted; it
@@ -126,7 +133,10 @@ class Scheduler:
         classifier, costs = served.model.classifier, served.model.costs
         job = Job(served, ids, costs.alone(len(ids)), promised, future, alone)
         if classifier.in_chunks(len(ids)):
-            job.progress = Progress(classifier.parts(ids), classifier.part_count(len(ids)))
+            job.progress = Progress(
+                classifier.parts(ids, evidence=evidence),
+                classifier.part_count(len(ids), evidence=evidence),
+            )
         future.add_done_callback(lambda _: self._settled(job))
         self._waiting.put(job)
         return future

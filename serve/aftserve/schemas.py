@@ -106,9 +106,9 @@ class EvidenceSpan(BaseModel):
 
     start_token: int
     end_token: int = Field(description="The one after its last.")
-    start: int | None = Field(None, description="Its first character, of a text.")
-    end: int | None = Field(None, description="The one after its last.")
-    text: str | None = Field(None, description="The passage, of a text.")
+    start: int | None = Field(default=None, description="Its first character, of a text.")
+    end: int | None = Field(default=None, description="The one after its last.")
+    text: str | None = Field(default=None, description="The passage, of a text.")
     contribution: float = Field(description="What its tokens add to the logit, exactly.")
     above_average: float = Field(description="Of that, what as many tokens do not add on average.")
 
@@ -132,7 +132,7 @@ class DocumentResult(BaseModel):
     truncated: bool = Field(description="Whether the model saw less than the document.")
     policy: Policy = Field(description="For documents over the memory budget: exact cuts none.")
     timings: Timings
-    evidence: Evidence | None = Field(None, description="Where it was asked for.")
+    evidence: Evidence | None = Field(default=None, description="Where it was asked for.")
 
 
 class InferResponse(BaseModel):

@@ -135,7 +135,7 @@ class Service:
             tokens = [classifier.cut(ids) for ids, _ in tokenized]
             for used in tokens if spans else ():
                 classifier.check_evidence(len(used))
-            predicted, done = await self._run(served, tokens, deadline)
+            predicted, done = await self._run(served, tokens, deadline, evidence=spans > 0)
             for ids, result in zip(tokens, done, strict=True):
                 if not classifier.in_chunks(len(ids)):  # PyTorch has no chunks
                     parity.sample(ids, result)
@@ -158,13 +158,13 @@ class Service:
             for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
         ]
         if spans:
-            for document, run, result in zip(documents, done, results, strict=True):
-                cut = result.tokens_total - result.tokens_used
+            for document, answered, result in zip(documents, results, done, strict=True):
+                cut = answered.tokens_total - answered.tokens_used
                 first = cut if classifier.policy == "tail" else 0
                 explaining = partial(
-                    explain, classifier, document, run.answer, first=first, most=spans
+                    explain, classifier, document, result.answer, first=first, most=spans
                 )
-                result.evidence = await anyio.to_thread.run_sync(
+                answered.evidence = await anyio.to_thread.run_sync(
                     explaining, limiter=self._tokenizers
                 )
         ended = time.monotonic()
@@ -204,13 +204,21 @@ class Service:
             return await parity.check(ids, result.answer.logits)
 
     async def _run(
-        self, served: Served, documents: Sequence[Tokens], deadline: float
+        self,
+        served: Served,
+        documents: Sequence[Tokens],
+        deadline: float,
+        *,
+        evidence: bool = False,
     ) -> tuple[float, list[Result]]:
         """What they were predicted to take together, and their results."""
         now = time.monotonic()
         lengths = [len(ids) for ids in documents]
         predicted = self._admission.admit(served.model, lengths, deadline - now)
-        futures = [self.scheduler.submit(served, ids, now + predicted) for ids in documents]
+        futures = [
+            self.scheduler.submit(served, ids, now + predicted, evidence=evidence)
+            for ids in documents
+        ]
         try:
             return predicted, [await future for future in futures]
         finally:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -63,6 +64,21 @@ def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -
     assert "outside the vocabulary" in failed.detail
     lengths = [answer.tokens_total for answer in answers if isinstance(answer, Result)]
     assert lengths == [n for n in range(1, 301) if n != 151]
+
+
+def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) -> None:
+    expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
+    assert asking.infer(DOCUMENTS[2]).evidence is None
+    one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
+    assert one.evidence is not None
+    assert asdict(one.evidence) == expected
+    assert several[0].evidence == one.evidence
+    (each,) = asking.infer_each(DOCUMENTS[2:], evidence=2)
+    assert isinstance(each, Result)
+    assert each.evidence == one.evidence
+    (ids,) = asking.infer([[1, 2, 3, 200]], evidence=1)
+    assert ids.evidence is not None
+    assert ids.evidence.spans[0].text is None
 
 
 def test_one_text_is_not_taken_for_many(asking: Client) -> None:

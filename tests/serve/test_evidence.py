@@ -1,6 +1,7 @@
 """Passages that speak for a class, and how they are asked for."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from toy import byte_tokenizer
 
 from aftexport import save
@@ -41,7 +43,7 @@ def test_the_first_is_the_run_that_adds_most_above_average(added: np.ndarray) ->
 def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) -> None:
     sums = np.concatenate([[0], np.cumsum(added - added.astype(np.float64).mean())])
     found = sorted(passages(added, len(added)), key=lambda p: p.start)
-    assert all(a.end <= b.start for a, b in zip(found, found[1:], strict=False))
+    assert all(a.end <= b.start for a, b in pairwise(found))
     for passage in found:
         inner = sums[passage.start : passage.end + 1]
         # Every proper beginning and end of a maximal subsequence scores more than nothing.
@@ -52,18 +54,16 @@ def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) 
 TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
 
 
-def test_what_all_tokens_add_is_the_logit(server: str) -> None:
+def test_passages_of_a_text_the_one_that_adds_most_first(server: str) -> None:
     answer = ask(server, 100, json={"text": TEXT})
     evidence = answer["evidence"]
-    scores = np.array(list(answer["scores"].values()))
     assert evidence["spans"]
     for span in evidence["spans"]:
         assert TEXT[span["start"] : span["end"]] == span["text"]
         assert 0 <= span["start_token"] < span["end_token"] <= answer["tokens_used"]
-    contributions = [span["above_average"] for span in evidence["spans"]]
-    assert contributions == sorted(contributions, reverse=True)
-    assert evidence["logit"] > evidence["offset"] or contributions
-    assert scores.max() == answer["scores"][answer["label"]]
+    above = [span["above_average"] for span in evidence["spans"]]
+    assert above == sorted(above, reverse=True)
+    assert ask(server, 1, json={"text": TEXT})["evidence"]["spans"] == evidence["spans"][:1]
 
 
 def test_ids_have_no_characters(server: str) -> None:
@@ -97,28 +97,68 @@ def ask(server: str, spans: int, **request: Any) -> Any:
     return json.loads(response.text)
 
 
+def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
+    """A model by which the letter Z is of class c, and no other says anything of the class."""
+    torch.manual_seed(0)
+    config = ClassifierConfig(
+        mechanism=mechanism, vocab_size=257, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
+        window=5, pooling=pooling, max_length=400 if mechanism == "aft_full" else None,
+    )  # fmt: skip
+    model = DocumentClassifier(config).eval()
+    with torch.no_grad():
+        # Each class has a direction without a mean, which the last norm leaves as it is.
+        directions = torch.zeros(3, 32)
+        for label in range(3):
+            directions[label, 2 * label : 2 * label + 2] = torch.tensor([1.0, -1.0])
+        model.head.weight.copy_(directions)
+        model.head.bias.zero_()
+        model.embedding.weight[:, :6] = 0
+        for token in ("Z", "[END]"):
+            model.embedding.weight[tokenizer().token_to_id(token)] = directions[2]
+        for layer in model.encoder.layers:
+            for weight in (*layer.attention.parameters(), *layer.ffn.parameters()):
+                weight.mul_(0.2)
+    return model
+
+
+def tokenizer() -> Tokenizer:
+    """Bytes, and a token after the last that has no characters."""
+    found = byte_tokenizer()
+    found.add_special_tokens(["[END]"])
+    found.post_processor = processors.TemplateProcessing(
+        single="$A [END]", special_tokens=[("[END]", found.token_to_id("[END]"))]
+    )
+    return found
+
+
+def deciding_classifier(mechanism: str, pooling: str, folder: Path) -> Classifier:
+    model = deciding(mechanism, pooling)
+    labels, content = ["a", "b", "c"], tokenizer().to_str()
+    save(folder / "model.pt", model=model, labels=labels, tokenizer=content)
+    bundle = export(folder / "model.pt", out=folder / "model.bundle")
+    return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 def test_the_passage_that_decides_is_the_first(
     mechanism: str, pooling: str, tmp_path: Path
 ) -> None:
-    torch.manual_seed(0)
-    config = ClassifierConfig(
-        mechanism=mechanism, vocab_size=256, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
-        window=5, pooling=pooling, max_length=400 if mechanism == "aft_full" else None,
-    )  # fmt: skip
-    model = DocumentClassifier(config).eval()
-    with torch.no_grad():
-        # What decides: a letter whose embedding is the third class's own direction.
-        model.embedding.weight[byte_tokenizer().token_to_id("Z")] = 20 * model.head.weight[2]
-    save(tmp_path / "model.pt", model=model, labels=["a", "b", "c"], tokenizer=byte_tokenizer().to_str())
-    bundle = export(tmp_path / "model.pt", out=tmp_path / "model.bundle")
-    classifier = Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+    classifier = deciding_classifier(mechanism, pooling, tmp_path)
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     (answer,) = classifier.classify([classifier.tokenize(document)])
     found = explain(classifier, document, answer, first=0, most=3)
     assert answer.label == "c"
-    assert "ZZZZZZZZZZ" in (found.spans[0].text or "")
-    assert len(found.spans[0].text or "") <= 14
+    assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
+    assert found.spans[0].text == "ZZZZZZZZZZ"
     assert answer.added is not None
     assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
+
+
+def test_a_token_of_the_tokenizer_has_no_characters(tmp_path: Path) -> None:
+    classifier = deciding_classifier("aft_simple", "mean", tmp_path)
+    for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
+        (answer,) = classifier.classify([classifier.tokenize(document)])
+        (span,) = explain(classifier, document, answer, first=0, most=1).spans
+        assert span.end_token == len(document) + 1
+        assert span.text == shown

@@ -60,6 +60,20 @@ def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tok
     assert said == [tokens, tokens, False, "exact"]
 
 
+@pytest.mark.parametrize("tokens", [WHOLE + 1, 3457])
+def test_evidence_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+    asked = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
+    in_chunks, whole = (
+        httpx.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
+        for at in (address, server)
+    )
+    assert len(whole["spans"]) == 3
+    for name in ("logit", "offset"):
+        assert in_chunks[name] == pytest.approx(whole[name], abs=TOLERANCES["fp32"].bound)
+    for found, expected in zip(in_chunks["spans"], whole["spans"], strict=True):
+        assert found == pytest.approx(expected, abs=TOLERANCES["fp32"].bound)
+
+
 def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
@@ -110,6 +124,11 @@ def test_other_policies(
             assert "300 tokens, this server takes 100" in response.json()["detail"]
             return
         found = answer(address, ids)
+        asked = httpx.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
+        (explained,) = asked.json()["results"]
+    first = 0 if policy == "head" else 2 * WHOLE
+    for span in explained["evidence"]["spans"]:
+        assert first <= span["start_token"] < span["end_token"] <= first + WHOLE
     part = ids[:WHOLE] if policy == "head" else ids[-WHOLE:]
     assert found["scores"] == pytest.approx(answer(server, part)["scores"], abs=1e-4)
     said = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]

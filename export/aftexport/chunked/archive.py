@@ -10,6 +10,7 @@ from aftexport.chunked.means import as_means
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import constants_of
+from aftexport.evidence import NoEvidenceError, add_direction
 from aftexport.manifest import ChunkedPlan, ChunkedStage
 from aftexport.trace import finish
 
@@ -32,7 +33,12 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
     """
     if model.ByteSize() > MAX_MODEL_BYTES:
         raise WholeOnlyError("its graphs would be over 2 GiB")
-    parts = partition(as_means(model))
+    means = as_means(model)
+    try:
+        summed = add_direction(means).tokens
+    except NoEvidenceError:  # or only where the document is whole
+        summed = None
+    parts = partition(means, summed)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, graph in _named(parts).items():
             finished = _finished(graph, precision)
@@ -43,6 +49,7 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
             for s in parts.stages
         ),
         pooled=parts.pooled,
+        evidence=parts.explain is not None,
         token_bytes=max(_token_bytes(graph) for graph in _named(parts).values()),
     )
 
@@ -53,7 +60,10 @@ def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
         named[f"{number}.reduce"] = stage.reduce
         named[f"{number}.merge"] = stage.merge
         named[f"{number}.apply"] = stage.apply
-    return {**named, "pool": parts.pool, "head": parts.head}
+    named |= {"pool": parts.pool, "head": parts.head}
+    if parts.explain is not None:
+        named["explain"] = parts.explain
+    return named
 
 
 def _finished(model: onnx.ModelProto, precision: str) -> bytes:

@@ -18,7 +18,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from aftexport.chunked.tokenwise import constants_of, is_sum_over_tokens
+from aftexport.chunked.tokenwise import (
+    constants_of,
+    is_reduction_over_tokens,
+    is_sum_over_tokens,
+)
 from aftexport.domain import DOMAIN, VERSION
 
 _LOCAL = "aftexport.chunked"
@@ -122,8 +126,7 @@ def _pooling_by_mean(graph: onnx.GraphProto) -> None:
     described = {value.name: value for value in graph.value_info}
     nodes = []
     for node in graph.node:
-        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
-        if node.op_type != "ReduceMean" or axes is None or axes.tolist() != [1]:
+        if node.op_type != "ReduceMean" or not is_reduction_over_tokens(node, constants):
             nodes.append(node)
             continue
         name = node.output[0]
@@ -132,6 +135,9 @@ def _pooling_by_mean(graph: onnx.GraphProto) -> None:
         if name in described:
             graph.value_info.add().CopyFrom(described[name])
             graph.value_info[-1].name = f"{name}_sum"
+            element = described[name].type.tensor_type.elem_type
+            count = onnx.helper.make_tensor_value_info(f"{name}_count", element, [1])
+            graph.value_info.append(count)
         nodes += [
             total,
             onnx.helper.make_node("Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2),

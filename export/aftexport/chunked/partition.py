@@ -10,7 +10,8 @@ from aftexport.chunked.summary import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summary import Reach, reach, summary
 from aftexport.chunked.tokenwise import Kind, classify, constants_of, pooling
 from aftexport.domain import DOMAIN
-from aftexport.manifest import Pooling
+from aftexport.evidence import DIRECTION, products
+from aftexport.manifest import EVIDENCE, Pooling
 from aftexport.mechanisms._numerics import MASKED
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -46,22 +47,29 @@ class Partition:
         stages: in order.
         pool: what is kept after the last, to what ``head`` takes.
         pooled: each output of ``pool``, to how those of chunks combine: sum, max or first.
-        head: what is pooled, to the logits.
+        head: what is pooled, to the logits and, where there is ``explain``, the direction.
+        explain: what is kept after the last, and the direction, to what each token adds to the
+            largest logit; None where the tokens are not summed. See ``aftexport.evidence``.
     """
 
     stages: tuple[Stage, ...]
     pool: onnx.ModelProto
     pooled: dict[str, Pooling]
     head: onnx.ModelProto
+    explain: onnx.ModelProto | None
 
 
-def partition(model: onnx.ModelProto) -> Partition:
+def partition(model: onnx.ModelProto, summed: str | None = None) -> Partition:
     """Cuts a graph of bare operators, that ``as_means`` has been applied to.
+
+    Args:
+        model: the graph.
+        summed: the tokens that its output ``evidence.DIRECTION`` is for; None where it has none.
 
     Raises:
         WholeOnlyError: saying what stands against it.
     """
-    return _Cutter(model).cut()
+    return _Cutter(model).cut(summed)
 
 
 class _Cutter:
@@ -74,7 +82,7 @@ class _Cutter:
         graph = model.graph
         self.known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 
-    def cut(self) -> Partition:
+    def cut(self, summed: str | None) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
         kept = [_IDS]
         stages = []
@@ -91,10 +99,19 @@ class _Cutter:
             and any(self.kinds[name] is Kind.TOKENS for name in node.input)
             and (how := pooling(node, self.constants)) is not None
         }
-        logits = self.model.graph.output[0].name
+        outputs = [output.name for output in self.model.graph.output]
         pool = self._model(self._subgraph([*kept, _IDS, "lengths"], list(reductions)))
-        head = self._model(self._subgraph([*reductions, _IDS, "lengths"], [logits]))
-        return Partition(tuple(stages), pool, reductions, head)
+        head = self._model(self._subgraph([*reductions, _IDS, "lengths"], outputs))
+        explain = self._explain(kept, summed) if summed is not None else None
+        return Partition(tuple(stages), pool, reductions, head, explain)
+
+    def _explain(self, kept: Sequence[str], summed: str) -> onnx.ModelProto:
+        graph = self._subgraph([*kept, _IDS, "lengths"], [summed])
+        graph.node.extend(products(summed))
+        graph.input.append(_value(DIRECTION, FLOAT))
+        del graph.output[:]
+        graph.output.append(onnx.helper.make_tensor_value_info(EVIDENCE, FLOAT, (1, None)))
+        return self._model(graph)
 
     def _narrowest(self, kept: Sequence[str], start: int, end: int) -> list[str]:
         """The last value before ``end`` that all of what follows is made from; else ``kept``."""

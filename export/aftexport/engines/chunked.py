@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
-from aftexport.manifest import ChunkedPlan, ChunkedStage
+from aftexport.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
 
 Array = NDArray[np.generic]
-Parts = Generator[None, None, NDArray[np.generic]]
-"""Stops after every part of the work; returns the logits."""
+Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
+"""Stops after every part of the work; returns the outputs."""
 _Chunk = tuple[int, int]
 """Its first token and the one after its last."""
 
@@ -179,16 +179,27 @@ class ChunkedModel:
             1,
         )
 
-    def run(self, ids: NDArray[np.int64]) -> Array:
-        """Logits ``[1, C]`` of one document, int64 ``[T]``; raises EngineError."""
-        parts = self.parts(ids)
+    def run(self, ids: NDArray[np.int64], *, evidence: bool = False) -> dict[str, Array]:
+        """Runs one document.
+
+        Args:
+            ids: int64 ``[T]``.
+            evidence: ask for what each token adds, too; where the plan has it.
+
+        Returns:
+            ``logits [1, C]`` and, if asked for, ``evidence [1, T]``; see ``aftexport.evidence``.
+
+        Raises:
+            EngineError: where the runtime refuses or fails.
+        """
+        parts = self.parts(ids, evidence=evidence)
         while True:
             try:
                 next(parts)
             except StopIteration as stop:
-                return np.asarray(stop.value)
+                return dict(stop.value)
 
-    def parts(self, ids: NDArray[np.int64]) -> Parts:
+    def parts(self, ids: NDArray[np.int64], *, evidence: bool = False) -> Parts:
         """The same, stopping after every part, so that others can go between.
 
         To give up, close the generator.
@@ -200,12 +211,17 @@ class ChunkedModel:
                 document = _Document(ids, kept)
                 others = yield from self._summarised(number, stage, document, chunks)
                 kept = yield from self._applied(number, stage, document, chunks, others, files)
-            return (yield from self._pooled(_Document(ids, kept), chunks))
+            document = _Document(ids, kept)
+            outputs = yield from self._pooled(document, chunks)
+            found = {"logits": outputs["logits"]}
+            if evidence:
+                found[EVIDENCE] = yield from self._explained(document, chunks, outputs)
+            return found
 
-    def count(self, tokens: int) -> int:
+    def count(self, tokens: int, *, evidence: bool = False) -> int:
         """The parts of a document of so many tokens, the last included."""
         chunks = self._chunks(tokens)
-        parts = len(self._pooled_from(chunks)) + 1
+        parts = len(self._pooled_from(chunks)) + len(chunks) * evidence + 1
         for number, stage in enumerate(self._plan.stages):
             parts += sum(len(_cut(chunk, stage, chunks)) for chunk in chunks)
             parts += len(self._applied_to(number, chunks))
@@ -284,7 +300,19 @@ class ChunkedModel:
                     pooled[name] = combine[how](pooled[name], outputs[name])
             yield
         whole = document.inputs(head, 0, document.ids.size)
-        return head.run({**whole, **pooled})["logits"]
+        return head.run({**whole, **pooled})
+
+    def _explained(
+        self, document: _Document, chunks: Sequence[_Chunk], outputs: Mapping[str, Array]
+    ) -> Generator[None, None, Array]:
+        explain = self._engine("explain")
+        added = []
+        for start, end in chunks:
+            inputs = document.inputs(explain, start, end)
+            inputs |= {name: outputs[name] for name in explain.input_names if name in outputs}
+            added.append(explain.run(inputs)[EVIDENCE].copy())
+            yield
+        return np.concatenate(added, 1)
 
     def _applied_to(self, number: int, chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
         """The chunks whose rows are needed after a stage."""

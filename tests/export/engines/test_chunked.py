@@ -52,7 +52,7 @@ class Chunkable:
         model = ChunkedModel(
             self.path, self.plan, threads=1, chunk_tokens=chunk_tokens, fused=fused
         )
-        found = model.run(ids)
+        found = model.run(ids)["logits"]
         assert found.shape == expected.shape
         return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
@@ -97,6 +97,29 @@ def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
     assert model.count(tokens) == stops + 1
 
 
+@pytest.mark.parametrize("tokens", [1, 32, 65, 200])
+def test_what_each_token_adds(chunkable: Chunkable, tokens: int) -> None:
+    model, ids = chunkable.truth, np.arange(tokens) * 37 % toy.VOCABULARY
+    assert chunkable.plan.evidence == (model.config.pooling == "mean")
+    if not chunkable.plan.evidence:
+        return
+    with torch.inference_mode():
+        x = model.encoder(model.embedding(torch.from_numpy(ids)[None]), torch.tensor([tokens]))
+        added = x[0] @ model.head.weight.T / tokens
+    chunked = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
+    stops = sum(1 for _ in chunked.parts(ids, evidence=True))
+    assert chunked.count(tokens, evidence=True) == stops + 1
+    found = chunked.run(ids, evidence=True)
+    expected = added[:, (added.sum(0) + model.head.bias).argmax()]
+    assert found["logits"].argmax() == (added.sum(0) + model.head.bias).argmax()
+    assert found["evidence"].shape == (1, tokens)
+    bound = TOLERANCES["fp32"].bound
+    assert np.abs(found["evidence"][0] - expected.numpy()).max() * tokens <= bound * tokens**0.5
+    assert found["evidence"].sum() + model.head.bias[found["logits"].argmax()].item() == (
+        pytest.approx(found["logits"].max(), abs=bound)
+    )
+
+
 class MeanOfTokens(torch.nn.Module):
     """Pools by a mean that knows no lengths, as other people's models do."""
 
@@ -109,7 +132,8 @@ class MeanOfTokens(torch.nn.Module):
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.attention(self.embedding(input_ids), lengths)
-        return self.head(x.mean(1, keepdim=self.keepdim)).reshape(-1, 3)
+        logits = self.head(x.mean(1, keepdim=self.keepdim))
+        return logits[:, 0] if self.keepdim else logits
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -122,17 +146,22 @@ def test_a_mean_of_all_tokens_is_that_of_the_document(keepdim: bool, tmp_path: P
         ids = np.arange(tokens) * 37 % toy.VOCABULARY
         with torch.inference_mode():
             expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([tokens]))
-        assert np.abs(model.run(ids) - expected.numpy()).max() <= TOLERANCES["fp32"].bound
+        found = model.run(ids, evidence=plan.evidence)
+        assert np.abs(found["logits"] - expected.numpy()).max() <= TOLERANCES["fp32"].bound
+        assert plan.evidence != keepdim
+        if plan.evidence:
+            added = found["evidence"].sum() + module.head.bias[expected.argmax()].item()
+            assert added == pytest.approx(expected.max().item(), abs=TOLERANCES["fp32"].bound)
 
 
 def test_every_token_counts(chunkable: Chunkable) -> None:
     ids = np.arange(200) % 50
     model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
-    before = model.run(ids)
+    before = model.run(ids)["logits"]
     for place in (0, 100, 199):
         changed = ids.copy()
         changed[place] = 299
-        assert np.abs(model.run(changed) - before).max() > 1e-5, place
+        assert np.abs(model.run(changed)["logits"] - before).max() > 1e-5, place
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +218,8 @@ def test_chunks_follow_the_budget(bundle_folder: Path) -> None:
 def test_the_archive_holds_both_passes_of_each_attention(bundle_folder: Path) -> None:
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
         assert archive.namelist() == [
-            "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx"
+            "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx",
+            "explain.onnx",
         ]  # fmt: skip
         assert archive.testzip() is None
 
