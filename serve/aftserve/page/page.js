@@ -181,15 +181,19 @@ function showEvidence(evidence, without, content) {
     + (spans.length ? "These passages add the most above the average of as many tokens."
       : "No passage adds more than as many tokens do on average.");
   fill("document", highlighted(content, spans));
-  fillTable("spans", spans.map((span, index) => row(
-    number(element("a", { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` }, `${index + 1}`)),
-    cell(element("span", { className: "clamp" }, span.text)),
-    number(signed(span.contribution)),
-    number(signed(span.above_average)),
-  )));
+  fillTable("spans", spans.map((span, index) => {
+    const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
+    const without = `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
+    return row(
+      number(span.text ? element("a", link, `${index + 1}`) : `${index + 1}`),
+      cell(element("span", { className: "clamp" }, span.text ?? without)),
+      number(signed(span.contribution)),
+      number(signed(span.above_average)),
+    );
+  }));
 }
 
-/** The text and, among it, a mark for each span, numbered from the strongest. */
+/** The text and, among it, a mark for each span that has some of it, numbered from the strongest. */
 function highlighted(content, spans) {
   const nodes = [];
   let point = 0, index = 0; // how far it got: in code points, as the server counts, and in UTF-16 units
@@ -200,7 +204,7 @@ function highlighted(content, spans) {
   };
   const strongest = spans[0]?.above_average;
   const numbered = spans.map((span, place) => ({ ...span, number: place + 1 }));
-  for (const span of numbered.sort((one, other) => one.start - other.start)) {
+  for (const span of numbered.filter((span) => span.text).sort((one, other) => one.start - other.start)) {
     nodes.push(upTo(span.start));
     // Where two share a character, each with some of its bytes, the first has it.
     const mark = element("mark", { id: `passage-${span.number}`, tabIndex: -1 }, upTo(span.end));
