@@ -110,7 +110,7 @@ def test_half_precision_is_said(
     words = [checkpoint_file, "--to", "triton", "--precision", "fp16", "--max-batch", "3"]
     assert run_here([*words, "--out", tmp_path / "r"], capsys).code == 0
     config = parsed(tmp_path / "r" / "model")
-    [value] = onnx.load(tmp_path / "r" / "model" / "1" / "model.onnx").graph.output
+    value = onnx.load(tmp_path / "r" / "model" / "1" / "model.onnx").graph.output[0]
     half = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     name = MODEL_CONFIG.DataType.Name(config.output[0].data_type)
     assert name == ("TYPE_FP16" if half else "TYPE_FP32")
