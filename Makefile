@@ -15,10 +15,9 @@ space := $(subst ,, )
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
 
-# The plugins' tests one after the other: they build in build/ and install into plugins/aftplugins.
-test: lint build/third_party/installed
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --ignore tests/plugins
-	$(BIN)/pytest tests/plugins
+# The CUDA kernels first: some tests look at what was built.
+test: lint build/third_party/installed cuda
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # The kernels' own C++ tests: as they ship, and under each sanitizer.
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))

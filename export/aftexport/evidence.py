@@ -131,22 +131,24 @@ class _Finder:
         if node.op_type == "Add":
             offsets = next((self.constants[n] for n in node.input if n in self.constants), None)
             inner = next((n for n in node.input if n not in self.constants), "")
-            if offsets is None or offsets.ndim > 1:
+            if offsets is None:
                 raise NoEvidenceError("the head is not one linear layer")
             node = self._made(inner)
         settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
         linear = node.op_type in ("Gemm", "MatMul") and plain and not settings.get("transA", 0)
-        if not linear or node.input[1] not in self.constants:
+        weight = self.constants.get(node.input[1]) if linear else None
+        if weight is None or weight.ndim != 2:
             raise NoEvidenceError(f"the head ends in {node.op_type}, not in one linear layer")
-        weight = self.constants[node.input[1]]
         transposed = bool(settings.get("transB", 0))
         if len(node.input) > 2 and node.input[2]:
             if offsets is not None or node.input[2] not in self.constants:
                 raise NoEvidenceError("the head is not one linear layer")
             offsets = self.constants[node.input[2]]
         classes = weight.shape[0 if transposed else 1]
-        given = np.zeros(1) if offsets is None else offsets
+        given = np.zeros(1) if offsets is None else offsets.ravel()
+        if given.size not in (1, classes):
+            raise NoEvidenceError("the head is not one linear layer")
         return _Head(node.input[0], node.input[1], transposed, np.broadcast_to(given, classes))
 
     def _total_behind(self, pooled: str) -> tuple[onnx.NodeProto, list[tuple[str, str]]]:
@@ -178,7 +180,7 @@ class _Finder:
     def _is_factor(self, name: str) -> bool:
         """Whether a value has one number for each document, or one for all."""
         shape = self.constants[name].shape if name in self.constants else self.shapes.get(name)
-        return shape is not None and (len(shape) == 0 or list(shape)[-1] == 1)
+        return shape is not None and (len(shape) == 0 or shape[-1] == 1)
 
     def _made(self, name: str) -> onnx.NodeProto:
         if name not in self.producers:

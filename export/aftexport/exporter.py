@@ -10,7 +10,6 @@ import onnx
 import onnxscript
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 
 from aftexport import __version__
@@ -325,4 +324,3 @@ def _print_summary(
     if plan := bundle.manifest.engine:
         show_engine(plan, bundle.path, console)
     console.print(size_table(bundle.files))
-    console.print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)

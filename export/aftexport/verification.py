@@ -59,15 +59,16 @@ def verify(
 
 
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
-    """What the tokens add to the largest logit together, with PyTorch's logit of that class."""
+    """The logits, but for the largest of each document what its tokens and the offset make."""
     offsets = bundle.manifest.evidence
     if offsets is None:
         return []
-    chosen = outputs["logits"].argmax(1)
-    logits = np.take_along_axis(case.expected, chosen[:, None], 1)
-    expected = replace(case, subject="evidence", expected=logits - np.array(offsets)[chosen, None])
-    total = outputs[EVIDENCE].sum(1, dtype=np.float64)[:, None]
-    return [compare(expected, total, bundle.manifest.precision, bound=_bound(bundle, case))]
+    logits = outputs["logits"].astype(np.float64)
+    chosen = logits.argmax(1)[:, None]
+    total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
+    np.put_along_axis(logits, chosen, total, 1)
+    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
+    return [replace(result, subject="evidence")]
 
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:

@@ -68,7 +68,9 @@ def measure(mechanism: str, both: int, long: int, dim: int, threads: int, rounds
         whole = OnnxRuntimeEngine(finish(lowered).SerializeToString(), threads=threads)
         expected = whole.run(task.arrays)["logits"]
         part = task.arrays["input_ids"][0]
-        error = np.abs(chunked.run(part) - expected).max() / max(1.0, np.abs(expected).max())
+        error = np.abs(chunked.run(part)["logits"] - expected).max() / max(
+            1.0, np.abs(expected).max()
+        )
         runs = {"whole": lambda: whole.run(task.arrays), "chunks": lambda: chunked.run(part)}
         times = interleave(runs, rounds)
     return {

@@ -107,6 +107,17 @@ class Scaled(nn.Module):
         return x[:, :3] / (1 + x[:, :1].abs())
 
 
+class OneNumber(nn.Module):
+    """No logits of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
 HEADS: Mapping[str, Callable[[], nn.Module]] = {
     "Gemm": lambda: nn.Linear(8, 3),
     "no bias": lambda: nn.Linear(8, 3, bias=False),
@@ -140,6 +151,7 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
     [
         (lambda x: x.sum(1), nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)), "between"),
         (lambda x: x.sum(1), Scaled(), "the head ends in Div"),
+        (lambda x: x.sum(1), OneNumber(), "not in one linear layer"),
         (lambda x: x.sum(1).tanh(), nn.Linear(8, 3), "Tanh"),
         (lambda x: x.sum(1) * x.sum(1), nn.Linear(8, 3), "no scale of a document"),
         (lambda x: x.amax(1), nn.Linear(8, 3), "ReduceMax"),

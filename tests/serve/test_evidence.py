@@ -1,6 +1,7 @@
 """Passages that speak for a class, and how they are asked for."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from tokenizers import Tokenizer, processors
 from toy import byte_tokenizer
 
 from aftexport import save
+from aftexport.bundle import CHUNKED, Bundle
+from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import InputError
 from aftexport.exporter import export
 from aftexport.mechanisms import MECHANISMS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
@@ -131,11 +135,14 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def deciding_classifier(mechanism: str, pooling: str, folder: Path) -> Classifier:
+def deciding_bundle(mechanism: str, pooling: str, folder: Path) -> Bundle:
     model = deciding(mechanism, pooling)
     labels, content = ["a", "b", "c"], tokenizer().to_str()
     save(folder / "model.pt", model=model, labels=labels, tokenizer=content)
-    bundle = export(folder / "model.pt", out=folder / "model.bundle")
+    return export(folder / "model.pt", out=folder / "model.bundle")
+
+
+def classifier_of(bundle: Bundle) -> Classifier:
     return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
 
 
@@ -144,7 +151,7 @@ def deciding_classifier(mechanism: str, pooling: str, folder: Path) -> Classifie
 def test_the_passage_that_decides_is_the_first(
     mechanism: str, pooling: str, tmp_path: Path
 ) -> None:
-    classifier = deciding_classifier(mechanism, pooling, tmp_path)
+    classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     (answer,) = classifier.classify([classifier.tokenize(document)])
     found = explain(classifier, document, answer, first=0, most=3)
@@ -155,8 +162,22 @@ def test_the_passage_that_decides_is_the_first(
     assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
 
 
+def test_where_there_is_none_it_says_why(tmp_path: Path) -> None:
+    bundle = deciding_bundle("aft_simple", "attention", tmp_path)
+    engine, plan = OnnxRuntimeEngine(bundle.model_path), bundle.manifest.chunked
+    assert plan is not None
+    chunked = ChunkedModel(bundle.path / CHUNKED, plan)
+    classifier = Classifier(bundle, engine, chunked=chunked, whole_tokens=10)
+    classifier.check_evidence(10)
+    with pytest.raises(InputError, match="11 tokens and runs in chunks"):
+        classifier.check_evidence(11)
+    manifest = bundle.manifest.model_copy(update={"evidence": None, "no_evidence": "Tanh stands"})
+    with pytest.raises(InputError, match="Tanh stands"):
+        Classifier(replace(bundle, manifest=manifest), engine).check_evidence(1)
+
+
 def test_a_token_of_the_tokenizer_has_no_characters(tmp_path: Path) -> None:
-    classifier = deciding_classifier("aft_simple", "mean", tmp_path)
+    classifier = classifier_of(deciding_bundle("aft_simple", "mean", tmp_path))
     for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
         (answer,) = classifier.classify([classifier.tokenize(document)])
         (span,) = explain(classifier, document, answer, first=0, most=1).spans

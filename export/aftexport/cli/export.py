@@ -2,9 +2,17 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
 
 from aftexport import __version__
+from aftexport.cli import triton
 from aftexport.cli._options import add_loading_options, lengths, make_parser, positive
+
+if TYPE_CHECKING:
+    from aftexport.bundle import Bundle
 
 _EPILOG = """\
 A model file may be
@@ -37,10 +45,16 @@ def run(words: list[str]) -> int:
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="the model file or folder")
     add("--weights", type=Path, metavar="FILE", help="the same, with --model")
-    add("--to", required=True, choices=["onnx", "trt", "trt-rtx"],
+    add("--to", required=True, choices=["onnx", "trt", "trt-rtx", "triton"],
         help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
-        "portable one, built here, GPU or not")  # fmt: skip
-    add("--out", type=Path, metavar="DIR", help="the bundle's folder (default: MODEL.bundle)")
+        "portable one, built here, GPU or not; triton: no bundle but a model repository of "
+        "Triton, of a model or of a bundle")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the bundle's folder (default: MODEL.bundle); the repository (MODEL.triton)",
+    )
     add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8", "auto"],
         help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
         "kernels, but with an engine bf16 of weights and activations; sums stay wide; "
@@ -52,45 +66,57 @@ def run(words: list[str]) -> int:
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
-    add("--force", action="store_true", help="replace a bundle that is there")
+    add(
+        "--force",
+        action="store_true",
+        help="replace a bundle, or a model in a repository, that is there",
+    )
     add_loading_options(parser)
     _add_engine_options(parser)
+    triton.add_options(parser)
     add("--labels", metavar="A,B,...", help="class names, where the file has none")
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
     add("--version", action="version", version=f"aftexport {__version__}")
     options = parser.parse_args(words)
 
     from aftexport.engines.settings import EngineOptions
-    from aftexport.exporter import export
 
     if options.model is not None and options.weights is not None:
         parser.error("--weights names the model file; leave one of the two out")
     path = options.model or options.weights
     if path is None and options.factory is None:
         parser.error("a model file, or --model PACKAGE.MODULE:FACTORY, is required")
-    export(
-        path,
-        to=options.to,
-        out=options.out,
-        precision=options.precision,
-        tolerance=options.tolerance,
-        max_length=options.max_length,
-        engine=EngineOptions(
-            min_length=options.min_length,
-            opt_lengths=tuple(options.opt_length),
-            max_batch=options.max_batch,
-            workspace_mib=options.workspace,
-            compute_capabilities=tuple(options.compute_capability),
-        ),
-        timing_cache=options.timing_cache,
-        opset=options.opset,
-        check_parity=not options.no_verify,
-        force=options.force,
-        factory=options.factory,
-        allow_pickle=options.allow_pickle,
-        labels=options.labels.split(",") if options.labels is not None else None,
-        tokenizer=options.tokenizer,
+    engine = EngineOptions(
+        min_length=options.min_length,
+        opt_lengths=tuple(options.opt_length),
+        max_batch=options.max_batch,
+        workspace_mib=options.workspace,
+        compute_capabilities=tuple(options.compute_capability),
     )
+
+    def write(**place: Any) -> "Bundle":
+        from aftexport.exporter import export  # takes torch, which a bundle does not
+
+        return export(
+            path,
+            precision=options.precision,
+            tolerance=options.tolerance,
+            max_length=options.max_length,
+            timing_cache=options.timing_cache,
+            opset=options.opset,
+            check_parity=not options.no_verify,
+            factory=options.factory,
+            allow_pickle=options.allow_pickle,
+            labels=options.labels.split(",") if options.labels is not None else None,
+            tokenizer=options.tokenizer,
+            **place,
+        )
+
+    if options.to == "triton":
+        return triton.write(parser, options, path, engine, write)
+    triton.check_absent(parser, options)
+    bundle = write(to=options.to, out=options.out, engine=engine, force=options.force)
+    Console().print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
     return 0
 
 

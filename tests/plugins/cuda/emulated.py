@@ -4,7 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+
+from filelock import FileLock
 
 from aftexport.parity import TOLERANCES
 
@@ -18,15 +21,21 @@ SANITIZER = os.environ.get("AFT_SANITIZE", "")
 EVERY = {"thread": "12"}
 
 
+@cache
 def build(sanitizer: str = "") -> Path:
-    """Builds all test programs and returns their folder; ``sanitizer`` as for -fsanitize."""
+    """Builds all test programs and returns their folder; ``sanitizer`` as for -fsanitize.
+
+    Once for all processes that run tests.
+    """
     folder = REPOSITORY / "build" / "cuda-emulated" / (sanitizer.replace(",", "+") or "plain")
     tools = Path(sys.executable).parent
     configure = [tools / "cmake", "-S", Path(__file__).parent, "-B", folder, "-G", "Ninja"]
     configure += [f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", f"-DAFT_SANITIZE={sanitizer}"]
-    for command in (configure, [tools / "cmake", "--build", folder]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "tests.lock"):
+        for command in (configure, [tools / "cmake", "--build", folder]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 

@@ -1,0 +1,231 @@
+"""The repository against Triton's schema, and run as Triton's backend would."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import toy
+from commands import assert_refused, listing, run_here, without
+from rich.console import Console
+from triton_schema import MODEL_CONFIG, parsed
+
+import aftplugins
+from aftexport.bundle import Bundle
+from aftexport.engines.settings import EngineOptions
+from aftexport.engines.tensorrt_runtimes import load
+from aftexport.errors import EngineError
+from aftexport.exporter import export
+from aftexport.triton import repository, start_command, write_repository
+
+
+@pytest.fixture(scope="module")
+def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a repository that is at its own path, as where Triton runs."""
+    out = tmp_path_factory.mktemp("repository")
+    return write_repository(
+        Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()
+    )
+
+
+def shape(tensor: Any) -> list[int]:
+    """What the model gets, or puts out, by Triton's rules."""
+    return [-1, *(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
+
+
+def test_the_configuration_is_that_of_the_graph(written: Path, bundle_folder: Path) -> None:
+    config = parsed(written)
+    assert (config.name, config.backend, config.max_batch_size) == ("toy", "onnxruntime", 8)
+    graph = onnx.load(bundle_folder / "model.onnx").graph
+    types = {"FLOAT": "TYPE_FP32", "INT64": "TYPE_INT64"}
+    for tensors, values in ((config.input, graph.input), (config.output, graph.output)):
+        assert [tensor.name for tensor in tensors] == [value.name for value in values]
+        for tensor, value in zip(tensors, values, strict=True):
+            of_graph = value.type.tensor_type
+            assert shape(tensor) == [dim.dim_value or -1 for dim in of_graph.shape.dim]
+            name = MODEL_CONFIG.DataType.Name(tensor.data_type)
+            assert name == types[onnx.TensorProto.DataType.Name(of_graph.elem_type)]
+            assert tensor.dims  # Triton has no tensor without an axis
+    labels = (written / config.output[0].label_filename).read_text("utf-8")
+    assert tuple(labels.splitlines()) == toy.LABELS
+    assert (written / "1" / config.default_model_filename).is_file()
+
+
+def test_documents_of_different_lengths_never_share_a_run(written: Path) -> None:
+    config = parsed(written)
+    assert config.HasField("dynamic_batching")
+    assert not any(tensor.allow_ragged_batch for tensor in config.input)
+    queue = config.dynamic_batching.default_queue_policy
+    assert queue.max_queue_size > 0
+    assert queue.default_timeout_microseconds > 0
+
+
+@pytest.mark.skipif(
+    aftplugins.library("onnxruntime") is None,
+    reason=str(aftplugins.missing("onnxruntime")),
+)
+def test_model_and_kernels_answer_as_pytorch_does(written: Path, bundle_folder: Path) -> None:
+    config = parsed(written)
+    [library] = config.model_operations.op_library_filename
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(library)
+    options.enable_cpu_mem_arena = config.parameters["enable_mem_arena"].string_value != "0"
+    session = onnxruntime.InferenceSession(written / "1" / "model.onnx", options)
+    for case in Bundle.open(bundle_folder).golden():
+        if case.subject == "model":
+            [logits] = session.run(["logits"], dict(case.inputs))
+            np.testing.assert_allclose(logits, case.expected, rtol=1e-4, atol=1e-4)
+    # As the dynamic batcher puts together what has one length.
+    ids = np.random.default_rng(0).integers(0, 250, (5, 33))
+    [together] = session.run(["logits"], {"input_ids": ids, "lengths": np.full(5, 33)})
+    for row, logits in zip(ids, together, strict=True):
+        feeds = {"input_ids": row[None], "lengths": np.array([33])}
+        [alone] = session.run(["logits"], feeds)
+        np.testing.assert_allclose(logits, alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_file_and_its_bundle_give_the_same(
+    checkpoint_file: Path,
+    bundle_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    of_model, of_bundle = tmp_path / "a", tmp_path / "b"
+    outcome = run_here([checkpoint_file, "--to", "triton", "--out", of_model], capsys)
+    assert outcome.code == 0, outcome.err
+    assert "within" in outcome.out
+    assert "tritonserver --model-repository=/models" in outcome.out
+    words = [str(bundle_folder), "--to", "triton", "--out", str(of_bundle), "--name", "model"]
+    outcome = without(["torch"], "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert listing(of_model) == listing(of_bundle)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+def test_half_precision_is_said(
+    checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [checkpoint_file, "--to", "triton", "--precision", "fp16", "--max-batch", "3"]
+    assert run_here([*words, "--out", tmp_path / "r"], capsys).code == 0
+    config = parsed(tmp_path / "r" / "model")
+    value = onnx.load(tmp_path / "r" / "model" / "1" / "model.onnx").graph.output[0]
+    half = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    name = MODEL_CONFIG.DataType.Name(config.output[0].data_type)
+    assert name == ("TYPE_FP16" if half else "TYPE_FP32")
+    assert config.max_batch_size == 3
+
+
+def test_without_kernels_it_runs_by_the_bodies(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AFTEXPORT_PORTABLE", "1")
+    outcome = run_here([bundle_folder, "--to", "triton", "--out", tmp_path / "r"], capsys)
+    assert outcome.code == 0
+    assert "AFTEXPORT_PORTABLE" in outcome.out
+    folder = tmp_path / "r" / "model"
+    assert not parsed(folder).HasField("model_operations")
+    assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
+
+
+def test_a_repository_keeps_its_other_models(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [bundle_folder, "--to", "triton", "--out", tmp_path]
+    assert run_here([*words, "--name", "a"], capsys).code == 0
+    before = listing(tmp_path)
+    assert run_here([*words, "--name", "b"], capsys).code == 0
+    assert before.items() <= listing(tmp_path).items()
+    before = listing(tmp_path)
+    assert_refused(run_here([*words, "--name", "b"], capsys), "exists", "--force")
+    (tmp_path / "b" / "1" / "model.onnx").write_bytes(b"")
+    assert run_here([*words, "--name", "b", "--force"], capsys).code == 0
+    assert listing(tmp_path) == before
+
+
+def test_what_is_not_ours_stays(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.pbtxt").write_text('name: "theirs"\n')
+    before = listing(tmp_path)
+    words = [bundle_folder, "--to", "triton", "--force"]
+    for more, said in (
+        (["--out", tmp_path, "--name", "theirs"], "was not written by aftexport"),
+        (["--out", theirs], "no repository"),
+        (["--out", bundle_folder], "no repository"),
+        (["--out", tmp_path, "--name", "../up"], "--name"),
+        (["--out", tmp_path, "--mounted", 'relative"'], "--mounted"),
+    ):
+        assert_refused(run_here([*words, *more], capsys), said)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "triton", "--precision", "fp16"], "--precision"),
+        (["--to", "onnx", "--name", "a"], "--to triton"),
+    ],
+)
+def test_options_of_something_else_are_refused(
+    words: list[str], said: str, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here([bundle_folder, *words], capsys)
+    assert outcome.code == 2
+    assert said in outcome.err
+
+
+def test_an_engine_that_triton_cannot_have_is_refused(
+    rtx_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [rtx_bundle, "--to", "triton", "--out", tmp_path / "r"]
+    assert_refused(run_here(words, capsys), "TensorRT-RTX", "--to trt")
+    assert listing(tmp_path) == {}
+
+
+@pytest.fixture(scope="module")
+def trt_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    out = tmp_path_factory.mktemp("trt") / "model.bundle"
+    options = EngineOptions(opt_lengths=(64, 256), max_length=512, max_batch=3)
+    return export(checkpoint_file, to="trt", out=out, precision="fp16", engine=options)
+
+
+def test_an_engine_that_cannot_be_built_here_is_said(
+    no_gpu: None, trt_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [trt_bundle.path, "--to", "triton", "--out", tmp_path / "r"]
+    try:
+        load("tensorrt")
+    except EngineError as error:
+        reason = error.problem
+    else:
+        reason = "GPU"
+    assert_refused(run_here(words, capsys), reason)
+    assert listing(tmp_path) == {}
+
+
+def test_the_configuration_of_an_engine(
+    trt_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Built:
+        """In place of the engine alone, which takes a GPU."""
+
+        def read(self, wanted: object) -> tuple[bytes, None]:
+            return b"plan", None
+
+    monkeypatch.setattr(repository, "build", lambda *_, **__: Built())
+    monkeypatch.setattr(repository, "wanted_here", lambda *_: None)
+    folder = write_repository(trt_bundle, tmp_path, name="toy", console=Console(quiet=True))
+    config = parsed(folder)
+    assert (config.backend, config.max_batch_size) == ("tensorrt", 3)
+    [group] = config.instance_group
+    assert group.kind == MODEL_CONFIG.ModelInstanceGroup.KIND_GPU
+    assert list(group.profile) == ["0", "1"]  # for 64 and for 256 tokens
+    assert not config.HasField("model_operations")
+    assert (folder / "1" / config.default_model_filename).read_bytes() == b"plan"
+    # The engine carries its plugins; TensorRT runs what an engine carries only where told so.
+    assert "version-compatible=true" in start_command(folder, "/models")
