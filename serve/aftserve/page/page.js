@@ -18,8 +18,6 @@ class Problem extends Error {
   }
 }
 
-// ---- asking the server
-
 /** The JSON that the server answers; throws a Problem, or the AbortError of a signal. */
 async function request(path, options = {}) {
   const headers = new Headers(options.headers);
@@ -79,15 +77,14 @@ async function classify() {
 /** Says what answers, and how it compares with PyTorch. */
 async function describe() {
   try {
-    showInfo(await request("info"));
-    showParity(await request("parity"));
+    const [info, parity] = await Promise.all([request("info"), request("parity")]);
+    showInfo(info);
+    showParity(parity);
   } catch (problem) {
     byId("about").hidden = byId("parity").hidden = true;
     byId("model").textContent = problem.code === 401 && !key.value ? "" : problem.message;
   }
 }
-
-// ---- making elements
 
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -115,8 +112,6 @@ function part(share, stage) {
   return made;
 }
 
-// ---- numbers, for people
-
 function percent(share) {
   if (share > 0 && share < 0.0005) return "< 0.1 %";
   if (share < 1 && share >= 0.9995) return "> 99.9 %";
@@ -131,8 +126,6 @@ function duration(seconds) {
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
 const tokens = (count) => `${NUMBER.format(count)} ${count === 1 ? "token" : "tokens"}`;
 const scientific = (value) => (value === "inf" ? value : value.toExponential(1));
-
-// ---- showing
 
 function show(id) {
   for (const section of ["problem", "answer"]) byId(section).hidden = section !== id;
@@ -164,7 +157,7 @@ function showAnswer(answer, without, content, seconds) {
   byId("answered-by").textContent = answer.bundle;
   show("answer");
   byId("document").scrollTop = Math.max(0, (byId("passage-1")?.offsetTop ?? 0) - 50);
-  const found = answer.evidence?.spans.length ?? 0;
+  const found = answer.evidence?.spans.filter((span) => span.text).length ?? 0;
   status.textContent = `${answer.label}, ${percent(answer.scores[answer.label])}, after ${duration(seconds)}; `
     + `passages highlighted: ${found}.`;
 }
@@ -183,10 +176,10 @@ function showEvidence(evidence, without, content) {
   fill("document", highlighted(content, spans));
   fillTable("spans", spans.map((span, index) => {
     const link = { href: `#passage-${index + 1}`, ariaLabel: `Passage ${index + 1}` };
-    const without = `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
+    const unseen = `Tokens ${span.start_token} to ${span.end_token - 1}, which have no characters.`;
     return row(
       number(span.text ? element("a", link, `${index + 1}`) : `${index + 1}`),
-      cell(element("span", { className: "clamp" }, span.text ?? without)),
+      cell(element("span", { className: "clamp" }, span.text ?? unseen)),
       number(signed(span.contribution)),
       number(signed(span.above_average)),
     );
@@ -264,8 +257,6 @@ function showParity({ golden, within }) {
     return made;
   }));
 }
-
-// ---- what people do
 
 /** Takes the text of a file, unless it is none. */
 async function take(files) {
