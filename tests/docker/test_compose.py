@@ -1,0 +1,60 @@
+"""The compose file and the images say the same; where there is compose, it takes the file."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aftserve.settings import Settings
+
+DOCKER = Path(__file__).parents[2] / "docker"
+COMPOSE = DOCKER / "compose.yaml"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
+
+
+def command() -> list[str]:
+    """Whichever compose is here."""
+    if shutil.which("docker-compose") is not None:
+        return ["docker-compose"]
+    plugin = ["docker", "compose"]
+    if shutil.which("docker") is None or subprocess.run([*plugin, "version"]).returncode != 0:
+        pytest.skip("neither docker-compose nor docker's plugin for it is installed")
+    return plugin
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_a_service_is_as_its_image_has_it(service: dict[str, Any]) -> None:
+    build = service["build"]
+    context = (DOCKER / build["context"]).resolve()
+    image = (context / build["dockerfile"]).read_text("utf-8")
+    (exposed,) = re.findall(r"^EXPOSE (\d+)$", image, re.MULTILINE)
+    (bundle,) = re.findall(r'^CMD \["(.*)"\]$', image, re.MULTILINE)
+    (published,) = service["ports"]
+    assert published == f"${{PORT:-8080}}:{exposed}"
+    assert service["volumes"][0].endswith(f"}}:{bundle}:ro")
+    assert service["read_only"]
+    assert "/tmp" in service["tmpfs"]
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_accepted_requests_are_answered_before_it_is_killed(service: dict[str, Any]) -> None:
+    fields = Settings.model_fields
+    needed = fields["drain_seconds"].default + fields["shutdown_seconds"].default
+    assert float(service["stop_grace_period"].removesuffix("s")) > needed
+
+
+def test_compose_takes_the_file_with_a_bundle_alone(tmp_path: Path) -> None:
+    words = [*command(), "-f", str(COMPOSE), "config"]
+    environment = os.environ | {"BUNDLE": str(tmp_path)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}" in done.stdout
+    environment.pop("BUNDLE")
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "the bundle's folder" in done.stderr
