@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
@@ -168,7 +168,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, _ConfigFile(settings_cls)
 
     @classmethod
-    def read(cls, arguments: Sequence[str]) -> "Settings":
+    def read(cls, arguments: Sequence[str]) -> Self:
         """Reads the settings; ``--help`` and words that are no flags end the process.
 
         Args:
