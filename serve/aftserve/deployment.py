@@ -116,6 +116,9 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
     """
     given = settings.ray
     actor = given.get("ray_actor_options", {})
+    if not isinstance(actor, dict):
+        raise _bad("ray_actor_options is no table")
+    _check_names(given)
     options = {
         # A replica refuses what it cannot answer in time; what Ray holds back it cannot see.
         "max_ongoing_requests": 1024,
@@ -125,7 +128,6 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
         **given,
         "ray_actor_options": {"num_cpus": settings.threads or 1, **actor},
     }
-    _check_names(given)
     try:
         _deployment(options)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ _OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
 }
+
+
+_SECONDS = 5.0
 
 
 class ClusterError(AftexportError):
@@ -50,6 +54,7 @@ def connected(
         ClusterError: where it cannot be reached, or does not start.
     """
     if address is not None:
+        _check_reachable(address)
         with _ray(f"Ray at {address}", address=address, log_to_driver=logs):
             yield
         return
@@ -67,6 +72,19 @@ def connected(
         ),
     ):
         yield
+
+
+def _check_reachable(address: str) -> None:
+    """Whether somebody listens at ``host:port``; Ray would ask for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # auto, which Ray looks up
+    try:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), _SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"Ray at {address} cannot be reached ({error}).", "Check --address, or RAY_ADDRESS."
+        ) from error
 
 
 @contextmanager

@@ -66,12 +66,17 @@ def run(words: Sequence[str]) -> int:
         settings = settings.model_copy(update={"threads": max(1, cores // options.actors)})
     output.check_output(options.output, options.input)
     found = documents.find(options.input, text=options.text, id=options.id)
-    failed = classify(
-        settings,
-        found,
-        options.output,
-        actors=options.actors,
-        address=address,
-        console=Console(stderr=True),
-    )
+    console = Console(stderr=True)
+    try:
+        failed = classify(
+            settings,
+            found,
+            options.output,
+            actors=options.actors,
+            address=address,
+            console=console,
+        )
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was written")
+        return 130
     return 3 if failed else 0

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from aftexport.errors import UsageError
+from aftexport.files import aside_folder
 from aftserve.offline.answering import Outcome
 from aftserve.settings import Policy
 
@@ -109,7 +110,7 @@ class Writer:
 
 
 def check_output(path: Path, place: Path) -> None:
-    """Refuses an output of another kind, and one that would be read as a document.
+    """Refuses an output of another kind, that cannot be made, or would be read as a document.
 
     Raises:
         UsageError: saying why.
@@ -120,3 +121,10 @@ def check_output(path: Path, place: Path) -> None:
         raise UsageError(f"--output {path} is a folder.", "Name a file.")
     if path.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"--output {path} lies in the input.", "Name another place.")
+    try:
+        with aside_folder(path):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output {path} cannot be made ({error.strerror}).", "Name another place."
+        ) from error

@@ -124,7 +124,7 @@ def run(
                     writer.write(rows)
                     failed += len(rows) - rows[output.ERROR].null_count
                     progress.advance(task, len(rows))
-            except ray.exceptions.RayError as error:
+            except (OSError, ray.exceptions.RayError) as error:
                 raise RunError(_reason(error), "Nothing was written.") from error
         if writer.rows != found.count:
             raise RunError(
@@ -156,6 +156,6 @@ def _configure() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what Ray says, which names the error that began it."""
+    """The last line of what it says: of Ray's errors, it names the one that began it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"Ray Data failed: {lines[-1].strip() if lines else type(error).__name__}"
+    return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"
