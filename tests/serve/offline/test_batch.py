@@ -21,6 +21,7 @@ from load.documents import bare_engine, make_documents
 from rays import kill, processes
 
 from aftexport.parity import TOLERANCES
+from aftserve.cli import main
 from aftserve.offline import output
 from aftserve.offline.answering import Outcome
 
@@ -203,17 +204,19 @@ def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_run_is_refused_before_ray_is_asked(
-    words: list[str], said: str, bundle_folder: Path, tmp_path: Path
-) -> None:
+    words: list[str], said: str, bundle_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
     folder_of(["a"], tmp_path / "documents")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.jsonl").mkdir()
     pq.write_table(pa.table({"body": ["a"], "number": [1]}), tmp_path / "table.parquet")
     (tmp_path / "no.parquet").write_text("no")
-    outcome = run_python(
-        "-m", "aftserve", "batch", bundle_folder, *words, cwd=tmp_path, RAY_ADDRESS="127.0.0.1:1"
-    )
-    assert_refused(outcome, said)
+    code = main(["batch", str(bundle_folder), *words])
+    captured = capsys.readouterr()
+    assert_refused(commands.Outcome(code, captured.out, captured.err), said)
 
 
 @pytest.mark.parametrize("module", ["ray", "pyarrow"])
