@@ -81,7 +81,7 @@ def deploy(settings: DeploymentSettings, address: str | None, console: Console) 
     options = deployment_options(settings)
     settings = settings.model_copy(
         update={
-            "bundle": settings.bundle.resolve(),
+            **settings.absolute_paths,
             "threads": settings.threads or max(1, int(options["ray_actor_options"]["num_cpus"])),
         }
     )

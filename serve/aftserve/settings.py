@@ -155,6 +155,11 @@ class Settings(BaseSettings):
         """Most bytes of all requests that are being received."""
         return int(self.max_buffered_mib * _MIB)
 
+    @property
+    def absolute_paths(self) -> dict[str, Path]:
+        """Every file and folder that is set, as a process elsewhere on this machine finds it."""
+        return {name: path.absolute() for name, path in self if isinstance(path, Path)}
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -62,8 +62,8 @@ def run(words: Sequence[str]) -> int:
     settings = Settings.read([options.bundle, *flags])
     address = resolve(options.address)
     if settings.threads is None and address is None:
-        cores = len(os.sched_getaffinity(0))
-        settings = settings.model_copy(update={"threads": max(1, cores // options.actors)})
+        threads = max(1, (os.cpu_count() or 1) // options.actors)
+        settings = settings.model_copy(update={"threads": threads})
     output.check_output(options.output, options.input)
     found = documents.find(options.input, text=options.text, id=options.id)
     console = Console(stderr=True)

@@ -93,7 +93,7 @@ def run(
     bundle = Bundle.open(settings.bundle)
     columns = output.schema(bundle.manifest.labels, found.ids)
     threads = settings.threads or 1
-    settings = settings.model_copy(update={"bundle": settings.bundle.resolve(), "threads": threads})
+    settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
     failed, start = 0, time.monotonic()
     with (
         replacing_file(out) as aside,
