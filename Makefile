@@ -62,8 +62,8 @@ bench-model: $(VENV)/installed
 bench-quick: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick
 
-# Answers, times and speed under load, against LitServe and plain FastAPI; some minutes. `make soak`: memory from
-# round to round, a leak that must be found, stops under load.
+# Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
+# minutes. `make soak`: memory from round to round, a leak that must be found, stops under load.
 load: $(VENV)/installed build/contenders/installed
 	PYTHONPATH=tests $(BIN)/python -m load
 

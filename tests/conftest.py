@@ -11,6 +11,7 @@ import torch
 import toy
 from commands import Outcome, run_python
 from hypothesis import settings
+from rays import ray_running
 from servers import serving
 
 import aftexport
@@ -112,3 +113,10 @@ def server(bundle_folder: Path, server_log: Path) -> Iterator[str]:
 def client(server: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server, timeout=30) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[dict[str, str]]:
+    """The environment in which commands find a local Ray."""
+    with ray_running() as variables:
+        yield variables

@@ -10,11 +10,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import toy
 import yaml
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
+from aftserve.deployment import DeploymentSettings, deployment_options
 from aftserve.keys import Keys
 
 REPOSITORY = Path(__file__).parents[1]
@@ -82,6 +86,37 @@ def test_a_key_is_made(command: str, tmp_path: Path) -> None:
     key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
     (tmp_path / "keys.toml").write_text(section)
     assert Keys.read(tmp_path / "keys.toml").owner(key) == command.split()[1]
+
+
+@pytest.mark.filterwarnings(  # while Ray Serve is imported
+    "ignore:Using extra keyword arguments on `Field`:DeprecationWarning:ray"
+)
+def test_ray_serve_takes_the_options(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nothing is asked of it
+    (shown,) = re.findall(r"```toml\n(.*?)```", SERVE, re.DOTALL)
+    (tmp_path / "ray.toml").write_text(shown)
+    settings = DeploymentSettings.read([str(bundle_folder), "--config", str(tmp_path / "ray.toml")])
+    options = deployment_options(settings)
+    assert options["autoscaling_config"]["max_replicas"] == 8
+    assert options["ray_actor_options"] == {"num_cpus": 2}
+
+
+@pytest.mark.parametrize("command", re.findall(r"aftserve (batch .*)", SERVE))
+def test_batch(command: str, ray: dict[str, str], bundle_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle_folder, tmp_path / "model.bundle")
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "a.txt").write_text("a long document ...")
+    table = pa.table({"text": ["a long document ..."], "id": ["a.txt"]})
+    pq.write_table(table, tmp_path / "documents.parquet")
+    outcome = run_python("-m", "aftserve", *command.split(), cwd=tmp_path, **ray)
+    assert outcome.code == 0, outcome.err
+    (out,) = tmp_path.glob("labels.*")
+    is_lines = out.suffix == ".jsonl"
+    rows = [json.loads(out.read_text())] if is_lines else pq.read_table(out).to_pylist()
+    assert [row["id"] for row in rows] == ["a.txt"]
+    assert rows[0]["label"] in toy.LABELS
 
 
 def test_every_extra_that_it_names_is_there() -> None:

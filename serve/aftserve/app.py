@@ -51,12 +51,13 @@ EvidenceSpans = Annotated[
 _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
+def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = True) -> FastAPI:
     """Builds the application around a service; its lifespan runs the scheduler.
 
     Args:
         service: that classifies.
         keys: of those who may ask; None for everybody.
+        reloads: whether an API key that is marked admin may ask for another bundle.
     """
 
     @asynccontextmanager
@@ -194,7 +195,7 @@ def create_app(service: Service, keys: Keys | None = None) -> FastAPI:
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    if keys is not None:
+    if keys is not None and reloads:
         refusals: dict[int | str, dict[str, Any]] = {
             status: problems[status] for status in (401, 429, 503)
         }

@@ -8,8 +8,10 @@ from aftserve.calibration import Costs
 from aftserve.classifier import Answer, Tokens
 from aftserve.served import Served
 
-_GAIN = 0.95
-_STRETCH = 1.5
+GAIN = 0.95
+"""A run of several takes clearly less than its documents one by one."""
+STRETCH = 1.5
+"""Its longest document is at most so many times as long as its shortest."""
 _LOOK_AHEAD = 64
 
 
@@ -101,11 +103,11 @@ def next_batch(
         if documents > costs.batch_documents:
             break
         high, low = max(longest, job.tokens), min(shortest, job.tokens)
-        near = high <= _STRETCH * low if pads else high == low
+        near = high <= STRETCH * low if pads else high == low
         single = job.alone or job.progress is not None or job.served is not batch[0].served
         if near and not single and documents * high <= budget_tokens:
             more = costs.together(documents, high)
-            if more < _GAIN * (together + job.seconds):
+            if more < GAIN * (together + job.seconds):
                 batch.append(job)
                 longest, shortest, together = high, low, more
                 continue

@@ -22,6 +22,9 @@ _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _FIRST_PAUSE = 0.5
 """Seconds before a server that could not be reached is tried again, doubled each time."""
+_PROXY_STATUSES = (500, 502, 503)
+"""Of a proxy in between that lost the server it had asked; Ray Serve's says 500."""
+_PROXY_PAUSE = 1.0
 _JITTER = 0.1
 _GRACE = 1.0
 """Seconds after the deadline in which the server's own word of it may come."""
@@ -313,7 +316,13 @@ class Client:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
         if response.is_success:
             return response
-        raise _error(response.status_code, _detail(response), response.headers.get("Retry-After"))
+        status, again = response.status_code, response.headers.get("Retry-After")
+        if (detail := _detail(response)) is not None:
+            raise _error(status, detail, again)
+        text = response.text[:500] or response.reason_phrase
+        if status in _PROXY_STATUSES:
+            raise UnavailableError(text, status, _PROXY_PAUSE)
+        raise _error(status, text, again)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -325,11 +334,12 @@ def _plain(value: Any) -> Any:
     return value.tolist()
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(response: httpx.Response) -> str | None:
+    """What the server says; None where it is not the server that speaks."""
     try:
         return str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):  # of a proxy
-        return response.text[:500] or response.reason_phrase
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _error(status: int, detail: str, retry_after: str | None = None) -> ServerError:

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
@@ -155,6 +155,11 @@ class Settings(BaseSettings):
         """Most bytes of all requests that are being received."""
         return int(self.max_buffered_mib * _MIB)
 
+    @property
+    def absolute_paths(self) -> dict[str, Path]:
+        """Every file and folder that is set, as a process elsewhere on this machine finds it."""
+        return {name: path.absolute() for name, path in self if isinstance(path, Path)}
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -168,7 +173,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, _ConfigFile(settings_cls)
 
     @classmethod
-    def read(cls, arguments: Sequence[str]) -> "Settings":
+    def read(cls, arguments: Sequence[str]) -> Self:
         """Reads the settings; ``--help`` and words that are no flags end the process.
 
         Args:

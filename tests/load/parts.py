@@ -7,12 +7,14 @@ from pathlib import Path
 
 from servers import serving
 
-from load import memory, speed
-from load.documents import Document, bare_engine
+from load import memory, offline, speed
+from load.documents import Document, bare_engine, make_documents
 from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
 
+_BATCH_LONGEST = 2048
+_BATCH_ROUNDS = 2
 _STOPS = 3
 _STOP_REQUESTS = 200
 _OVERHEAD_BLOCKS = 20
@@ -110,6 +112,23 @@ def contenders(setting: Setting, report: Report) -> None:
         report.at_most(f"contenders: p99 over that of {name}", later, 1, "")
 
 
+def batch(setting: Setting, report: Report) -> None:
+    """As many documents in a folder, against one client that posts them one by one."""
+    engine, folder = bare_engine(setting.bundle, setting.threads), setting.folder / "documents"
+    documents = make_documents(engine, setting.requests, shortest=64, longest=_BATCH_LONGEST)
+    offline.write([document.text for document in documents], folder)
+    ratios = []
+    for _ in range(_BATCH_ROUNDS):
+        loop = offline.by_loop(setting.bundle, folder, setting.log("loop"), setting.threads)
+        out = setting.folder / "answers.jsonl"
+        together = offline.by_batch(setting.bundle, folder, out, setting.threads)
+        ratios.append(loop.seconds / together.seconds)
+        report.shown("batch: a loop over /infer", loop.seconds, "s")
+        report.shown("batch: aftserve batch", together.seconds, "s")
+        report.at_most("batch: answers unlike those of /infer", together.unlike(loop), 0, "")
+    report.at_least("batch: times as fast as the loop", min(ratios), 1, "")
+
+
 def growth(setting: Setting, report: Report) -> None:
     """Memory from round to round, and of a server with a leak."""
     for name, leak in {"memory": 0, "a leak of 2 KiB": 2048}.items():
@@ -146,9 +165,9 @@ def stops(setting: Setting, report: Report) -> None:
 
 
 PARTS: dict[str, Callable[[Setting, Report], None]] = {
-    part.__name__: part for part in (mixed, overhead, saturation, contenders, growth, stops)
+    part.__name__: part for part in (mixed, overhead, saturation, contenders, batch, growth, stops)
 }
-LOAD = ("mixed", "overhead", "saturation", "contenders")
+LOAD = ("mixed", "overhead", "saturation", "contenders", "batch")
 SOAK = ("growth", "stops")
 
 

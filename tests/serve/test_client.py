@@ -1,6 +1,5 @@
 """The Python client against a real server, and against one that is busy, away or slow."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,7 +119,9 @@ def test_nobody_there_is_said_after_the_tries(monkeypatch: pytest.MonkeyPatch) -
 
 
 @contextmanager
-def answering(*statuses: int, wait: str | None = "1") -> Iterator[tuple[str, list[float]]]:
+def answering(
+    *statuses: int, wait: str | None = "1", content: bytes = b'{"detail": "as it is"}'
+) -> Iterator[tuple[str, list[float]]]:
     """A server that answers so, one after the other, and the deadlines it was given."""
     deadlines: list[float] = []
     left = iter(statuses)
@@ -131,7 +132,6 @@ def answering(*statuses: int, wait: str | None = "1") -> Iterator[tuple[str, lis
             deadlines.append(float(self.headers["Deadline-Seconds"]))
             if (status := next(left, 0)) == 0:
                 time.sleep(3)
-            content = json.dumps({"detail": "as it is"}).encode()
             self.send_response(status or 200)
             if wait is not None:
                 self.send_header("Retry-After", wait)
@@ -171,6 +171,20 @@ def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
         with pytest.raises(UnavailableError, match="as it is"):
             client.infer("a", deadline=deadline)
         assert len(deadlines) == 1
+
+
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_it_comes_again_where_a_proxy_lost_the_server(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    lost = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
+    with lost as (address, deadlines), Client(address) as client:
+        with pytest.raises(UnavailableError, match=f"{status}: Internal Server Error"):
+            client.infer("a")
+        assert len(deadlines) == 5
+        assert all(1 <= wait <= 1.1 for wait in waits)
 
 
 def test_what_will_not_change_is_not_asked_again() -> None:

@@ -1,0 +1,52 @@
+"""The ``aftserve`` command."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from aftexport import __version__
+from aftexport.errors import AftexportError
+from aftexport.report import accept_any_terminal
+from aftserve.cli import batch, deploy, key
+
+COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
+"""The subcommands; any other first word is of the server. A bundle of such a name is ``./key``."""
+_EXTRAS = {
+    **dict.fromkeys(("fastapi", "limits", "prometheus_client", "pydantic_settings"), "serve"),
+    "uvicorn": "serve",
+    "ray": "ray",
+    "pyarrow": "ray",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves a bundle until it is told to stop, or runs a subcommand; returns the exit status.
+
+    Of the server, 0: stopped on request; 1: it failed; 2: the bundle or a setting cannot be used.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"aftserve {__version__}")
+        return 0
+    accept_any_terminal()
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        if words and words[0] in COMMANDS:
+            return COMMANDS[words[0]](words[1:])
+        from aftserve.server import serve
+        from aftserve.settings import Settings
+
+        return serve(Settings.read(words), Console())
+    except AftexportError as error:
+        errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        errors.print(
+            f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
+            f"  Run: pip install 'aftexport\\[{_EXTRAS[error.name]}]'"
+        )
+        return 2

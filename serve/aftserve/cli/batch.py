@@ -1,0 +1,82 @@
+"""``aftserve batch``."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_EPILOG = """\
+INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The
+output has a row for each, in order: its path from INPUT, its id or its number, and what the
+server would answer, or an error. It is whole or not there.
+
+  aftserve batch model.bundle mails/ --output mails.jsonl
+  aftserve batch model.bundle mails.parquet --text body --id number --output labels.parquet
+
+Other settings of the server hold as AFTSERVE_* or in FILE.
+
+Exit status: 0 every document is answered; 3 some have an error in their row; 1 the run failed,
+2 it could not begin, and nothing was written; 130 interrupted.
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="aftserve batch",
+        description="Classify a folder or a Parquet file of documents, by Ray Data.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("bundle", metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("input", type=Path, metavar="INPUT", help="a folder of texts, or Parquet")
+    add("--output", type=Path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
+    add("--text", default="text", metavar="COLUMN", help="of the texts (default: text)")
+    add("--id", metavar="COLUMN", help="that names them (default: id, else they are numbered)")
+    add("--long-documents", metavar="POLICY", help="exact, reject, head or tail, as of the server")
+    add("--actors", type=int, default=1, metavar="N",
+        help="processes that hold the model (default: 1)")  # fmt: skip
+    add("--threads", metavar="N",
+        help="of each; by default they share the cores, on a cluster 1")  # fmt: skip
+    add("--config", metavar="FILE", help="a TOML file of the server's settings")
+    add("--address", help="of a Ray cluster (default: RAY_ADDRESS, else a Ray of this machine)")
+    options = parser.parse_args(words)
+    if options.actors < 1:
+        parser.error("argument --actors: 1 or more")
+
+    from rich.console import Console
+
+    from aftserve.offline import documents, output
+    from aftserve.offline.run import run as classify
+    from aftserve.ray_cluster import resolve
+    from aftserve.settings import Settings
+
+    given = {
+        "--long-documents": options.long_documents,
+        "--threads": options.threads,
+        "--config": options.config,
+    }
+    flags = [word for name, value in given.items() if value is not None for word in (name, value)]
+    settings = Settings.read([options.bundle, *flags])
+    address = resolve(options.address)
+    if settings.threads is None and address is None:
+        threads = max(1, (os.cpu_count() or 1) // options.actors)
+        settings = settings.model_copy(update={"threads": threads})
+    output.check_output(options.output, options.input)
+    found = documents.find(options.input, text=options.text, id=options.id)
+    console = Console(stderr=True)
+    try:
+        failed = classify(
+            settings,
+            found,
+            options.output,
+            actors=options.actors,
+            address=address,
+            console=console,
+        )
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was written")
+        return 130
+    return 3 if failed else 0

@@ -1,0 +1,46 @@
+"""``aftserve deploy``."""
+
+import argparse
+from collections.abc import Sequence
+
+_EPILOG = """\
+Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose
+section [ray] has the options of a Ray Serve deployment:
+
+  threads = 2
+
+  [ray.autoscaling_config]
+  min_replicas = 1
+  max_replicas = 8
+  target_ongoing_requests = 4
+
+Without --address a Ray of this machine's own runs until SIGTERM or an interrupt. On a cluster
+every node must have aftexport and the bundle, at the same path; the command returns once the
+replicas are ready, and run again it replaces them one after the other.
+
+Exit status: 0 deployed, or stopped on request; 1 Ray Serve failed; 2 the bundle or a setting
+cannot be used.
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="aftserve deploy",
+        usage="%(prog)s BUNDLE --engine ray [--config FILE] [--address ADDRESS] [--SETTING ...]",
+        description="Serve a bundle from several processes or machines, by Ray Serve.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    # BUNDLE, --config and the settings are read with the server's own.
+    add = parser.add_argument
+    add("--engine", choices=["ray"], required=True, help="what runs the replicas")
+    add("--address", help="of a Ray cluster (default: RAY_ADDRESS, else a Ray of this machine)")
+    options, others = parser.parse_known_args(words)
+
+    from rich.console import Console
+
+    from aftserve.deployment import DeploymentSettings, deploy
+
+    return deploy(DeploymentSettings.read(others), options.address, Console())

@@ -1,0 +1,107 @@
+"""The Ray that work runs on: a cluster that is there, or one of this machine's own."""
+
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aftexport.errors import AftexportError
+
+_OWN = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+}
+
+
+_SECONDS = 5.0
+
+
+class ClusterError(AftexportError):
+    """There is no Ray to run on."""
+
+
+def resolve(address: str | None) -> str | None:
+    """The address of the cluster to run on; None for this machine's own Ray.
+
+    Called before ray is imported, which reads the environment that is set here for an own one.
+
+    Args:
+        address: that was asked for; where there is none, ``RAY_ADDRESS`` may have one.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        os.environ.update(_OWN, RAY_AUTH_TOKEN=secrets.token_hex(32))
+    return address
+
+
+@contextmanager
+def connected(
+    address: str | None, *, object_store_mib: int, cpus: int | None = None, logs: bool = True
+) -> Iterator[None]:
+    """Runs the block with Ray at hand; an own one ends with it.
+
+    Args:
+        address: as ``resolve`` has it.
+        object_store_mib: of an own one, in shared memory.
+        cpus: that an own one gives out; the machine's where it is None.
+        logs: whether standard error shows what its processes write to theirs.
+
+    Raises:
+        ClusterError: where it cannot be reached, or does not start.
+    """
+    if address is not None:
+        _check_reachable(address)
+        with _ray(f"Ray at {address}", address=address, log_to_driver=logs):
+            yield
+        return
+    # The system's folder: the path of a socket in it must stay below 108 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="aftserve-", ignore_cleanup_errors=True) as folder,
+        _ray(
+            "Ray on this machine",
+            address="local",
+            num_cpus=cpus,
+            object_store_memory=object_store_mib << 20,
+            include_dashboard=False,
+            log_to_driver=logs,
+            _temp_dir=folder,
+        ),
+    ):
+        yield
+
+
+def _check_reachable(address: str) -> None:
+    """Whether somebody listens at ``host:port``; Ray would ask for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # auto, which Ray looks up
+    try:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), _SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"Ray at {address} cannot be reached ({error}).", "Check --address, or RAY_ADDRESS."
+        ) from error
+
+
+@contextmanager
+def _ray(name: str, **options: Any) -> Iterator[None]:
+    import ray
+
+    if not options["log_to_driver"]:
+        # Ray's core calls it an error how Ray Data makes actors; what fails is an exception.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        try:
+            ray.init(configure_logging=False, **options)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise ClusterError(
+                f"{name} cannot be had: {str(error).rstrip('.')}.",
+                "Check the address, the space in /tmp and /dev/shm, and ray status.",
+            ) from error
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,240 @@
+"""``aftserve batch``: what ``/infer`` answers, for a folder or for Parquet, whole or not at all."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import commands
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from clients import eventually
+from commands import assert_refused, environment, run_python, without
+from drifting import always
+from load.documents import bare_engine, make_documents
+from rays import kill, processes
+
+from aftexport.parity import TOLERANCES
+from aftserve.cli import main
+from aftserve.offline import output
+from aftserve.offline.answering import Outcome
+
+BOUND = TOLERANCES["fp32"].bound
+AT_WORK = r"^ray::MapWorker\S*\.submit"
+"""Ray titles a process by what it is at."""
+ROW = {
+    "id", "label", "scores", "tokens_total", "tokens_used", "truncated", "policy", "bundle",
+    "error",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(bundle_folder: Path) -> list[str]:
+    documents = make_documents(bare_engine(bundle_folder, 1), 300, shortest=1, longest=3000)
+    return [document.text for document in documents]
+
+
+@pytest.fixture
+def many() -> int:
+    """Documents of a run that goes on for a while."""
+    return 8000
+
+
+def batch(ray: dict[str, str], folder: Path, *words: str | Path) -> commands.Outcome:
+    return run_python("-m", "aftserve", "batch", *words, cwd=folder, **ray)
+
+
+def folder_of(texts: Sequence[str | bytes], folder: Path) -> Path:
+    for number, text in enumerate(texts):
+        path = folder / f"{number % 7}" / f"{number:05}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def assert_answered(row: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Whether a row says what the server does."""
+    assert row.keys() == ROW
+    assert row["error"] is None
+    assert row["scores"] == pytest.approx(answer["scores"], abs=BOUND)
+    same = ROW - {"id", "error", "scores"}
+    assert {name: row[name] for name in same} == {name: answer[name] for name in same}
+
+
+def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_error(
+    ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
+) -> None:
+    place = folder_of([*texts, b"\xff\xfe", ""], tmp_path / "documents")
+    (place / ".hidden").write_text("no document")
+    outcome = batch(ray, tmp_path, bundle_folder, place, "--output", "out.jsonl")
+    assert outcome.code == 3, outcome.err
+    assert "302 documents" in outcome.err
+    assert "2 of them without an answer" in outcome.err
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == sorted(f"{n % 7}/{n:05}.txt" for n in range(302))
+    by_number = {int(row["id"].split("/")[1][:5]): row for row in rows}
+    for number, text in enumerate(texts):
+        assert_answered(by_number[number], client.post("/infer", json={"text": text}).json())
+    for number, said in {300: "UTF-8", 301: "no tokens"}.items():
+        assert said in by_number[number]["error"]
+        assert [by_number[number][name] for name in ("label", "scores", "truncated")] == [None] * 3
+
+
+def test_parquet_is_answered_in_its_order(
+    ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "parts").mkdir()
+    columns = {"body": [*texts, None], "name": [f"document {n}" for n in range(301)]}
+    for number, start in enumerate((0, 200)):
+        part = pa.table({name: column[start:][:200] for name, column in columns.items()})
+        pq.write_table(part, tmp_path / "parts" / f"{number}.parquet", row_group_size=70)
+    words = ["--text", "body", "--id", "name", "--actors", "2"]
+    outcome = batch(ray, tmp_path, bundle_folder, "parts", "--output", "out.parquet", *words)
+    assert outcome.code == 3, outcome.err
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["id"] for row in rows] == columns["name"]
+    for text, row in zip(texts, rows, strict=False):
+        assert_answered(row, client.post("/infer", json={"text": text}).json())
+    assert "no text" in rows[300]["error"]
+
+
+@contextmanager
+def running(ray: dict[str, str], bundle: Path, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A run over many documents, once it has written some answers."""
+    words = ["batch", str(bundle), "documents", "--output", "out.parquet"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aftserve", *words], cwd=folder, env=environment(**ray),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        eventually(
+            lambda: (
+                process.poll() is not None
+                or any(path.stat().st_size > 1000 for path in folder.glob(".out*"))
+            ),
+            "it writes",
+        )
+        assert process.poll() is None, (folder / "log").read_text()
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def kill_at_work(ray: dict[str, str], process: "subprocess.Popen[bytes]") -> bool:
+    """Kills the processes that answer, if any; whether there was one, or the run has ended."""
+    found = processes(f"RAY_AUTH_TOKEN={ray['RAY_AUTH_TOKEN']}", AT_WORK)
+    for number in found:
+        with suppress(ProcessLookupError):
+            kill(number)
+    return found != [] or process.poll() is not None
+
+
+def test_a_process_that_dies_is_replaced_and_nothing_is_lost(
+    ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path
+) -> None:
+    folder_of(["a long document ..." * 20] * many, tmp_path / "documents")
+    with running(ray, bundle_folder, tmp_path) as process:
+        eventually(lambda: kill_at_work(ray, process), "it is killed")
+        assert process.wait(120) == 0, (tmp_path / "log").read_text()
+    out = pq.read_table(tmp_path / "out.parquet")
+    assert out["error"].null_count == out.num_rows == many
+    assert len(set(out["id"].to_pylist())) == many
+
+
+@pytest.mark.parametrize("end", ["processes that die again and again", "an interrupt"])
+def test_a_run_that_is_ended_leaves_what_was_there(
+    end: str, ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path
+) -> None:
+    folder_of(["a long document ..." * 20] * many, tmp_path / "documents")
+    (tmp_path / "out.parquet").write_text("of before")
+    with running(ray, bundle_folder, tmp_path) as process:
+        if end == "an interrupt":
+            process.send_signal(signal.SIGINT)
+        else:
+            for _ in range(6):
+                eventually(lambda: kill_at_work(ray, process), "it is killed")
+        status, said = process.wait(60), (tmp_path / "log").read_text()
+    assert (status, end) in ((1, "processes that die again and again"), (130, "an interrupt")), said
+    assert (tmp_path / "out.parquet").read_text() == "of before"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_bundle_outside_its_bound_answers_nothing(
+    ray: dict[str, str], bundle_copy: Path, tmp_path: Path
+) -> None:
+    folder_of(["a"], tmp_path / "documents")
+    outcome = batch(ray, tmp_path, always(bundle_copy), "documents", "--output", "out.jsonl")
+    assert outcome.code == 1, outcome.err
+    assert "golden" in outcome.err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
+    columns = output.schema(["yes", "no"], None)
+    marks: Any = {"policy": "exact", "bundle": "digest"}
+    with output.Writer(tmp_path / "out", Path("out.jsonl"), columns, numbered=True) as writer:
+        for count in (2, 3):
+            writer.write(output.table(None, [Outcome(error="no")] * count, columns, **marks))
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent", "--output", "out.jsonl"], "absent"),
+        (["empty", "--output", "out.jsonl"], "no documents"),
+        (["documents", "--output", "out.csv"], "out.csv"),
+        (["documents", "--output", "documents/out.jsonl"], "lies in the input"),
+        (["documents", "--output", "empty.jsonl"], "is a folder"),
+        (["table.parquet", "--output", "out.jsonl"], "'text'"),
+        (["table.parquet", "--text", "number", "--output", "out.jsonl"], "int64"),
+        (["table.parquet", "--text", "body", "--id", "x", "--output", "out.jsonl"], "'x'"),
+        (["no.parquet", "--output", "out.jsonl"], "no.parquet"),
+        (["documents", "--long-documents", "cut", "--output", "out.jsonl"], "--long-documents"),
+        (["documents", "--output", "/proc/out.jsonl"], "/proc/out.jsonl"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_ray_is_asked(
+    words: list[str], said: str, bundle_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    folder_of(["a"], tmp_path / "documents")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.jsonl").mkdir()
+    pq.write_table(pa.table({"body": ["a"], "number": [1]}), tmp_path / "table.parquet")
+    (tmp_path / "no.parquet").write_text("no")
+    code = main(["batch", str(bundle_folder), *words])
+    captured = capsys.readouterr()
+    assert_refused(commands.Outcome(code, captured.out, captured.err), said)
+
+
+@pytest.mark.parametrize("module", ["ray", "pyarrow"])
+def test_without_ray_it_names_the_extra(module: str, bundle_folder: Path, tmp_path: Path) -> None:
+    folder_of(["a"], tmp_path / "documents")
+    words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
+    outcome = without([module], "aftserve", *words, cwd=tmp_path)
+    assert_refused(outcome, f"needs {module}", "pip install 'aftexport[ray]'")
+
+
+def test_a_ray_that_is_not_there_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+    folder_of(["a"], tmp_path / "documents")
+    words = ("documents", "--output", "out.jsonl", "--address", "127.0.0.1:1")
+    outcome = run_python("-m", "aftserve", "batch", bundle_folder, *words, cwd=tmp_path)
+    assert_refused(outcome, "Ray at 127.0.0.1:1")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_bundle_of_a_commands_name_is_reached_by_its_path(tmp_path: Path) -> None:
+    for name in ("batch", "deploy", "key"):
+        assert_refused(run_python("-m", "aftserve", f"./{name}", cwd=tmp_path), f"{name}: ")
