@@ -117,7 +117,7 @@ class OfflineClassifier:
                 yield from self._answers([ids])
 
     def _in_chunks(self, ids: Tokens) -> Answer:
-        parts = self._model.classifier.parts(ids)
+        parts = self._model.classifier.parts(ids, evidence=False)
         while True:
             try:
                 next(parts)
