@@ -25,9 +25,9 @@ from aftserve.service import Service
 
 classify, kept = Service.classify, []
 
-async def keeping(self, request, deadline):
+async def keeping(*arguments, **settings):
     kept.append(bytearray(b"x" * {leak}))
-    return await classify(self, request, deadline)
+    return await classify(*arguments, **settings)
 
 if {leak}:
     Service.classify = keeping
@@ -67,11 +67,12 @@ def growth(
     program = "-c", _SERVER.format(leak=leak)
     with serving(bundle, log, *options, program=program) as (address, process):
         for number in range(rounds // 2 + rounds):
-            send(
+            results = send(
                 address,
                 make_requests(documents, requests, leaving=0.2, hurried=0.1, seed=number),
                 connections=connections,
             )
+            assert not results.undefined, results.undefined[0]  # an error keeps nothing
             eventually(lambda: _idle(address), "the queue is empty")
             process.send_signal(signal.SIGUSR1)
             eventually(lambda: httpx.get(f"{address}/healthz").is_success, "it has trimmed")

@@ -113,14 +113,15 @@ def running(ray: dict[str, str], bundle: Path, folder: Path) -> Iterator["subpro
             [sys.executable, "-m", "aftserve", *words], cwd=folder, env=environment(**ray),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
+
+    def writes() -> bool:
+        # At first a folder is made there, and removed, to see whether one can be.
+        with suppress(FileNotFoundError):
+            return any(p.is_file() and p.stat().st_size > 1000 for p in folder.glob(".out*"))
+        return False
+
     try:
-        eventually(
-            lambda: (
-                process.poll() is not None
-                or any(path.stat().st_size > 1000 for path in folder.glob(".out*"))
-            ),
-            "it writes",
-        )
+        eventually(lambda: process.poll() is not None or writes(), "it writes")
         assert process.poll() is None, (folder / "log").read_text()
         yield process
     finally:
