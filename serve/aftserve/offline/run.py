@@ -1,7 +1,11 @@
 """From a place with documents to a file with their answers."""
 
 import logging
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,7 @@ from aftserve.settings import Settings
 _OBJECT_STORE_MIB = 512
 _READERS = 1
 """CPUs of an own Ray beside those of the actors: for what reads Parquet, mostly idle."""
-_MOST_RESTARTS = 3
-"""Of an actor that died; Ray Data's own choice is without end."""
+_MOST_DEATHS = 3
 
 
 class RunError(AftexportError):
@@ -32,10 +35,31 @@ class RunError(AftexportError):
     exit_code = 1
 
 
+class Deaths:
+    """Counts the actors that died: Ray Data starts them again without end."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def another(self) -> int:
+        """How many there are, with this one."""
+        self._count += 1
+        return self._count
+
+
 class Actor:
     """Holds the model in a process of its own, and answers block after block."""
 
-    def __init__(self, settings: Settings, digest: str, columns: pa.Schema) -> None:
+    def __init__(self, settings: Settings, digest: str, columns: pa.Schema, deaths: Any) -> None:
+        import ray
+
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again and ray.get(deaths.another.remote()) > _MOST_DEATHS:
+            raise RunError(
+                "The process that holds the model dies again and again, by lack of memory or by "
+                "a document.",
+                "Give it more, or look for the document.",
+            )
         self._classifier = OfflineClassifier(settings, digest)
         self._columns = columns
         self._marks: dict[str, Any] = {"policy": settings.long_documents, "bundle": digest}
@@ -84,18 +108,19 @@ def run(
             logs=False,
         ),
         _progress(console) as progress,
+        _interrupts() as interrupted,
     ):
         import ray
 
         _configure()
+        deaths = ray.remote(num_cpus=0)(Deaths).remote()
         answered = found.blocks().map_batches(
             Actor,
-            fn_constructor_args=(settings, bundle.digest, columns),
+            fn_constructor_args=(settings, bundle.digest, columns, deaths),
             batch_format="pyarrow",
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=actors),
             num_cpus=threads,
-            max_restarts=_MOST_RESTARTS,
         )
         task = progress.add_task("documents", total=found.count)
         with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
@@ -104,12 +129,8 @@ def run(
                     writer.write(rows)
                     failed += len(rows) - rows[output.ERROR].null_count
                     progress.advance(task, len(rows))
-            except ray.exceptions.ActorDiedError as error:
-                raise RunError(
-                    "The process that holds the model dies again and again, by lack of memory or "
-                    "by a document.",
-                    "Give it more, or look for the document; nothing was written.",
-                ) from error
+                    if interrupted.is_set():
+                        raise KeyboardInterrupt
             except (OSError, ray.exceptions.RayError) as error:
                 raise RunError(_reason(error), "Nothing was written.") from error
         if writer.rows != found.count:
@@ -123,6 +144,22 @@ def run(
         soft_wrap=True,
     )
     return failed
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """An event that says what KeyboardInterrupt does, which may be lost in a callback of Ray's."""
+    seen = threading.Event()
+
+    def note(*_: object) -> None:
+        seen.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _progress(console: Console) -> Progress:

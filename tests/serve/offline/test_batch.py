@@ -121,7 +121,7 @@ def running(ray: dict[str, str], bundle: Path, folder: Path) -> Iterator["subpro
         return False
 
     try:
-        eventually(lambda: process.poll() is not None or writes(), "it writes")
+        eventually(lambda: process.poll() is not None or writes(), "it writes", seconds=120)
         assert process.poll() is None, (folder / "log").read_text()
         yield process
     finally:
