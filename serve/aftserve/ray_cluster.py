@@ -16,8 +16,7 @@ _OWN = {
     "RAY_AUTH_MODE": "token",
 }
 
-
-_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
 
 
 class ClusterError(AftexportError):
@@ -80,7 +79,7 @@ def _check_reachable(address: str) -> None:
     if not port.isdigit():
         return  # auto, which Ray looks up
     try:
-        socket.create_connection((host.removeprefix("ray://"), int(port)), _SECONDS).close()
+        socket.create_connection((host.removeprefix("ray://"), int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         raise ClusterError(
             f"Ray at {address} cannot be reached ({error}).", "Check --address, or RAY_ADDRESS."

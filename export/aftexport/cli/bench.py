@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli._options import add_reference_options, lengths, make_parser, positive
+from aftexport.cli.options import add_reference_options, lengths, make_parser, positive
 
 _EPILOG = """\
 Each length is timed with one document of random tokens. The contenders take turns,

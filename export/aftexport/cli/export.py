@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from aftexport import __version__
 from aftexport.cli import triton
-from aftexport.cli._options import add_loading_options, lengths, make_parser, positive
+from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
 
 if TYPE_CHECKING:
     from aftexport.bundle import Bundle

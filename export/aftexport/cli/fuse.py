@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from aftexport.cli._options import make_parser
+from aftexport.cli.options import make_parser
 
 _EPILOG = """\
 Recognised, however they are written: AFT-full, AFT-local, AFT-simple, Efficient Attention,

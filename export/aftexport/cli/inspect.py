@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli._options import add_loading_options, make_parser
+from aftexport.cli.options import add_loading_options, make_parser
 
 
 def run(words: list[str]) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aftexport.bundle import Bundle
     from aftexport.engines.settings import EngineOptions
 
-_OWN = {"name": None, "mounted": "/models"}
+_OWN = ("name", "mounted")
 _OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", *_OWN}
 """What may be said where there is nothing left to export."""
 
@@ -23,14 +23,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What a repository is, beside what a model is."""
     add = parser.add_argument_group("of a Triton repository").add_argument
     add("--name", help="of the model in it (default: the file's)")
-    add("--mounted", default=_OWN["mounted"], metavar="DIR",
+    add("--mounted", metavar="DIR",
         help="where Triton finds the repository; the kernels are loaded from there "
-        "(default: %(default)s)")  # fmt: skip
+        "(default: /models)")  # fmt: skip
 
 
 def check_absent(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuses those options for anything else; exits."""
-    if any(getattr(options, name) != default for name, default in _OWN.items()):
+    if any(getattr(options, name) is not None for name in _OWN):
         parser.error("--name and --mounted are for --to triton")
 
 
@@ -55,14 +55,14 @@ def write(
     from aftexport.errors import ParityError
     from aftexport.files import aside_folder
     from aftexport.report import stage
-    from aftexport.triton import check_place, start_command, write_repository
+    from aftexport.triton import MOUNTED, check_place, start_command, write_repository
 
     console = Console()
     model = path or Path(options.factory.rpartition(":")[2])
     model = model if model.name else model.resolve()
     out = options.out or model.with_suffix(".triton")
-    name = options.name or model.stem
-    check_place(out, name, options.mounted, options.force)
+    name, mounted = options.name or model.stem, options.mounted or MOUNTED
+    check_place(out, name, mounted, options.force)
     with ExitStack() as stack:
         if path is not None and is_bundle(path):
             _refuse_export_options(parser, options)
@@ -82,16 +82,17 @@ def write(
             bundle,
             out,
             name=name,
-            mounted=options.mounted,
+            mounted=mounted,
             max_batch=options.max_batch,
             force=options.force,
             console=console,
         )
-    if reason := aftplugins.missing("onnxruntime"):
+    by_body = bundle.manifest.engine is None and bundle.manifest.operators
+    if by_body and (reason := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{escape(reason)}[/]", soft_wrap=True)
     console.print(f"Model of Triton: [bold]{escape(str(folder))}[/]", soft_wrap=True)
-    console.print(f"Where {escape(str(out))} is {escape(options.mounted)}:", soft_wrap=True)
-    console.print(f"  {escape(start_command(folder, options.mounted))}", soft_wrap=True)
+    console.print(f"Where {escape(str(out))} is {escape(mounted)}:", soft_wrap=True)
+    console.print(f"  {escape(start_command(folder, mounted))}", soft_wrap=True)
     return 0
 
 

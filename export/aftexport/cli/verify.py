@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from aftexport.cli._options import add_reference_options, lengths, make_parser, positive
+from aftexport.cli.options import add_reference_options, lengths, make_parser, positive
 
 _EPILOG = """\
 Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is

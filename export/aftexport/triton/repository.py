@@ -18,13 +18,14 @@ import aftplugins
 from aftexport import __version__
 from aftexport.build import build, wanted_here
 from aftexport.bundle import MODEL, MODEL_DATA, TOKENIZER, Bundle, is_bundle
+from aftexport.destination import check_can_be_made
 from aftexport.engines.settings import MAX_BATCH
 from aftexport.errors import UsageError
 from aftexport.files import aside_folder, move_into_place
 
 CONFIG = "config.pbtxt"
 LABELS = "labels.txt"
-ENGINE = "model.plan"
+PLAN = "model.plan"
 VERSION = "1"
 MOUNTED = "/models"
 """Where the images of Triton look for a repository."""
@@ -88,7 +89,8 @@ def write_repository(
             served = _onnxruntime(bundle, version, f"{mounted}/{name}/{VERSION}", max_batch)
         else:
             served = _tensorrt(bundle, version, max_batch, console)
-        (aside / LABELS).write_text("".join(f"{label}\n" for label in bundle.manifest.labels))
+        labels = "".join(f"{label}\n" for label in bundle.manifest.labels)
+        (aside / LABELS).write_text(labels, "utf-8")
         if TOKENIZER in bundle.files:
             shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)
         graph = onnx.load(bundle.model_path, load_external_data=False).graph
@@ -138,6 +140,7 @@ def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
         raise UsageError(
             f"{folder} exists.", "Add --force to replace it, or choose another --name."
         )
+    check_can_be_made("--out", folder)
     return folder
 
 
@@ -181,11 +184,11 @@ def _tensorrt(
             "Leave it out, or export the bundle again with it.",
         )
     content, _ = build(bundle, console=console).read(wanted_here(bundle, plan.settings))
-    (version / ENGINE).write_bytes(content)
+    (version / PLAN).write_bytes(content)
     profiles = [str(index) for index in range(len(plan.settings.opt_lengths))]
     return {
         "backend": "tensorrt",
-        "file": ENGINE,
+        "file": PLAN,
         "max_batch": plan.settings.max_batch,
         "profiles": json.dumps(profiles),
     }
@@ -206,7 +209,7 @@ def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
 def start_command(folder: Path, mounted: str) -> str:
     """How Triton is started, once the repository of a model's folder is there."""
     words = ["tritonserver", f"--model-repository={mounted}"]
-    if (folder / VERSION / ENGINE).exists():
+    if (folder / VERSION / PLAN).exists():
         # The engine brings its plugins, and TensorRT runs an engine's own code only where told so.
         words.append("--backend-config=tensorrt,version-compatible=true")
     return " ".join(words)

@@ -1,9 +1,10 @@
 """``aftserve batch``."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from aftexport.cli.options import make_parser
 
 _EPILOG = """\
 INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The
@@ -22,12 +23,10 @@ Exit status: 0 every document is answered; 3 some have an error in their row; 1 
 
 def run(words: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="aftserve batch",
-        description="Classify a folder or a Parquet file of documents, by Ray Data.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = make_parser(
+        "aftserve batch",
+        "Classify a folder or a Parquet file of documents, by Ray Data.",
+        _EPILOG,
     )
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="a folder that aftexport wrote")

@@ -1,7 +1,8 @@
 """``aftserve deploy``."""
 
-import argparse
 from collections.abc import Sequence
+
+from aftexport.cli.options import make_parser
 
 _EPILOG = """\
 Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose
@@ -25,13 +26,13 @@ cannot be used.
 
 def run(words: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="aftserve deploy",
-        usage="%(prog)s BUNDLE --engine ray [--config FILE] [--address ADDRESS] [--SETTING ...]",
-        description="Serve a bundle from several processes or machines, by Ray Serve.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = make_parser(
+        "aftserve deploy",
+        "Serve a bundle from several processes or machines, by Ray Serve.",
+        _EPILOG,
+    )
+    parser.usage = (
+        "%(prog)s BUNDLE --engine ray [--config FILE] [--address ADDRESS] [--SETTING ...]"
     )
     # BUNDLE, --config and the settings are read with the server's own.
     add = parser.add_argument

@@ -1,14 +1,15 @@
 """``aftserve key``."""
 
-import argparse
 from collections.abc import Sequence
+
+from aftexport.cli.options import make_parser
 
 
 def run(words: Sequence[str]) -> int:
     """Makes an API key; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="aftserve key",
-        description="Make an API key: it is printed once, and its digest for --api-keys FILE.",
+    parser = make_parser(
+        "aftserve key",
+        "Make an API key: it is printed once, and its digest for --api-keys FILE.",
     )
     parser.add_argument("name", metavar="NAME", help="of who is to have it")
     parser.add_argument("rate", metavar="RATE", nargs="?", help="such as 60/minute; any without")

@@ -9,8 +9,8 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet
 
+from aftexport.destination import check_can_be_made
 from aftexport.errors import UsageError
-from aftexport.files import aside_folder
 from aftserve.offline.answering import Outcome
 from aftserve.settings import Policy
 
@@ -121,10 +121,4 @@ def check_output(path: Path, place: Path) -> None:
         raise UsageError(f"--output {path} is a folder.", "Name a file.")
     if path.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"--output {path} lies in the input.", "Name another place.")
-    try:
-        with aside_folder(path):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"--output {path} cannot be made ({error.strerror}).", "Name another place."
-        ) from error
+    check_can_be_made("--output", path)
