@@ -40,7 +40,7 @@ class PositionBias(BaseModel):
 
     node: str
     row_range: Annotated[float, Ge(0)] | None
-    precision: Literal["fp32", "fp16", "bf16"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class NodePrecision(BaseModel):

@@ -6,6 +6,10 @@ all terms of a sum lie. float16 has its digits down to exp(-9.7), bfloat16 down 
 A sum that comes out too small to be trusted, whatever the precision, is taken again in float32 as
 it is defined, relative to its own largest logit: so outputs are right beyond these ranges as well,
 but in 16 bits there would be nothing left to gain.
+
+In 8-bit integers exp(w - m) has the same step for every size; down to exp(-1) that is 1 % of it or
+less. The keys' terms have a step for each block of keys, of which a causal row may see the smallest
+only: int8 is not for causal rows.
 """
 
 from collections.abc import Iterator
@@ -18,13 +22,13 @@ from onnx import numpy_helper
 from aftexport.domain import DOMAIN
 from aftexport.manifest import PositionBias
 
-LARGEST_RANGE = {"fp16": 8.0, "bf16": 75.0}
+LARGEST_RANGE = {"int8": 1.0, "fp16": 8.0, "bf16": 75.0}
 """Of a row's biases, where exponentials in that precision lose nothing but its rounding."""
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "fp32": (),
     "fp16": ("fp16", "bf16"),
     "bf16": ("bf16",),
-    "int8": ("bf16",),
+    "int8": ("int8", "bf16"),
 }
 """What exponentials may be in, by the export's precision, the cheapest first; else fp32."""
 
@@ -45,14 +49,17 @@ def row_range(bias: NDArray[np.generic], *, causal: bool) -> float | None:
     return largest if np.isfinite(largest) else None
 
 
-def safe_precision(precision: str, row_range: float | None) -> str:
+def safe_precision(precision: str, row_range: float | None, *, causal: bool) -> str:
     """The cheapest precision that the exponentials of an export may be in.
 
     Args:
         precision: of the export.
         row_range: of the bias; None for one that is not known, which is safe in fp32 only.
+        causal: whether rows count up to the diagonal.
     """
     for candidate in _ALLOWED[precision]:
+        if causal and candidate == "int8":
+            continue
         if row_range is not None and row_range <= LARGEST_RANGE[candidate]:
             return candidate
     return "fp32"
@@ -66,7 +73,8 @@ def choose_precisions(model: onnx.ModelProto, precision: str) -> None:
         precision: of the export.
     """
     for node, reach in _measured(model):
-        _precision(node).s = safe_precision(precision, reach).encode()
+        safe = safe_precision(precision, reach, causal=_is_causal(node))
+        _precision(node).s = safe.encode()
 
 
 def position_biases(model: onnx.ModelProto) -> tuple[PositionBias, ...]:
@@ -84,9 +92,14 @@ def _measured(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, float | 
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in ("AftFull", "CausalAftFull"):
             bias = constants.get(node.input[3])
-            causal = node.op_type == "CausalAftFull"
-            reach = None if bias is None else row_range(numpy_helper.to_array(bias), causal=causal)
-            yield node, reach
+            if bias is None:
+                yield node, None
+            else:
+                yield node, row_range(numpy_helper.to_array(bias), causal=_is_causal(node))
+
+
+def _is_causal(node: onnx.NodeProto) -> bool:
+    return node.op_type == "CausalAftFull"
 
 
 def _precision(node: onnx.NodeProto) -> onnx.AttributeProto:

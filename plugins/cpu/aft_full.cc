@@ -13,14 +13,14 @@
 // denominator comes out too small to be trusted are summed again as they are defined.
 //
 // The weights exp(w - row maximum) of a constant w are not kept: with no exponentials in their place the kernel is
-// 2 % faster (4 % in bfloat16), too little for a second matrix of T x T.
+// 2 % faster (4 % in bfloat16), too little for a second matrix of T x T. In 8-bit integers they are, relative to the
+// maximum of the whole row: a quarter of the size of w, and a quarter less time.
 //
 // In bfloat16 numerator and denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts
 // weight between keys, but a mean of equal values stays what it was.
 
 #include "exact_row.h"
-#include "matrix_product.h"
-#include "running_sum.h"
+#include "full_weights.h"
 #include "tasks.h"
 
 namespace aft::AFT_ISA {
@@ -46,6 +46,7 @@ class FullChannels {
         value_(static_cast<const T*>(p.value) + first_channel),
         bias_(static_cast<const T*>(p.position_bias)),
         references_(p.batch * key_blocks_ * panels_ * kLanes),
+        scales_(Product::kScaled ? p.batch * key_blocks_ * panels_ * kPanel : 0),
         entries_(p.batch * steps(p.tokens) * panels_ * kPanel) {}
 
   void run(const Parallel& parallel) {
@@ -55,7 +56,12 @@ class FullChannels {
     };
     for_key_blocks([&](int64_t b, int64_t u) { find_maximum(b, u); });
     for (int64_t b = 0; b < p_.batch; ++b) combine_maxima(b);
-    for_key_blocks([&](int64_t b, int64_t u) { fill_entries(b, u); });
+    for_key_blocks([&](int64_t b, int64_t u) {
+      if constexpr (Product::kScaled)
+        fill_scaled_entries(b, u);
+      else
+        fill_entries(b, u);
+    });
     // The last rows first: in causal form they take longest.
     parallel_for(parallel, p_.batch * row_blocks_,
                  [&](int64_t task) { block(task / row_blocks_, row_blocks_ - 1 - task % row_blocks_); });
@@ -70,6 +76,9 @@ class FullChannels {
   // Of the block of keys that begins at u.
   float* reference(int64_t b, int64_t u) const {
     return references_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kLanes;
+  }
+  float* scales(int64_t b, int64_t u) const {
+    return scales_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kPanel;
   }
   float* entries(int64_t b, int64_t u) const {
     return entries_.data() + (b * steps(p_.tokens) + steps(u)) * panels_ * kPanel;
@@ -116,6 +125,42 @@ class FullChannels {
       }
   }
 
+  // Entries as whole numbers up to Product::kLargest; the scales of the block take them back. What a key weighs is
+  // the same number in numerator and denominator.
+  void fill_scaled_entries(int64_t b, int64_t u) const {
+    const int64_t count = block_keys(b, u);
+    for (int64_t panel = 0; panel < panels_; ++panel) {
+      const int64_t c = panel * kLanes;
+      const auto at = [&](const T* x, int64_t i) AFT_LAMBDA_INLINE {
+        return load(x + (b * p_.tokens + u + i) * p_.channels + c, channels_ - c);
+      };
+      Vec highest = splat(kNoKey), largest{};
+      for (int64_t i = 0; i < count; ++i) highest = maximum_of(highest, at(key_, i));
+      const auto weight = [&](int64_t i) AFT_LAMBDA_INLINE {
+        return Product::rounded_weight(exp(at(key_, i) - highest) * Product::kLargest, i);
+      };
+      const auto weighted = [&](int64_t i) AFT_LAMBDA_INLINE {
+        return weight(i) * (at(value_, i) / Product::kLargest);
+      };
+      for (int64_t i = 0; i < count; ++i) largest = maximum_of(largest, absolute(weighted(i)));
+      const Vec inverse = largest > Product::kLargest * __FLT_MIN__ ? Product::kLargest / largest : Vec{};
+      for (int64_t step = 0; step < steps(count); ++step) {
+        Vec numerator[Product::kPerWord] = {}, denominator[Product::kPerWord] = {};
+        for (int64_t i = 0; i < min(Product::kPerWord, count - step * Product::kPerWord); ++i) {
+          const int64_t key = step * Product::kPerWord + i;
+          denominator[i] = weight(key);
+          numerator[i] = Product::rounded_numerator(weighted(key) * inverse, key);
+        }
+        float* entry = entries(b, u) + (panel * steps(count) + step) * kPanel;
+        store(entry, Product::pack_weights(numerator));
+        store(entry + kLanes, Product::pack_weights(denominator));
+      }
+      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargest;
+      store(scales(b, u) + panel * kPanel, scale * largest);
+      store(scales(b, u) + panel * kPanel + kLanes, scale);
+    }
+  }
+
   void block(int64_t b, int64_t i) const {
     const int64_t begin = i * rows_, length = length_of(p_, b);
     const int64_t end = min(begin + rows_, p_.tokens), counted = max(begin, min(end, length));
@@ -132,13 +177,17 @@ class FullChannels {
       const int64_t first = p_.causal ? max(0, u - begin) / kTileRows * kTileRows : 0;
       if (u > 0)
         raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
-      for (int64_t r = first; r < rows; ++r)
-        weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
+      const float* left = weights.words(0, 0);
+      if constexpr (Product::kScaled)
+        left = packed_weights<Product>(*p_.packed_bias).words(u / kKeys, begin);
+      else
+        for (int64_t r = first; r < rows; ++r)
+          weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
       for (int64_t panel = 0; panel < panels_; ++panel) {
         const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
         for (int64_t r = first; r < rows; r += kTileRows)
           multiply_tile<Product, kTileRows>(
-              weights.words(0, r), {words, steps(count), panel * kPanel, nullptr, nullptr}, r,
+              left + r * Weights::kPitch, {words, steps(count), panel * kPanel, scales(b, u), nullptr}, r,
               [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
                 float* sum = sums + row * width() + column;
                 for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, load(sum + v * kLanes) + values[v]);
@@ -177,24 +226,7 @@ class FullChannels {
       for (int64_t i = 0; i < width(); i += kLanes) multiply_by(sums + i, factor);
       highest = raised;
     }
-    int64_t k = 0;
-    for (; k + kPanel <= seen; k += kPanel)
-      Product::encode_panel({exp(load(bias + k) - raised), exp(load(bias + k + kLanes) - raised)}, k, words);
-    for (; k < count; k += kPanel) {  // what the row does not see has no weight
-      float last[kPanel] = {};
-      for (int64_t i = 0; i < kPanel; i += kLanes)
-        store(last + i, exp(load(bias + k + i, seen - k - i) - raised), seen - k - i);
-      Product::encode_panel({load(last), load(last + kLanes)}, k, words);
-    }
-  }
-
-  static float row_maximum(const T* bias, int64_t count, float highest) {
-    Vec m = splat(highest);
-    int64_t k = 0;
-    for (; k + kLanes <= count; k += kLanes) m = maximum_of(m, load(bias + k));
-    highest = max_lanes(m);
-    for (; k < count; ++k) highest = to_float(bias[k]) > highest ? to_float(bias[k]) : highest;
-    return highest;
+    encode_weights<Product>(bias, seen, count, raised, words);
   }
 
   void finish(int64_t b, int64_t t, const float* sums) const {
@@ -221,15 +253,35 @@ class FullChannels {
   const Output<T>& output_;
   const int64_t first_channel_, channels_, panels_, rows_, row_blocks_, key_blocks_;
   const T *query_, *key_, *value_, *bias_;
-  Scratch references_, entries_;
+  Scratch references_, scales_, entries_;
+};
+
+struct PackedForThisCall {
+  const PackedWeight* bias;
+  ~PackedForThisCall() { delete bias; }
 };
 
 }  // namespace
 
-void aft_full(const AftFull& p, const Parallel& parallel) {
+PackedWeight* pack_position_bias(const AftFull& p) {
+  PackedWeight* packed = nullptr;
+  with_element(p.element, [&](auto element) {
+    with_weight_product(p.precision, p.causal, [&](auto product) {
+      using Product = decltype(product);
+      if constexpr (Product::kScaled) packed = pack_weights<Product, decltype(element)>(p);
+    });
+  });
+  return packed;
+}
+
+void aft_full(const AftFull& given, const Parallel& parallel) {
+  AftFull p = given;
+  const PackedForThisCall packed{p.packed_bias ? nullptr : AFT_ISA::pack_position_bias(p)};
+  if (packed.bias) p.packed_bias = packed.bias;
+  if (p.precision == Precision::kInt8 && !p.packed_bias) p.precision = Precision::kBfloat16;
   with_element(p.element, [&](auto element) {
     with_gate(p.gate, [&](auto gate) {
-      with_float_product(p.precision, [&](auto product) {
+      with_weight_product(p.precision, p.causal, [&](auto product) {
         using T = decltype(element);
         using Product = decltype(product);
         const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace aft {
 
@@ -44,11 +45,14 @@ struct AftSimple : Sequence {
   Gate gate;
 };
 
+struct PackedWeight;
+
 struct AftFull : Sequence {
   Gate gate;
-  Precision precision;         // of the products; kFloat16 computes in float32, kInt8 is not taken
+  Precision precision;         // of the products; kFloat16 computes in float32
   const void* position_bias;   // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
+  const PackedWeight* packed_bias;  // made of this position_bias, or null
 };
 
 struct AftLocal : Sequence {
@@ -88,6 +92,11 @@ void aft_conv(const AftConv&, const Parallel&);
 void efficient_attention(const EfficientAttention&, const Parallel&);
 void linear_attention(const LinearAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
+
+// What aft_full makes of a position_bias [tokens, tokens] and can keep if it is constant; of p it takes what concerns
+// that: element, causal, tokens, precision. Null where there is nothing to keep, and for products in 8-bit integers
+// where they are not safe, in causal form and for biases that lie too far apart: those are in bfloat16.
+std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
 // The environment variable AFTEXPORT_ISA asks for a lower one.

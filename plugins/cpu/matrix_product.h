@@ -45,9 +45,10 @@ AFT_INLINE Vec finished_sum(Vec sum, const float*, const float*, const float*, i
 }
 template <class Product>
 AFT_INLINE Vec finished_sum(IntVec sum, const float* left, const float* scales, const float* sums, int64_t column) {
-  const float step = left[Product::kChunkWords], low = left[Product::kChunkWords + 1];
   const Vec scaled = __builtin_convertvector(sum, Vec) * load(scales + column);
-  return scaled * step + low * load(sums + column);
+  if constexpr (Product::kScaledRows)
+    return scaled * left[Product::kChunkWords] + left[Product::kChunkWords + 1] * load(sums + column);
+  return scaled;
 }
 
 template <class Product>

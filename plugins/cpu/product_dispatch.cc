@@ -24,6 +24,7 @@ PackedWeight::~PackedWeight() = default;
 #define AFT_DECLARE_SET(isa)                                            \
   namespace isa {                                                       \
   PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision); \
+  PackedWeight* pack_position_bias(const AftFull&);                     \
   AFT_FOR_EACH_OPERATOR(AFT_DECLARE)                                    \
   }
 AFT_DECLARE_SET(baseline)
@@ -38,13 +39,14 @@ namespace {
 struct Operators {
   const char* name;
   PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
+  PackedWeight* (*pack_position_bias)(const AftFull&);
   AFT_FOR_EACH_OPERATOR(AFT_POINTER)
 };
 
 #define AFT_SET(isa)                                                                                        \
   Operators {                                                                                               \
-    #isa, isa::pack_weight, isa::aft_full, isa::layer_norm_linear, isa::layer_norm_feed_forward,            \
-        isa::linear_residual, isa::layer_norm_fastformer                                                    \
+    #isa, isa::pack_weight, isa::pack_position_bias, isa::aft_full, isa::layer_norm_linear,                 \
+        isa::layer_norm_feed_forward, isa::linear_residual, isa::layer_norm_fastformer                      \
   }
 
 Operators choose() {
@@ -73,6 +75,10 @@ const Operators& operators() {
 std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
                                                 Precision precision) {
   return std::unique_ptr<const PackedWeight>(operators().pack_weight(weight, rows, columns, precision));
+}
+
+std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p) {
+  return std::shared_ptr<const PackedWeight>(operators().pack_position_bias(p));
 }
 
 #define AFT_FORWARD(name, Params) \

@@ -19,6 +19,7 @@ struct Int8Product {
   static constexpr int kPerWord = 4;
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = true;
+  static constexpr bool kScaledRows = true;
   typedef IntVec Sum;
 
   AFT_INLINE static Sum multiply_add(Sum sum, const float* word, Vec weights) {

@@ -4,6 +4,7 @@
 #include "product_bf16.h"
 #include "product_fp32.h"
 #include "product_int8.h"
+#include "product_int8_weights.h"
 
 namespace aft::AFT_ISA {
 
@@ -15,6 +16,17 @@ void with_float_product(Precision precision, const F& f) {
 #endif
   (void)precision;
   f(Float32Product{});
+}
+
+// For the weights of AFT-full. 8-bit entries have one scale per block of keys: no good in causal form, where a row may
+// see the smallest of a block only.
+template <class F>
+void with_weight_product(Precision precision, bool causal, const F& f) {
+#if defined(__AVX512VNNI__)
+  if (precision == Precision::kInt8 && !causal) return f(Int8WeightProduct{});
+#endif
+  (void)causal;
+  with_float_product(precision == Precision::kInt8 ? Precision::kBfloat16 : precision, f);
 }
 
 template <class F>

@@ -5,6 +5,7 @@
 // model on the GPU would leave it for every operator that only has a kernel for the CPU, instead of running its body.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "ops.h"
@@ -18,6 +19,9 @@ struct Backend {
 };
 
 extern const Backend kBackend;
+
+// What this provider's kernel keeps of a constant position_bias, as kernels.h has it.
+std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&);
 
 void run_kernel(const aft::AftSimple&, const ort::Run&);
 void run_kernel(const aft::AftFull&, const ort::Run&);

@@ -10,6 +10,10 @@ const Backend kBackend = {"CPUExecutionProvider",
                           {aft::Element::kFloat32, aft::Element::kFloat16},
                           {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
 
+std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull& params) {
+  return aft::pack_position_bias(params);
+}
+
 void run_kernel(const aft::AftSimple& params, const ort::Run& run) { aft::aft_simple(params, run.parallel()); }
 void run_kernel(const aft::AftFull& params, const ort::Run& run) { aft::aft_full(params, run.parallel()); }
 void run_kernel(const aft::AftLocal& params, const ort::Run& run) { aft::aft_local(params, run.parallel()); }

@@ -117,6 +117,8 @@ const Backend kBackend = {AFT_EXECUTION_PROVIDER,
                               return new LayerNormFastformer(settings, attributes);
                             }}}};
 
+std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
+
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {
   enqueue<AftCudaAftSimple>({sequence(p), gate(p.gate)}, aft_cuda_aft_simple_workspace, aft_cuda_aft_simple, run);
 }

@@ -1,5 +1,7 @@
 #include "ops.h"
 
+#include <algorithm>
+
 #include "backend.h"
 
 namespace ops {
@@ -100,11 +102,22 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
     const std::string precision = attributes.text("precision", "fp32");
-    expect(precision == "fp32" || precision == "fp16" || precision == "bf16",
-           "precision is \"" + precision + "\", expected fp32, fp16 or bf16");
+    expect(precision == "fp32" || precision == "fp16" || precision == "bf16" || precision == "int8",
+           "precision is \"" + precision + "\", expected fp32, fp16, bf16 or int8");
     params_.precision = precision == "fp32"   ? aft::Precision::kFloat32
                         : precision == "fp16" ? aft::Precision::kFloat16
-                                              : aft::Precision::kBfloat16;
+                        : precision == "bf16" ? aft::Precision::kBfloat16
+                                              : aft::Precision::kInt8;
+    Tensor bias;
+    if (attributes.constant(3, bias)) {
+      expect_matrix("position_bias", bias);
+      aft::AftFull constant = params_;
+      constant.tokens = std::min(bias.shape[0], bias.shape[1]);
+      constant.position_bias = bias.data;
+      constant.position_bias_width = bias.shape[1];
+      packed_bias_ = ops::pack_position_bias(constant);
+      if (!packed_bias_ && params_.precision == aft::Precision::kInt8) params_.precision = aft::Precision::kBfloat16;
+    }
   }
 
  private:
@@ -115,8 +128,11 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
            "query has shape " + to_string(query) + ", longer than position_bias " + to_string(bias.shape) + " allows");
     params.position_bias = bias.data;
     params.position_bias_width = bias.shape[1];
+    params.packed_bias = packed_bias_.get();
     return 1;
   }
+
+  std::shared_ptr<const aft::PackedWeight> packed_bias_;
 };
 
 class AftLocal final : public SequenceKernel<aft::AftLocal> {

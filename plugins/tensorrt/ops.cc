@@ -37,7 +37,7 @@ const Field kFeatureMap{"feature_map", &Settings::feature_map, nullptr, false, {
 const Field kNumHeads{"num_heads", &Settings::num_heads, nullptr, true};
 const Field kScale{"scale", nullptr, &Settings::scale};
 const Field kEps{"eps", nullptr, &Settings::eps, true};
-const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16"}};
+const Field kPrecision{"precision", &Settings::precision, nullptr, false, {"fp32", "fp16", "bf16", "int8"}};
 
 AftCudaTensor packed(const Tensor& tensor) {
   const Shape& s = tensor.shape;

@@ -74,42 +74,40 @@ def test_a_bias_that_is_not_finite_has_no_range(number: float) -> None:
     assert row_range(bias, causal=True) == 0.0
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("precision", "below", "within", "beyond"),
+    ("precision", "chosen"),
     [
-        ("fp16", "fp16", "bf16", "fp32"),
-        ("bf16", "bf16", "bf16", "fp32"),
-        ("int8", "bf16", "bf16", "fp32"),
-        ("fp32", "fp32", "fp32", "fp32"),
+        ("fp16", ["fp16", "fp16", "bf16", "fp32"]),
+        ("bf16", ["bf16", "bf16", "bf16", "fp32"]),
+        ("int8", ["int8", "bf16", "bf16", "fp32"]),
+        ("fp32", ["fp32", "fp32", "fp32", "fp32"]),
     ],
 )
 def test_the_cheapest_safe_precision_is_chosen_on_both_sides_of_each_border(
-    precision: str, below: str, within: str, beyond: str
+    precision: str, chosen: list[str], causal: bool
 ) -> None:
-    half, bfloat = LARGEST_RANGE["fp16"], LARGEST_RANGE["bf16"]
-    assert (half, bfloat) == (8.0, 75.0)
-    for reach, expected in [
-        (0.0, below),
-        (half, below),
-        (math.nextafter(half, math.inf), within),
-        (bfloat, within),
-        (math.nextafter(bfloat, math.inf), beyond),
-        (1e30, beyond),
-    ]:
-        assert safe_precision(precision, reach) == expected
-    assert safe_precision(precision, None) == "fp32"
+    borders = [LARGEST_RANGE[name] for name in ("int8", "fp16", "bf16")]
+    assert borders == [1.0, 8.0, 75.0]
+    below, above = [0.0, *borders], [*borders, 1e30]
+    for low, high, expected in zip(below, above, chosen, strict=True):
+        allowed = "bf16" if causal and expected == "int8" else expected
+        for reach in (math.nextafter(low, math.inf), high):
+            assert safe_precision(precision, reach, causal=causal) == allowed
+    assert safe_precision(precision, None, causal=causal) == "fp32"
 
 
 @pytest.mark.parametrize(
     ("precision", "chosen"),
     [
-        ("fp16", ["fp16", "bf16", "bf16", "fp32"]),
-        ("bf16", ["bf16", "bf16", "bf16", "fp32"]),
-        ("fp32", ["fp32", "fp32", "fp32", "fp32"]),
+        ("fp16", ["fp16", "fp16", "bf16", "bf16", "fp32"]),
+        ("bf16", ["bf16", "bf16", "bf16", "bf16", "fp32"]),
+        ("int8", ["int8", "bf16", "bf16", "bf16", "fp32"]),
+        ("fp32", ["fp32", "fp32", "fp32", "fp32", "fp32"]),
     ],
 )
 def test_every_node_says_what_its_own_bias_allows(precision: str, chosen: list[str]) -> None:
-    ranges = [7.9, 8.1, 74.5, 75.5]
+    ranges = [0.9, 7.9, 8.1, 74.5, 75.5]
     biases = position_biases(traced(classifier(*ranges), precision))
     assert [bias.precision for bias in biases] == chosen
     np.testing.assert_allclose([bias.row_range for bias in biases], ranges, rtol=1e-3)
@@ -152,10 +150,10 @@ def test_other_mechanisms_have_no_position_bias() -> None:
 @pytest.mark.parametrize(
     ("precision", "chosen"),
     [
-        ("fp32", ["fp32", "fp32", "fp32"]),
-        ("fp16", ["fp16", "bf16", "fp32"]),
-        ("bf16", ["bf16", "bf16", "fp32"]),
-        ("int8", ["bf16", "bf16", "fp32"]),
+        ("fp32", ["fp32", "fp32", "fp32", "fp32"]),
+        ("fp16", ["fp16", "fp16", "bf16", "fp32"]),
+        ("bf16", ["bf16", "bf16", "bf16", "fp32"]),
+        ("int8", ["int8", "bf16", "bf16", "fp32"]),
     ],
 )
 def test_the_bundle_and_inspect_say_what_was_measured_and_chosen(
@@ -166,10 +164,12 @@ def test_the_bundle_and_inspect_say_what_was_measured_and_chosen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    aftexport.save(tmp_path / "model.pt", model=classifier(5.0, 20.0, 100.0), labels=toy.LABELS)
+    aftexport.save(
+        tmp_path / "model.pt", model=classifier(1.0, 5.0, 20.0, 100.0), labels=toy.LABELS
+    )
     bundle = export(tmp_path / "model.pt", precision=precision)  # within tolerance, or it raises
     biases = bundle.manifest.position_biases
-    assert [bias.row_range for bias in biases] == [5.0, 20.0, 100.0]
+    assert [bias.row_range for bias in biases] == [1.0, 5.0, 20.0, 100.0]
     assert [bias.precision for bias in biases] == chosen
     assert written_in(onnx.load(bundle.model_path)) == chosen
     outcome = run_here(["inspect", bundle.path], capsys)

@@ -103,12 +103,18 @@ def test_every_custom_node_names_its_plugin_and_has_one_body(mixed: onnx.ModelPr
     assert all(name in ALL_OPERATORS for _, name in bodies)
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("precision", "of_attention"), [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16")]
+    ("precision", "causal", "of_attention"),
+    [
+        ("fp32", False, "fp32"),
+        ("bf16", False, "bf16"),
+        ("bf16", True, "bf16"),
+        ("int8", False, "int8"),
+        ("int8", True, "bf16"),
+    ],
 )
 def test_the_precision_of_products_is_in_the_nodes(
-    precision: str, of_attention: str, causal: bool
+    precision: str, causal: bool, of_attention: str
 ) -> None:
     config = toy.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
     classifier = DocumentClassifier(ClassifierConfig(**config))

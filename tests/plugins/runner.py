@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import aftplugins
 
@@ -36,7 +36,12 @@ RANK = {
 
 @functools.cache
 def session(op, dtype="float32", threads=2, library=LIBRARY, bfloat16=False, **attributes):
-    """A session over one node.
+    """A session over one node, as `one_node` has it."""
+    return session_of(one_node(op, dtype, bfloat16, **attributes), threads, library)
+
+
+def one_node(op, dtype="float32", bfloat16=False, **attributes):
+    """A model of one node.
 
     With `bfloat16` the node's tensors are that, cast from and to `dtype`, as numpy lacks it.
     """
@@ -67,7 +72,10 @@ def session(op, dtype="float32", threads=2, library=LIBRARY, bfloat16=False, **a
     output = helper.make_tensor_value_info("output", element, [None] * 3)
     graph = helper.make_graph([*casts, node, back], "one_op", inputs, [output])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.aftexport", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def session_of(model, threads=2, library=LIBRARY):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -81,6 +89,15 @@ def run(op, inputs, threads=2, library=LIBRARY, bfloat16=False, **attributes):
     feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
     dtype = str(inputs[0].dtype)
     return session(op, dtype, threads, library, bfloat16, **attributes).run(None, feeds)[0]
+
+
+def run_with_constant(op, name, inputs, **attributes):
+    """`run`, with the input called `name` an initializer of the model."""
+    model = one_node(op, **attributes)
+    feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
+    model.graph.initializer.append(numpy_helper.from_array(feeds.pop(name), name))
+    model.graph.input.remove(next(i for i in model.graph.input if i.name == name))
+    return session_of(model).run(None, feeds)[0]
 
 
 def random_inputs(

@@ -9,13 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
+from aftexport.parity import TOLERANCES
+
 from .checks import OPS, attributes_of, check
-from .runner import random_inputs, run
+from .runner import random_inputs, run, run_with_constant
 
 GATED = [op for op in OPS if "Aft" in op]
 AFT_FULL = ["AftFull", "CausalAftFull"]
 WINDOWED = [op for op in OPS if op.endswith(("AftLocal", "AftConv"))]
 BFLOAT16_BOUND = 1e-2
+INT8_BOUND = TOLERANCES["int8"].bound
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -126,6 +129,70 @@ def test_precision_is_float32_unless_bfloat16_is_asked_for(op):
 def test_bfloat16_is_computed_where_the_processor_can(op):
     inputs = random_inputs(op, 1, 90, 24)
     assert (run(op, inputs, precision="bf16") != run(op, inputs)).any()
+
+
+def biases_within(span, tokens, seed=0):
+    """A position bias [tokens, tokens] whose rows span so much, and so do their beginnings."""
+    bias = np.random.default_rng(seed).random((tokens, tokens)) * span
+    bias[:, 0], bias[:, 1:2] = 0.0, span
+    return bias.astype(np.float32)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 2.0, 4.0, 10.0, 100.0])
+@pytest.mark.parametrize("tokens", [1, 12, 33, 257, 513, 1030])
+def test_int8_products_are_within_their_bound(tokens, scale):
+    inputs = random_inputs("AftFull", 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
+    inputs[3] = biases_within(1.0, tokens)
+    check("AftFull", inputs, bound=INT8_BOUND, precision="int8")
+
+
+def test_many_keys_far_below_the_largest_do_not_vanish_in_int8():
+    inputs = random_inputs("AftFull", 1, 500, 16)
+    inputs[1][:] = 0.0
+    inputs[1][0, 17] = 6.5  # as much as 665 others, which are a fifth of a step each
+    inputs[2][:] = 1.0
+    inputs[2][0, 17] = -1.0
+    inputs[3] = biases_within(0.0, 500)
+    check("AftFull", inputs, bound=INT8_BOUND, precision="int8", gate="none")
+
+
+def test_a_mean_of_equal_values_stays_what_it_was_in_int8():
+    inputs = random_inputs("AftFull", 1, 300, 16, scale=3.0)
+    inputs[2][:] = 0.7
+    inputs[3] = biases_within(1.0, 300)
+    actual = run("AftFull", inputs, gate="none", precision="int8")
+    np.testing.assert_allclose(actual, np.float32(0.7), rtol=0.02)
+
+
+@pytest.mark.parametrize("op", AFT_FULL)
+def test_where_8_bits_are_not_safe_they_are_bfloat16(op):
+    inputs = random_inputs(op, 1, 90, 24)
+    inputs[3] = biases_within(0.9 if op == "CausalAftFull" else 1.1, 90)
+    np.testing.assert_array_equal(
+        run(op, inputs, precision="int8"), run(op, inputs, precision="bf16")
+    )
+
+
+@pytest.mark.skipif(
+    "avx512_vnni" not in Path("/proc/cpuinfo").read_text() or "AFTEXPORT_ISA" in os.environ,
+    reason="no AVX512_VNNI here, or AFTEXPORT_ISA may forbid it",
+)
+def test_int8_is_computed_where_the_processor_can():
+    inputs = random_inputs("AftFull", 1, 90, 24)
+    inputs[3] = biases_within(1.0, 90)
+    rounded = run("AftFull", inputs, precision="int8")
+    for wider in ("fp32", "bf16"):
+        assert (rounded != run("AftFull", inputs, precision=wider)).any()
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+@pytest.mark.parametrize("span", [1.0, 1.1])
+@pytest.mark.parametrize("tokens", [90, 1000])
+def test_a_constant_bias_is_packed_whole_and_serves_every_length(tokens, span, precision):
+    inputs = random_inputs("AftFull", 2, tokens, 24, lengths=[tokens, tokens // 2])
+    inputs[3] = biases_within(span, 1000)
+    constant = run_with_constant("AftFull", "position_bias", inputs, precision=precision)
+    np.testing.assert_array_equal(constant, run("AftFull", inputs, precision=precision))
 
 
 @pytest.mark.parametrize("op", [*WINDOWED, *AFT_FULL])
@@ -246,8 +313,8 @@ def test_errors_name_operator_shapes_and_reason():
     assert 'gate is "relu", expected sigmoid, tanh or none' in message(
         "AftSimple", inputs, gate="relu"
     )
-    assert 'precision is "int8", expected fp32, fp16 or bf16' in message(
-        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int8"
+    assert 'precision is "int4", expected fp32, fp16, bf16 or int8' in message(
+        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int4"
     )
     inputs[-1] = np.array([1, 2], np.int64)
     assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)

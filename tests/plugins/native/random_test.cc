@@ -201,11 +201,14 @@ void aft_simple(Case& one) {
 void aft_full(Case& one) {
   const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
   const int64_t width = one.tokens + one.random.choose<int64_t>({0, 0, 1, 13});
-  const auto& bias = one.input(one.tokens * width, one.range);
   auto p = one.params<aft::AftFull>(query, key, value);
   p.gate = one.gate;
-  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kFloat16, aft::Precision::kBfloat16});
+  p.precision = one.random.choose({aft::Precision::kFloat32, aft::Precision::kFloat16, aft::Precision::kBfloat16,
+                                   aft::Precision::kInt8});
   if (p.precision == aft::Precision::kBfloat16) one.bound = 1e-2;
+  if (p.precision == aft::Precision::kInt8) one.bound = 5e-2;
+  // In 8 bits only where no two biases of a row are more than 1 apart.
+  const auto& bias = one.input(one.tokens * width, p.precision == aft::Precision::kInt8 ? 0.5 : one.range);
   p.position_bias = bias.buffer->data();
   p.position_bias_width = width;
   one.check("aft_full", aft::aft_full, p, largest(value.values), [&](const Document& d) {
