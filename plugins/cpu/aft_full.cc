@@ -12,9 +12,9 @@
 // channel's when one raises m. Where the maxima of w and K lie far apart the products underflow; cells whose
 // denominator comes out too small to be trusted are summed again as they are defined.
 //
-// The weights exp(w - row maximum) of a constant w are not kept: with no exponentials in their place the kernel is
-// 2 % faster (4 % in bfloat16), too little for a second matrix of T x T. In 8-bit integers they are, relative to the
-// maximum of the whole row: a quarter of the size of w, and a quarter less time.
+// The weights exp(w - row maximum) of a constant w are kept in bfloat16 and in 8-bit integers, relative to the maximum
+// of the whole row: half and a quarter of what is read otherwise, and a quarter less time. In float32 they are not: 3 %
+// are too little for a second matrix of T x T.
 //
 // In bfloat16 numerator and denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts
 // weight between keys, but a mean of equal values stays what it was.
@@ -178,9 +178,9 @@ class FullChannels {
       if (u > 0)
         raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
       const float* left = weights.words(0, 0);
-      if constexpr (Product::kScaled)
+      if (p_.packed_bias)
         left = packed_weights<Product>(*p_.packed_bias).words(u / kKeys, begin);
-      else
+      else if constexpr (!Product::kScaled)
         for (int64_t r = first; r < rows; ++r)
           weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
       for (int64_t panel = 0; panel < panels_; ++panel) {
@@ -265,23 +265,31 @@ struct PackedForThisCall {
 
 PackedWeight* pack_position_bias(const AftFull& p) {
   PackedWeight* packed = nullptr;
-  with_element(p.element, [&](auto element) {
-    with_weight_product(p.precision, p.causal, [&](auto product) {
-      using Product = decltype(product);
-      if constexpr (Product::kScaled) packed = pack_weights<Product, decltype(element)>(p);
+  const auto pack = [&](Precision precision) {
+    with_element(p.element, [&](auto element) {
+      with_weight_product(precision, [&](auto product) {
+        using Product = decltype(product);
+        if constexpr (Product::kPrecision != Precision::kFloat32) packed = pack_weights<Product, decltype(element)>(p);
+      });
     });
-  });
+  };
+  if (!p.causal) pack(p.precision);
+  if (!p.causal && !packed && p.precision == Precision::kInt8) pack(Precision::kBfloat16);
   return packed;
 }
 
 void aft_full(const AftFull& given, const Parallel& parallel) {
   AftFull p = given;
-  const PackedForThisCall packed{p.packed_bias ? nullptr : AFT_ISA::pack_position_bias(p)};
-  if (packed.bias) p.packed_bias = packed.bias;
-  if (p.precision == Precision::kInt8 && !p.packed_bias) p.precision = Precision::kBfloat16;
+  const bool packs = p.precision == Precision::kInt8 && !p.packed_bias;
+  const PackedForThisCall packed{packs ? AFT_ISA::pack_position_bias(p) : nullptr};
+  if (packs) p.packed_bias = packed.bias;
+  if (p.packed_bias)
+    p.precision = p.packed_bias->precision;
+  else if (p.precision == Precision::kInt8)
+    p.precision = Precision::kBfloat16;
   with_element(p.element, [&](auto element) {
     with_gate(p.gate, [&](auto gate) {
-      with_weight_product(p.precision, p.causal, [&](auto product) {
+      with_weight_product(p.precision, [&](auto product) {
         using T = decltype(element);
         using Product = decltype(product);
         const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);

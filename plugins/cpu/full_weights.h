@@ -56,10 +56,11 @@ PackedWeight* pack_weights(const AftFull& p) {
   for (int64_t t = 0; t < rows; ++t) {
     const T* bias = static_cast<const T*>(p.position_bias) + min(t, p.tokens - 1) * p.position_bias_width;
     const float highest = row_maximum(bias, p.tokens, kNoKey);
-    if (!(highest - row_minimum(bias, p.tokens) <= Product::kLargestRange)) {
-      delete packed;
-      return nullptr;
-    }
+    if constexpr (Product::kScaled)
+      if (!(highest - row_minimum(bias, p.tokens) <= Product::kLargestRange)) {
+        delete packed;
+        return nullptr;
+      }
     for (int64_t u = 0; u < p.tokens; u += Weights::kChunk) {
       const int64_t count = min(Weights::kChunk, p.tokens - u);
       encode_weights<Product>(bias + u, count, count, highest, weights.words(u / Weights::kChunk, t));

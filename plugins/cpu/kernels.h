@@ -94,8 +94,9 @@ void linear_attention(const LinearAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
 
 // What aft_full makes of a position_bias [tokens, tokens] and can keep if it is constant; of p it takes what concerns
-// that: element, causal, tokens, precision. Null where there is nothing to keep, and for products in 8-bit integers
-// where they are not safe, in causal form and for biases that lie too far apart: those are in bfloat16.
+// that: element, causal, tokens, precision. In bfloat16 where 8-bit integers are asked for and the biases of a row lie
+// too far apart. Null where there is nothing to keep: in causal form, whose products are never in 8-bit integers (their
+// entries have one scale for a block of keys, of which a row may see the smallest only), and in float32.
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".

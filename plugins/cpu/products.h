@@ -18,14 +18,12 @@ void with_float_product(Precision precision, const F& f) {
   f(Float32Product{});
 }
 
-// For the weights of AFT-full. 8-bit entries have one scale per block of keys: no good in causal form, where a row may
-// see the smallest of a block only.
+// For the weights of AFT-full.
 template <class F>
-void with_weight_product(Precision precision, bool causal, const F& f) {
+void with_weight_product(Precision precision, const F& f) {
 #if defined(__AVX512VNNI__)
-  if (precision == Precision::kInt8 && !causal) return f(Int8WeightProduct{});
+  if (precision == Precision::kInt8) return f(Int8WeightProduct{});
 #endif
-  (void)causal;
   with_float_product(precision == Precision::kInt8 ? Precision::kBfloat16 : precision, f);
 }
 

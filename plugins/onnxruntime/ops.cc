@@ -116,7 +116,6 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
       constant.position_bias = bias.data;
       constant.position_bias_width = bias.shape[1];
       packed_bias_ = ops::pack_position_bias(constant);
-      if (!packed_bias_ && params_.precision == aft::Precision::kInt8) params_.precision = aft::Precision::kBfloat16;
     }
   }
 

@@ -185,6 +185,15 @@ def test_int8_is_computed_where_the_processor_can():
         assert (rounded != run("AftFull", inputs, precision=wider)).any()
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+def test_a_constant_bias_is_packed_in_bfloat16_too(scale):
+    inputs = random_inputs("AftFull", 2, 300, 24, scale=scale, lengths=[300, 100])
+    exact = run("AftFull", inputs)
+    packed = run_with_constant("AftFull", "position_bias", inputs, precision="bf16")
+    for b, length in enumerate(inputs[-1]):
+        np.testing.assert_allclose(packed[b, :length], exact[b, :length], atol=4 * BFLOAT16_BOUND)
+
+
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
 @pytest.mark.parametrize("span", [1.0, 1.1])
 @pytest.mark.parametrize("tokens", [90, 1000])

@@ -211,6 +211,8 @@ void aft_full(Case& one) {
   const auto& bias = one.input(one.tokens * width, p.precision == aft::Precision::kInt8 ? 0.5 : one.range);
   p.position_bias = bias.buffer->data();
   p.position_bias_width = width;
+  const auto packed = one.random.one_in(2) ? aft::pack_position_bias(p) : nullptr;
+  p.packed_bias = packed.get();
   one.check("aft_full", aft::aft_full, p, largest(value.values), [&](const Document& d) {
     return attention_free(d, one.gate, channel_key(d),
                           [&](int64_t t, int64_t u, int64_t) { return bias.values[t * width + u]; });
