@@ -42,7 +42,7 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
         "position_biases": [{"node": "a", "row_range": -1.0, "precision": "fp16"}]
     },
     "precision of a position bias unknown": {
-        "position_biases": [{"node": "a", "row_range": None, "precision": "int8"}]
+        "position_biases": [{"node": "a", "row_range": None, "precision": "int4"}]
     },
     "operator version text": {"operator_version": "1"},
     "operator version newer": {"operator_version": 2},
