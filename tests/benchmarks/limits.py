@@ -1,9 +1,9 @@
 """What the machine can do at best, measured in the same run as the contenders."""
 
-import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from itertools import product
+from typing import NamedTuple
 
 import onnx
 import onnxruntime
@@ -13,64 +13,84 @@ from aftexport.timing import Run
 
 _GEMM_SHAPES = ((512, 512, 512), (4096, 256, 1024))
 _EXP_ELEMENTS = (1 << 16, 1 << 18)
+_EXP_CALLS = 16  # in a row: one takes less time than a thread to wake
 
 
-class Limits:
-    """The least time for some work: that of the best rates anything here has reached.
+class Rate(NamedTuple):
+    """One way to measure what the machine can do: ``run`` does ``work`` of a kind."""
 
-    copy: bytes read plus bytes written per second, the better of PyTorch's ``copy_`` and
-    ``addcmul`` (three arrays read, one written, as the operators do), at the workload's
-    own size: what fits into the last cache moves several times faster than what does not.
+    kind: str
+    run: Run
+    work: float
 
-    gemm: float32 operations per second, the best of PyTorch and ONNX Runtime over several
-    shapes; which library wins depends on the processor.
 
-    exp: float32 exponentials per second, the better of PyTorch's ``exp`` and ``sigmoid``
-    (one exponential and a division), in cache; the sigmoid is often the faster one.
+def rates(bytes_moved: float, threads: int) -> dict[str, Rate]:
+    """What to time along with the contenders of a workload, so that a slow moment hits all alike.
+
+    copy: bytes read plus bytes written, by PyTorch's ``copy_`` and ``addcmul`` (three arrays
+    read, one written, as the operators do), at the workload's own size: what fits into the
+    last cache moves several times faster than what does not.
+
+    gemm: float32 operations, by PyTorch and ONNX Runtime in several shapes; which library
+    wins depends on the processor.
+
+    exp: float32 exponentials, by PyTorch's ``exp`` and ``sigmoid`` (one exponential and a
+    division), in cache; the sigmoid is often the faster one.
 
     Args:
-        threads: of every measurement.
+        bytes_moved: by the workload.
+        threads: of every measurement; PyTorch has been told.
+
+    Returns:
+        By a name of each.
     """
-
-    def __init__(self, threads: int) -> None:
-        self._copies: dict[float, float] = {}
-        self._gemm = self._exp = 0.0
-        self._products = list(_products(threads))
-        self._exponentials = list(_exponentials())
-
-    def measure(self, bytes_moved: float) -> None:
-        """Measures, and keeps the best: another program may hold the machine for a while."""
-        copy = max(_rate(run, bytes_moved) for run in _copies(bytes_moved))
-        self._copies[bytes_moved] = max(copy, self._copies.get(bytes_moved, 0.0))
-        self._gemm = max(self._gemm, *(_rate(run, flops) for run, flops in self._products))
-        self._exp = max(self._exp, *(_rate(run, exps) for run, exps in self._exponentials))
-
-    def seconds(self, *, bytes_moved: float, flops: float, exps: float) -> tuple[float, str]:
-        """The least time for some work, whose bytes were measured, and which rate bounds it."""
-        needed = {
-            "copy": bytes_moved / self._copies[bytes_moved],
-            "gemm": flops / self._gemm,
-            "exp": exps / self._exp,
-        }
-        kind = max(needed, key=needed.__getitem__)
-        return needed[kind], kind
+    measured = [*_copies(bytes_moved), *_products(threads), *_exponentials()]
+    return {f"{rate.kind} {number}": rate for number, rate in enumerate(measured)}
 
 
-def _copies(bytes_moved: float) -> Iterator[Run]:
+def least_seconds(
+    rates: Mapping[str, Rate],
+    seconds: Mapping[str, float],
+    *,
+    bytes_moved: float,
+    flops: float,
+    exps: float,
+) -> tuple[float, str]:
+    """The least time for some work at the best rate of each kind, and the kind that bounds it.
+
+    Args:
+        rates: what was timed, by name.
+        seconds: median seconds of a run, by name.
+        bytes_moved, flops, exps: the work.
+    """
+    best = dict.fromkeys(("copy", "gemm", "exp"), 0.0)
+    for name, rate in rates.items():
+        best[rate.kind] = max(best[rate.kind], rate.work / seconds[name])
+    work = {"copy": bytes_moved, "gemm": flops, "exp": exps}
+    needed = {kind: work[kind] / best[kind] for kind in best}
+    kind = max(needed, key=needed.__getitem__)
+    return needed[kind], kind
+
+
+def _copies(bytes_moved: float) -> Iterator[Rate]:
     memory = torch.ones(int(bytes_moved) // 4)
     source, target = memory.chunk(2)
-    yield partial(target.copy_, source)
+    yield Rate("copy", partial(target.copy_, source), bytes_moved)
     a, b, c, out = memory.chunk(4)
-    yield partial(torch.addcmul, a, b, c, out=out)
+    yield Rate("copy", partial(torch.addcmul, a, b, c, out=out), bytes_moved)
 
 
-def _products(threads: int) -> Iterator[tuple[Run, float]]:
+@cache
+def _products(threads: int) -> list[Rate]:
+    measured = []
     for rows, inner, columns in _GEMM_SHAPES:
         left, right = torch.rand(rows, inner), torch.rand(inner, columns)
-        flops = 2.0 * rows * inner * columns
-        yield partial(torch.mm, left, right, out=torch.empty(rows, columns)), flops
+        out, flops = torch.empty(rows, columns), 2.0 * rows * inner * columns
+        measured.append(Rate("gemm", partial(torch.mm, left, right, out=out), flops))
         session = _matmul_session(right, threads)
-        yield partial(session.run, None, {"left": left.numpy()}), flops
+        run = partial(session.run, None, {"left": left.numpy()})
+        measured.append(Rate("gemm", run, flops))
+    return measured
 
 
 def _matmul_session(right: torch.Tensor, threads: int) -> onnxruntime.InferenceSession:
@@ -90,18 +110,19 @@ def _matmul_session(right: torch.Tensor, threads: int) -> onnxruntime.InferenceS
     )
 
 
-def _exponentials() -> Iterator[tuple[Run, float]]:
-    for elements, function in product(_EXP_ELEMENTS, (torch.exp, torch.sigmoid)):
-        yield partial(function, torch.randn(elements), out=torch.empty(elements)), elements
+@cache
+def _exponentials() -> list[Rate]:
+    return [
+        Rate("exp", _exponential(function, elements), _EXP_CALLS * elements)
+        for elements, function in product(_EXP_ELEMENTS, (torch.exp, torch.sigmoid))
+    ]
 
 
-def _rate(run: Run, work: float) -> float:
-    """Work a second of the best of some calls."""
-    run()
-    seconds = []
-    end = time.perf_counter() + 0.01
-    while time.perf_counter() < end or len(seconds) < 5:
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return work / min(seconds)
+def _exponential(function: Callable[..., torch.Tensor], elements: int) -> Run:
+    inputs, out = torch.randn(elements), torch.empty(elements)
+
+    def run() -> None:
+        for _ in range(_EXP_CALLS):
+            function(inputs, out=out)
+
+    return run

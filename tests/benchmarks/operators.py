@@ -18,7 +18,7 @@ from rich.table import Table
 
 from aftexport.parity import TOLERANCES
 from aftexport.timing import Run, interleave, peak_mib
-from benchmarks.limits import Limits
+from benchmarks.limits import least_seconds, rates
 from benchmarks.setup import COMPILED, cpu_name, prepare
 from benchmarks.workloads import CONTENDERS, Workload, contenders
 
@@ -43,14 +43,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
     if not COMPILED.exists():
         compiled = [w for w, n in workloads.items() if "torch_compile" in n]
         compile_all(compiled, options.threads, console)
-    limits = Limits(options.threads)
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
-        limits.measure(workload.work()["bytes_moved"])
         rows += measure(workload, names, options.threads, rounds)
-    for row in rows:
-        work = Workload(row["mechanism"], row["batch"], row["tokens"], row["dim"]).work()
-        row["limit_seconds"], row["limit_kind"] = limits.seconds(**work)
     out = options.out or Path("build/bench.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     record = {"cpu": cpu_name(), "threads": options.threads, "rounds": rounds,
@@ -123,7 +118,13 @@ def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int)
     check_agreement(workload, runs)
     for run in runs.values() if workload.tokens > QUICK_LENGTHS[-1] else ():
         settle(run)
-    seconds = interleave(runs, rounds)
+    work = workload.work()
+    limits = rates(work["bytes_moved"], threads)
+    timed = dict(runs) | {name: rate.run for name, rate in limits.items()}
+    for rate in limits.values():
+        rate.run()
+    seconds = interleave(timed, rounds)
+    limit_seconds, limit_kind = least_seconds(limits, seconds, **work)
     return [
         {
             "mechanism": workload.mechanism,
@@ -132,6 +133,8 @@ def measure(workload: Workload, names: Sequence[str], threads: int, rounds: int)
             "dim": workload.dim,
             "contender": name,
             "seconds": seconds[name],
+            "limit_seconds": limit_seconds,
+            "limit_kind": limit_kind,
             "peak_mib": peak_mib(run),
         }
         for name, run in runs.items()
