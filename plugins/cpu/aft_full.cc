@@ -28,6 +28,7 @@ namespace {
 
 constexpr int64_t kChannels = 256;  // taken together; a row block's sums stay in the second-level cache
 constexpr int64_t kTiles = 96 / kTileRows;
+constexpr int64_t kRowsAhead = 4;  // of the position bias: rows further apart compete for few lines of a cache
 
 template <class T, class Product, Gate gate>
 class FullChannels {
@@ -219,7 +220,8 @@ class FullChannels {
   // The weights of row t for keys [u, u + count), relative to the row's maximum so far.
   void weigh(int64_t t, int64_t u, int64_t count, float& highest, float* words, float* sums) const {
     const int64_t row = min(t, p_.tokens - 1), seen = p_.causal ? max(0, min(count, row + 1 - u)) : count;
-    const T* bias = bias_ + row * p_.position_bias_width + u;
+    const T *bias = bias_ + row * p_.position_bias_width + u, *ahead = bias + kRowsAhead * p_.position_bias_width;
+    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) prefetch(ahead + i);
     const float raised = row_maximum(bias, seen, highest);
     if (raised != highest) {
       const Vec factor = exp(splat(highest - raised));
