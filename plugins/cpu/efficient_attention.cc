@@ -10,9 +10,9 @@
 // exponentials, which on two Zen 5 cores take over twice as long as the memory traffic.
 //
 // Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
-// channel; they are merged, normalised, and a second sweep applies them. Keys and queries are first copied, in the
-// order in which memory holds them, to blocks that are weighed and read several times; a product fetches the rows
-// of the next block meanwhile. Causal: a task runs down the tokens with the contexts of a few heads in the
+// channel, or to 0 where its keys are moderate; they are merged, normalised, and a second sweep applies them. Keys
+// and queries go, in the order in which memory holds them, to blocks that are read several times; a product fetches
+// the rows of the next block meanwhile. Causal: a task runs down the tokens with the contexts of a few heads in the
 // first-level cache; the normalisation of key channel c at token t goes into channel c of query t.
 
 #include "head_context.h"
@@ -87,17 +87,27 @@ void weigh_keys(const HeadShape& shape, float* keys, int64_t stride, int64_t tok
   }
 }
 
-// rows = exp(query - shift), one shift per token and head. A softmax needs a shift only against overflow and
-// underflow: where every query of the block is moderate it is left out, and with it the maximum over each row.
+// A softmax needs a maximum taken off only against overflow and underflow, and of numbers up to this size neither
+// comes near: the pass over them that finds their maximum is left out.
+constexpr float kModerate = 16.0f;
+
+// rows = exp(x) if every x is moderate. Returns whether; if not, rows are undefined.
+template <class T>
+bool weigh_moderate(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
+                    const T* beside = nullptr) {
+  Vec largest{};
+  pack_rows(shape, x, heads, tokens, rows, [&](Vec v) AFT_LAMBDA_INLINE {
+    largest = maximum_of(largest, absolute(v));
+    return exp(v);
+  }, beside);
+  return !any((IntVec)(largest > kModerate));
+}
+
+// rows = exp(query - shift), one shift per token and head, 0 where it can be.
 template <class T>
 Rows weigh_queries(const HeadShape& shape, const T* query, int64_t heads, int64_t tokens, float* memory) {
   const Rows rows{memory, shape.row(heads)};
-  Vec largest{};
-  pack_rows(shape, query, heads, tokens, memory, [&](Vec v) AFT_LAMBDA_INLINE {
-    largest = maximum_of(largest, absolute(v));
-    return exp(v);
-  });
-  if (!any((IntVec)(largest > kSafeSpread))) return rows;
+  if (weigh_moderate(shape, query, heads, tokens, memory)) return rows;
   copy_rows(shape, query, heads, tokens, memory);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t h = 0; h < heads; ++h) {
@@ -145,16 +155,24 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, length_of(p, b));
     float *key_memory = task_memory(2 * block), *value_memory = key_memory + block;
-    for (int64_t h = 0; h < p.heads; ++h)
-      Context(shape, partials.data() + task * states + h * state).clear(p.normalization);
+    const auto context_of = [&](int64_t h) { return Context(shape, partials.data() + task * states + h * state); };
+    for (int64_t h = 0; h < p.heads; ++h) context_of(h).clear(p.normalization);
+    bool moderate = softmax;  // so far: the contexts are relative to 0
     for (int64_t t = begin; t < end; t += kHeadTokens) {
       const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      const Rows keys = copy_rows(shape, key + at, p.heads, tokens, key_memory, value + at);
+      const Rows keys{key_memory, shape.row(p.heads)};
       const Rows values = packed_rows(shape, value + at, p.heads, tokens, value_memory);
+      moderate = moderate && weigh_moderate(shape, key + at, p.heads, tokens, key_memory, value + at);
+      if (!moderate) copy_rows(shape, key + at, p.heads, tokens, key_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const int64_t head = h * shape.padded, next = at + kHeadTokens * p.channels + h * shape.width;
-        Context context(shape, partials.data() + task * states + h * state);
-        if (softmax) weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
+        Context context = context_of(h);
+        if (moderate) {
+          zero(context.maximum, context.width);
+          add_rows(shape, keys.from(head), tokens, context.sum);
+        } else if (softmax) {
+          weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
+        }
         add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context.matrix,
                           {key + next, value + next, p.channels});
       }

@@ -83,6 +83,15 @@ Rows packed_rows(const HeadShape& shape, const T* x, int64_t heads, int64_t toke
   return copy_rows(shape, x, heads, tokens, memory);
 }
 
+// sum += rows, each lane over the tokens.
+inline void add_rows(const HeadShape& shape, Rows rows, int64_t tokens, float* sum) {
+  for (int64_t c = 0; c < shape.padded; c += kLanes) {
+    Vec block{};
+    for (int64_t t = 0; t < tokens; ++t) block += load(rows[t] + c);
+    store(sum + c, load(sum + c) + block);
+  }
+}
+
 // sums[t] = the sum over the lanes of term(t), for t rounded up to whole vectors; term is asked for tokens only.
 template <class Term>
 AFT_INLINE void sum_rows(int64_t tokens, float* sums, const Term& term) {

@@ -28,15 +28,6 @@ void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t he
               [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}) + exp(minimum_of(v, Vec{})); }, beside);
 }
 
-// sum += rows, each lane over the tokens.
-void add_rows(const HeadShape& shape, Rows rows, int64_t tokens, float* sum) {
-  for (int64_t c = 0; c < shape.padded; c += kLanes) {
-    Vec block{};
-    for (int64_t t = 0; t < tokens; ++t) block += load(rows[t] + c);
-    store(sum + c, load(sum + c) + block);
-  }
-}
-
 // scales become 1 / (scales + eps).
 void invert(int64_t tokens, float eps, float* scales) {
   for (int64_t t = 0; t < tokens; t += kLanes) {
