@@ -10,9 +10,9 @@ namespace aft::AFT_ISA {
 constexpr float kExpHigh = 88.0f;
 
 // exp(x) = 2^n exp(r), |r| <= ln(2)/2; exp(r) = 1 + r + r^2 q(r), q minimax of degree 4 with relative error 3e-9.
-// Relative error against float64 at most 1.2e-7 + 2.7e-9 |x|. Finite for x <= kExpHigh, 0 below about -87.3 (with
-// AVX-512, where scaling by 2^n is an instruction, numbers of few digits down to -103). Larger x do not occur where
-// sums are relative to their largest term, so that none is guarded against: every instruction here counts.
+// Relative error against float64 at most 1.2e-7 + 2.7e-9 |x| for x <= kExpHigh, 0 below about -87.3. With AVX-512,
+// where scaling by 2^n is an instruction, numbers of few digits down to -103, and infinity above kExpHigh: such x do
+// not occur where sums are relative to their largest term, and every instruction here counts.
 AFT_INLINE Vec exp(Vec x) {
 #if defined(__AVX512F__)
   x = maximum_of(x, splat(-110.0f));
@@ -20,7 +20,7 @@ AFT_INLINE Vec exp(Vec x) {
 #else
   const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const Vec low = splat(-87.33654f), given = x;
-  x = maximum_of(x, low);
+  x = minimum_of(maximum_of(x, low), splat(kExpHigh));  // beyond, 2^n has no bits
   const Vec shifted = x * 1.44269504f + shift;
   const Vec n = shifted - shift;
 #endif

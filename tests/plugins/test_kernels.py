@@ -88,6 +88,16 @@ def test_a_large_key_late(op, tokens):
     check(op, inputs, **attributes_of(op, 2))
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("Fastformer")])
+@pytest.mark.parametrize("levels", [(-300.0, 0.0), (0.0, -300.0), (30.0, 0.0), (0.0, 30.0)])
+def test_keys_whose_level_changes(op, levels):
+    inputs = random_inputs(op, 1, 400, 16, heads=2, window=5)
+    inputs[1][0, :290] += levels[0]
+    inputs[1][0, 290:] += levels[1]
+    inputs[0][0, 100:140] *= 20.0
+    check(op, inputs, **attributes_of(op, 2))
+
+
 @pytest.mark.parametrize("op", AFT_FULL)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 530])
