@@ -113,7 +113,9 @@ def benchmark(
         for run in runs.values():
             run()
         seconds = interleave(runs, rounds, advance)
-        timings += [Timing(name, tokens, seconds[name], peak_mib(runs[name])) for name in runs]
+        for name, engine in engines.items():
+            engine.release()  # what it kept would not be counted
+            timings.append(Timing(name, tokens, seconds[name], peak_mib(runs[name])))
     longest = _document(bundle.manifest, max(lengths))
     shares = operator_shares(bundle.model_path, longest, threads=threads)
     return Result(timings, operator_paths(bundle.model_path), shares)

@@ -37,7 +37,6 @@ def choose(
     asked: str = "auto",
     *,
     threads: int = 0,
-    arena: bool = False,
     console: Console,
 ) -> Choice:
     """Loads TensorRT where bundle and machine allow it, else ONNX Runtime.
@@ -48,7 +47,7 @@ def choose(
     Args:
         bundle: what is served.
         asked: one of ``ENGINES``; ``auto`` takes ONNX Runtime where TensorRT cannot be had.
-        threads, arena: of ONNX Runtime; see ``OnnxRuntimeEngine``.
+        threads: of ONNX Runtime; see ``OnnxRuntimeEngine``.
         console: where the progress of a build goes.
 
     Raises:
@@ -64,7 +63,7 @@ def choose(
             if asked == "tensorrt":
                 raise
             reason = error.problem.rstrip(".")
-    engine = OnnxRuntimeEngine(bundle.model_path, threads=threads, arena=arena)
+    engine = OnnxRuntimeEngine(bundle.model_path, threads=threads)
     note = ""
     if bundle.manifest.engine is not None and bundle.manifest.precision == "bf16":
         note = " It runs the bfloat16 graph in float32."

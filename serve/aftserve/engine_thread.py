@@ -21,7 +21,7 @@ class Run:
     """One run of the engine.
 
     Attributes:
-        batch: whose documents it answers.
+        batch: whose documents it answers; with none, its engine gives memory back.
         classifier: that runs them.
         calibrated: seconds its documents, or its part of one, take one by one.
         predicted: seconds it takes.
@@ -46,10 +46,15 @@ class Run:
     @property
     def seconds_after(self) -> float:
         """What the parts after this one take, as calibrated."""
-        return self.batch[0].seconds - self.calibrated if self.batch[0].progress else 0.0
+        if not self.batch or self.batch[0].progress is None:
+            return 0.0
+        return self.batch[0].seconds - self.calibrated
 
     def work(self) -> list[Answer] | None:
         """Runs the engine; see ``ended``."""
+        if not self.batch:
+            self.classifier.engine.release()
+            return []
         progress = self.batch[0].progress
         if progress is None:
             return self.classifier.classify([job.ids for job in self.batch], self.stop)

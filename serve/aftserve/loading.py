@@ -68,7 +68,6 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         bundle,
         settings.engine,
         threads=settings.threads or 0,
-        arena=settings.arena,
         console=console,
     )
     with stage(console, "Comparing with PyTorch's outputs, calibrating"):
@@ -85,9 +84,7 @@ def load_safe_model(bundle: Bundle, settings: Settings) -> LoadedModel:
         BundleError: where the bundle is no longer the one that was opened.
     """
     check_unchanged(bundle)
-    engine = OnnxRuntimeEngine(
-        bundle.model_path, threads=settings.threads or 0, arena=settings.arena, fused=False
-    )
+    engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
     choice = Choice(engine, "ONNX Runtime by portable bodies alone: parity was broken.")
     return _prepare(bundle, settings, choice, safe=True)
 
@@ -131,7 +128,9 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
         budget_tokens=settings.budget_tokens,
         in_chunks=in_chunks,
     )
-    return LoadedModel(classifier, _golden(bundle, choice, safe), costs, choice.reason, safe)
+    golden = _golden(bundle, choice, safe)
+    choice.engine.release()
+    return LoadedModel(classifier, golden, costs, choice.reason, safe)
 
 
 def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> ChunkedModel | None:

@@ -113,6 +113,10 @@ class Metrics:
         self.running_documents = Gauge(
             "aftserve_running_documents", "Documents the engine is at.", registry=registry
         )
+        self.idle = Gauge(
+            "aftserve_idle", "1 while the engine keeps no memory of runs, having none to make.",
+            registry=registry,
+        )  # fmt: skip
         self.backlog_seconds = Gauge(
             "aftserve_backlog_seconds", "Predicted time until the queue is empty.",
             registry=registry,

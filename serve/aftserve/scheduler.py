@@ -10,7 +10,7 @@ from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
 from aftserve.batching import Job, Progress, Result, next_batch
 from aftserve.calibration import Pace
-from aftserve.classifier import Tokens
+from aftserve.classifier import Classifier, Tokens
 from aftserve.engine_thread import EngineThread, EngineThreadError, Run
 from aftserve.errors import UnavailableError
 from aftserve.metrics import Metrics
@@ -32,11 +32,13 @@ class Scheduler:
     """Answers documents, the oldest first.
 
     A run that fails is repeated with each of its documents alone, so that one bad document
-    fails alone. A run that nobody waits for any more is stopped.
+    fails alone. A run that nobody waits for any more is stopped. Where none follows for a
+    while, the engine gives the memory of its runs back.
 
     Args:
         budget_tokens: most tokens of a batch, padding included.
         stall_seconds: a run may be late by this and ten times its prediction.
+        idle_seconds: with nothing to run for so long, the engine's memory goes back.
         metrics: what it counts.
     """
 
@@ -46,13 +48,16 @@ class Scheduler:
         *,
         budget_tokens: int,
         stall_seconds: float,
+        idle_seconds: float,
     ) -> None:
         self.pace = Pace()
         self._metrics = metrics
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
+        self._idle_seconds = idle_seconds
         self._waiting = Waiting()
         self._running: Run | None = None
+        self._keeps: Classifier | None = None  # the memory of a run
         self._closed: Exception | None = None
 
     @property
@@ -65,6 +70,11 @@ class Scheduler:
         """Documents of the run that the engine is at."""
         run = self._running
         return len(run.batch) if run else 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, and the memory of what ran has gone back to the system."""
+        return self._keeps is None and self._running is None
 
     @property
     def backlog_seconds(self) -> float:
@@ -99,9 +109,10 @@ class Scheduler:
         finally:
             self._waiting.pause(False)
 
-    def forget_pace(self) -> None:
-        """What was measured of the model before says nothing of the one from now on."""
+    def forget(self) -> None:
+        """Another model answers from now on: what was measured of the one before is void."""
         self.pace = Pace()
+        self._keeps = None
 
     def submit(
         self,
@@ -162,7 +173,7 @@ class Scheduler:
             self._close(run)
 
     def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
-        """Waits for documents, and begins a run of them; on the engine's thread."""
+        """Waits for documents, or long enough in vain, and begins a run; on the engine's thread."""
 
         last = self._running
         others_turn = last is not None and last.unfinished
@@ -183,11 +194,21 @@ class Scheduler:
             self._running = Run(
                 batch, model.classifier, calibrated, predicted, loop.create_future()
             )
+            self._keeps = model.classifier
             return batch
 
         if last is not None and last.unfinished:
             self._go_on_later(last)
         self._running = last = None
+        # Read again after the wait: another model may answer by now.
+        if (
+            self._keeps is not None
+            and not self._waiting.come(self._idle_seconds)
+            and (keeps := self._keeps) is not None
+        ):
+            self._running = Run((), keeps, 0.0, 0.0, loop.create_future())
+            self._keeps = None
+            return self._running
         return self._running if self._waiting.take(choose) else None
 
     def _go_on_later(self, run: Run) -> None:
@@ -219,6 +240,8 @@ class Scheduler:
     def _answer(self, run: Run) -> None:
         batch = run.batch
         match run.ended.exception():
+            case None if not batch:
+                pass  # memory was given back
             case None:
                 self.pace.observe(run.calibrated, run.seconds)
                 if (answers := run.ended.result()) is None:

@@ -65,6 +65,7 @@ class Service:
             self.metrics,
             budget_tokens=settings.budget_tokens,
             stall_seconds=settings.stall_seconds,
+            idle_seconds=settings.idle_seconds,
         )
         self.parity = self._parity(self.served)
         self.reloading = Reloading(settings, self._serve, self.metrics)
@@ -76,6 +77,7 @@ class Service:
         self.metrics.pace.set_function(lambda: self.scheduler.pace.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
+        self.metrics.idle.set_function(lambda: self.scheduler.idle)
         self.metrics.backlog_seconds.set_function(lambda: self.scheduler.backlog_seconds)
 
     @property
@@ -282,7 +284,7 @@ class Service:
             await asyncio.wait({self._falling_back})
         before, self.served, self.parity = self.parity, served, self._parity(served)
         self._falling_back = None
-        self.scheduler.forget_pace()
+        self.scheduler.forget()
         self.health.breach = None
         self.metrics.observe_bundle(served.bundle.digest, served.since.timestamp())
         await before.retire()
@@ -310,7 +312,7 @@ class Service:
                 self.health.breach = reason
                 return
             served.model = model
-            self.scheduler.forget_pace()
+            self.scheduler.forget()
             logger.warning("serving by portable bodies alone from now on")
 
     def info(self) -> Info:

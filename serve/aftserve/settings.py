@@ -55,8 +55,10 @@ class Settings(BaseSettings):
     threads: PositiveInt | None = Field(
         None, description="threads of the engine; one for each core where it is left out"
     )
-    arena: bool = Field(
-        False, description="keep the memory of the longest document so far for the next one"
+    idle_seconds: Seconds = Field(
+        5,
+        description="without a request for so long, the engine gives the memory of its runs back "
+        "to the system; inf to keep it",
     )
     budget_tokens: PositiveInt = Field(
         16_384, description="most tokens of one run, padding included, unless one document has more"

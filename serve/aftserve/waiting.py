@@ -56,6 +56,13 @@ class Waiting:
             self._drop(job)
             return True
 
+    def come(self, seconds: float) -> bool:
+        """Waits for jobs, or until it is closed; False where so many seconds pass before."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or bool(self._jobs), min(seconds, threading.TIMEOUT_MAX)
+            )
+
     def take(self, choose: Callable[[Iterable[Job]], Sequence[Job]]) -> Sequence[Job]:
         """Waits for jobs and removes those that ``choose`` picks; none once it is closed."""
         with self._changed:

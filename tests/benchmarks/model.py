@@ -121,16 +121,19 @@ def measure(
         exact = _logits(copy.deepcopy(task.model).double(), task)
     runs: dict[str, Callable[[], np.ndarray[Any, Any]]] = {}
     shares: dict[str, dict[str, float]] = {}
+    releases: dict[str, Callable[[], None]] = {}
     outputs = {}
     for name in names:
         try:
-            runs[name], shares[name] = _contender(task, name, threads)
+            runs[name], shares[name], releases[name] = _contender(task, name, threads)
             outputs[name] = runs[name]()
         except Exception as error:
             runs.pop(name, None)
             reason = (str(error).splitlines() or [""])[0]
             left_out.append(f"{name} of {task.workload}: {type(error).__name__}: {reason}")
     seconds = interleave(runs, rounds)
+    for release in releases.values():
+        release()  # what was kept would not be counted below
     return [
         {
             "mechanism": task.workload.mechanism,
@@ -148,11 +151,14 @@ def measure(
     ]
 
 
-def _contender(task: Task, name: str, threads: int) -> tuple[Run, dict[str, float]]:
+def _contender(
+    task: Task, name: str, threads: int
+) -> tuple[Run, dict[str, float], Callable[[], None]]:
+    """A run, the share of each stage in it, and what gives back the memory that it keeps."""
     if name == "torch_eager":
-        return _eager(task), {}
+        return _eager(task), {}, lambda: None
     if name.startswith("torch_compile"):
-        return _compiled(task, bf16=name.endswith("bf16")), {}
+        return _compiled(task, bf16=name.endswith("bf16")), {}, lambda: None
     kind = name.partition("_")[2]
     program = capture(task.model, max_tokens=task.model.max_length)
     model = to_onnx(program, precision=kind if kind in ("bf16", "int8") else "fp32")
@@ -162,7 +168,7 @@ def _contender(task: Task, name: str, threads: int) -> tuple[Run, dict[str, floa
     content = model.SerializeToString()
     engine = OnnxRuntimeEngine(content, threads=threads, fused=fused)
     shares = operator_shares(content, task.arrays, threads=threads, fused=fused)
-    return lambda: engine.run(task.arrays)["logits"], _by_stage(shares)
+    return lambda: engine.run(task.arrays)["logits"], _by_stage(shares), engine.release
 
 
 def _eager(task: Task) -> Run:

@@ -176,7 +176,7 @@ def _onnxruntime(workload: Workload, tensors: Tensors, threads: int, *, fused: b
     options.log_severity_level = 3
     # Its threads would otherwise spin for 45 ms after a call, on cores the next one needs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # As aftserve runs it; an arena would hide the memory that a call takes.
+    # An arena would hide the memory that a call takes.
     options.enable_cpu_mem_arena = False
     if fused:
         if why := aftplugins.missing("onnxruntime"):

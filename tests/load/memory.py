@@ -1,7 +1,6 @@
 """Does the server keep memory that it no longer needs? With a leak to prove that one is found."""
 
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from load.traffic import make_requests, send
 MOST_MIB = 1.0
 """For each thousand requests, once the server is warm."""
 
-# A server that gives back what is free before it is looked at: a leak would else fill what
-# the largest documents have left, and not be seen for hours.
+# A server that gives back what is free before it is looked at, beside what its engine gives
+# back by itself: a leak would else fill what the largest documents have left, and not be seen
+# for hours.
 _SERVER = """
 import ctypes, gc, signal, sys
 from aftserve.cli import main
@@ -65,6 +65,7 @@ def growth(
     """
     resident = []
     program = "-c", _SERVER.format(leak=leak)
+    options = (*options, "--idle-seconds", "0.5")
     with serving(bundle, log, *options, program=program) as (address, process):
         for number in range(rounds // 2 + rounds):
             results = send(
@@ -73,15 +74,9 @@ def growth(
                 connections=connections,
             )
             assert not results.undefined, results.undefined[0]  # an error keeps nothing
-            eventually(lambda: _idle(address), "the queue is empty")
+            eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
             process.send_signal(signal.SIGUSR1)
             eventually(lambda: httpx.get(f"{address}/healthz").is_success, "it has trimmed")
             resident.append(metric(address, "process_resident_memory_bytes") / (1 << 20))
     slope = np.polyfit(np.arange(rounds), resident[-rounds:], 1)[0]
     return float(slope) * 1000 / requests, resident
-
-
-def _idle(address: str) -> bool:
-    time.sleep(0.05)
-    busy = ("aftserve_waiting_documents", "aftserve_running_documents")
-    return all(metric(address, name) == 0 for name in busy)

@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,6 +79,23 @@ def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
         assert taken.result(30) == [one]
 
 
+def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    waiting, one = Waiting(), job(loop)
+    assert not waiting.come(0)
+    assert not waiting.come(0.01)
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(waiting.come, math.inf)
+        waiting.pause(True)
+        assert not came.done()
+        waiting.put(one)
+        assert came.result(30)
+    assert waiting.come(0)
+    assert waiting.remove(one)
+    assert not waiting.come(0)
+
+
 def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken = Waiting(), list[Sequence[Job]]()
     thread = threading.Thread(target=lambda: taken.append(waiting.take(first)))
@@ -85,6 +103,7 @@ def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> 
     waiting.close()
     thread.join(30)
     assert taken == [()]
+    assert waiting.come(math.inf)
 
 
 def test_every_job_is_taken_or_removed_and_none_twice(loop: asyncio.AbstractEventLoop) -> None:

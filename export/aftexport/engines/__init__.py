@@ -36,3 +36,11 @@ class Engine(Protocol):
             EngineError: where the runtime refuses the inputs or fails.
         """
         ...
+
+    def release(self) -> None:
+        """Gives memory that is kept for the next run back to the system; the next takes it anew.
+
+        Raises:
+            EngineError: where the runtime fails.
+        """
+        ...

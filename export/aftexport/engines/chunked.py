@@ -325,12 +325,12 @@ class ChunkedModel:
         return chunks[:1] if first_alone else chunks
 
     def _engine(self, name: str) -> OnnxRuntimeEngine:
-        # Made when its turn comes: not more than a layer's weights are there twice.
+        # Made when its turn comes: not more than a layer's weights are there twice, and what it
+        # keeps between chunks goes with it.
         try:
             model = self._archive.read(f"{name}.onnx")
         except (OSError, zipfile.BadZipFile, zlib.error) as error:
             raise EngineError(
                 f"{self._archive.filename}: {error}.", "Replace a bundle, never write over it."
             ) from error
-        # With an arena, which goes when the engine does: chunks need the same memory again.
-        return OnnxRuntimeEngine(model, threads=self._threads, arena=True, fused=self._fused)
+        return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)

@@ -36,17 +36,16 @@ _PROVIDERS = {
     "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), _CPU],
 }
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
+_SHORTEST: Tensors = {"input_ids": np.zeros((1, 1), np.int64), "lengths": np.ones(1, np.int64)}
 _WHERE_CUDA_FAILS = "See that the NVIDIA driver, CUDA and cuDNN are what onnxruntime-gpu asks for."
 
 
 class OnnxRuntimeEngine:
-    """A model in ONNX Runtime.
+    """A model in ONNX Runtime, which keeps the memory of its runs for the next; see ``release``.
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
         threads: of one operator; 0 for as many as there are cores.
-        arena: keep the memory of one run for the next, up to what the longest document
-            took; off, it goes back to the system after every run.
         fused: register the provider's kernel library where it is built.
         provider: the execution provider.
 
@@ -62,18 +61,16 @@ class OnnxRuntimeEngine:
         model: Path | bytes,
         *,
         threads: int = 0,
-        arena: bool = False,
         fused: bool = True,
         provider: Provider = "cpu",
     ) -> None:
-        options = session_options(threads=threads, arena=arena, fused=fused, provider=provider)
+        options = session_options(threads=threads, fused=fused, provider=provider)
         self._session = session(model, options, provider)
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
         """Runs the model once; see ``Engine.run``. A stop takes effect between two operators."""
-        options = onnxruntime.RunOptions()
-        options.log_severity_level = 4  # a failure is raised, and a stop is none
+        options = _run_options()
         # The runtime looks at this before every operator; the session stays usable.
         stopping = (stop or Stop()).ending(partial(setattr, options, "terminate", True))
         try:
@@ -86,9 +83,30 @@ class OnnxRuntimeEngine:
         names = (o.name for o in self._session.get_outputs())
         return dict(zip(names, outputs, strict=True))
 
+    def release(self) -> None:
+        """Gives the memory of earlier runs back; see ``Engine.release``.
+
+        The model is one of documents, with no inputs but ``input_ids`` and ``lengths``.
+        """
+        options = _run_options()
+        # The runtime does so at the end of a run alone; this is the shortest.
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        try:
+            self._session.run(None, {name: _SHORTEST[name] for name in self.input_names}, options)
+        except _ERRORS as error:
+            raise EngineError(
+                f"ONNX Runtime cannot give memory back: {_reason(error)}.", "Start it again."
+            ) from error
+
+
+def _run_options() -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 4  # a failure is raised, and a stop is none
+    return options
+
 
 def session_options(
-    *, threads: int, arena: bool, fused: bool, provider: Provider = "cpu"
+    *, threads: int, fused: bool, provider: Provider = "cpu"
 ) -> onnxruntime.SessionOptions:
     """The options of every session here; see ``OnnxRuntimeEngine``.
 
@@ -100,7 +118,10 @@ def session_options(
     options.log_severity_level = 3
     # Its threads would spin for 45 ms after each run, on cores that others need.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.enable_cpu_mem_arena = arena
+    # Without an arena a long document would have every page of its memory cleared anew.
+    options.enable_cpu_mem_arena = True
+    # The one block of a pattern is larger than what tensors take that have memory in turn.
+    options.enable_mem_pattern = False
     if fused and (library := aftplugins.library(_KERNELS[provider])) is not None:
         try:
             options.register_custom_ops_library(str(library))
@@ -167,7 +188,7 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
     before = _custom_nodes(onnx.load(model, load_external_data=False))
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = session_options(threads=1, arena=False, fused=True, provider=provider)
+        options = session_options(threads=1, fused=True, provider=provider)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
         session(model, options, provider)

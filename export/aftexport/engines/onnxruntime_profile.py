@@ -26,7 +26,7 @@ def operator_shares(
         EngineError: where the runtime refuses the model or the kernel library.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = session_options(threads=threads, arena=False, fused=fused)
+        options = session_options(threads=threads, fused=fused)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         profiled = session(model, options)

@@ -172,6 +172,9 @@ class TensorrtEngine:
             parts.append(self._run_part(part))
         return {"logits": np.concatenate(parts)}
 
+    def release(self) -> None:
+        """Does nothing: all it needs is on the GPU, and of one size from the start."""
+
     def _run_part(self, given: Tensors) -> NDArray[np.generic]:
         batch, tokens = given["input_ids"].shape
         profile = choose_profile(self.profiles, batch, tokens)

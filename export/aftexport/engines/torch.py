@@ -52,6 +52,9 @@ class TorchEngine:
             )
         return {"logits": logits.numpy()}
 
+    def release(self) -> None:
+        """Does nothing: PyTorch keeps no memory between runs on the CPU."""
+
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:

@@ -1,3 +1,5 @@
+import resource
+import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from aftexport.parity import TOLERANCES
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 NEEDS_CUDA = pytest.mark.skipif(not HAS_CUDA, reason="ONNX Runtime has no CUDA execution provider")
+NEEDS_PROC = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+MIB = 1 << 20
 WAY = "portable" if aftplugins.library("onnxruntime") is None else "fused"
 
 
@@ -48,11 +52,36 @@ def test_the_logits_are_pytorchs(
     np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
-def test_an_arena_changes_no_logit(bundle_folder: Path) -> None:
-    path, given = bundle_folder / "model.onnx", inputs([5, 6, 7], [9] * 40)
-    without, kept = (OnnxRuntimeEngine(path, threads=1, arena=a) for a in (False, True))
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
+
+
+def fresh_mib() -> float:
+    """Pages that this process was given since it began."""
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return faults * resource.getpagesize() / MIB
+
+
+@NEEDS_PROC
+def test_memory_is_kept_from_run_to_run_and_goes_back_when_it_is_released(
+    bundle_folder: Path,
+) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
+    long = inputs([7] * 500_000)
+    others = [inputs([7] * n) for n in np.random.default_rng(0).integers(1, 500_000, 20)]
+    engine.run(inputs([7]))
+    resting = resident_mib()
+    expected = engine.run(long)["logits"]
+    taken, fresh = resident_mib() - resting, fresh_mib()
+    assert taken > 64
+    for given in (long, *others, long):
+        engine.run(given)
+    assert fresh_mib() - fresh < taken / 2
+    assert resident_mib() - resting < 1.5 * taken
     for _ in range(2):
-        np.testing.assert_array_equal(kept.run(given)["logits"], without.run(given)["logits"])
+        engine.release()
+    assert resident_mib() - resting < taken / 2
+    np.testing.assert_array_equal(engine.run(long)["logits"], expected)
 
 
 def test_every_operator_tells_which_way_it_runs(

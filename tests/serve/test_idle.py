@@ -1,0 +1,124 @@
+"""The memory of runs: kept while requests come, gone when none do."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import eventually, metric
+from servers import serving
+
+TOKENS = 500_000
+MEMORY_MIB = 160
+"""What a run of so many takes."""
+TOGETHER = ("--memory-budget-mib", "4096")
+"""Such a document is no longer one that runs in chunks."""
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+
+# The engine gives memory back once, when it was loaded, and never again.
+STINGY = (
+    "-c",
+    """
+import sys
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
+from aftserve.cli import main
+
+release, released = OnnxRuntimeEngine.release, []
+
+def failing(self):
+    if released:
+        raise EngineError("It keeps its memory.", "Leave it.")
+    released.append(release(self))
+
+OnnxRuntimeEngine.release = failing
+sys.exit(main())
+""",
+)
+
+
+def scores(address: str, tokens: int) -> dict[str, float]:
+    answer = httpx.post(f"{address}/infer", json={"input_ids": [[7] * tokens]}, timeout=120)
+    assert answer.status_code == 200
+    found: dict[str, float] = answer.json()["results"][0]["scores"]
+    return found
+
+
+def wait_until_idle(address: str) -> None:
+    eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
+
+
+def resident_mib(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def fresh_mib(process: int) -> float:
+    """Pages it was given since it began."""
+    after_the_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    return int(after_the_name.split()[7]) / 256
+
+
+@needs_proc
+def test_an_idle_server_gives_the_memory_of_its_runs_back(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    options = (*TOGETHER, "--idle-seconds", "0.5")
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
+        assert metric(address, "aftserve_idle") == 1
+        resting = resident_mib(process.pid)
+        found = []
+        for _ in range(2):
+            taken = fresh_mib(process.pid)
+            found.append(scores(address, TOKENS))
+            assert fresh_mib(process.pid) - taken > MEMORY_MIB / 2
+            wait_until_idle(address)
+            assert resident_mib(process.pid) - resting < MEMORY_MIB / 2
+        assert found[0] == found[1]
+    assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
+
+
+@needs_proc
+def test_a_busy_server_keeps_the_memory_of_its_runs(bundle_folder: Path, tmp_path: Path) -> None:
+    options = (*TOGETHER, "--idle-seconds", "inf")
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
+        resting = resident_mib(process.pid)
+        scores(address, TOKENS)
+        assert resident_mib(process.pid) - resting > MEMORY_MIB / 2
+        taken = fresh_mib(process.pid)
+        for tokens in (TOKENS, 300_000, 400_000, TOKENS):
+            scores(address, tokens)
+        # Four runs, without what one takes of a system that gave it nothing before.
+        assert fresh_mib(process.pid) - taken < MEMORY_MIB
+        assert metric(address, "aftserve_idle") == 0
+
+
+def test_memory_that_goes_back_after_every_run_is_in_nobodys_way(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, "--idle-seconds", "0") as (address, _):
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: scores(address, 300), range(200)))
+        assert all(answer == pytest.approx(found[0], abs=1e-6) for answer in found)
+        wait_until_idle(address)
+        assert metric(address, "aftserve_run_documents_sum") == 200
+        assert metric(address, "aftserve_failed_runs_total") == 0
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def test_an_engine_that_cannot_give_memory_back_serves_on(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, "--idle-seconds", "0.1", program=STINGY) as (address, _):
+        for failures in (1, 2):
+            scores(address, 300)
+            eventually(
+                lambda: metric(address, "aftserve_failed_runs_total") == failures,  # noqa: B023
+                "it has failed",
+            )
+        assert httpx.get(f"{address}/readyz").status_code == 200
+    assert "It keeps its memory" in log.read_text("utf-8")
