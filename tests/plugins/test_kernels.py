@@ -89,7 +89,9 @@ def test_a_large_key_late(op, tokens):
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("Fastformer")])
-@pytest.mark.parametrize("levels", [(-300.0, 0.0), (0.0, -300.0), (30.0, 0.0), (0.0, 30.0)])
+@pytest.mark.parametrize(
+    "levels", [(-300.0, -300.0), (-300.0, 0.0), (0.0, -300.0), (30.0, 0.0), (0.0, 30.0)]
+)
 def test_keys_whose_level_changes(op, levels):
     inputs = random_inputs(op, 1, 400, 16, heads=2, window=5)
     inputs[1][0, :290] += levels[0]
