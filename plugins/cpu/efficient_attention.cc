@@ -6,8 +6,8 @@
 //            channel, in causal form over the tokens up to the query's.
 //   scaling: rho_q(Q) rho_k(K)^T = Q K^T / n, n the number of keys counted.
 //
-// Bound by arithmetic at d = 32 already: 16 bytes per token and channel in float32 against 4 d FLOPs and two
-// exponentials, which on two Zen 5 cores take over twice as long as the memory traffic.
+// At d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in float32 against 4 d FLOPs and two
+// exponentials, which on two Zen 5 cores take about as long as the memory traffic.
 //
 // Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
 // channel, or to 0 where its keys are moderate; they are merged, normalised, and a second sweep applies them. Keys

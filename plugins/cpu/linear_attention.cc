@@ -3,7 +3,7 @@
 //
 //   Y_t = phi(Q_t) S / (phi(Q_t) z + eps),  S = sum_u phi(K_u) V_u^T,  z = sum_u phi(K_u)     causal: u <= t
 //
-// phi(x) = elu(x) + 1 or relu(x). Bound by arithmetic at d = 32 already: 16 bytes per token and channel in
+// phi(x) = elu(x) + 1 or relu(x). At d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in
 // float32 against 4 d FLOPs and two exponentials (efficient_attention.cc is the same work).
 //
 // Not causal: tasks sum S and z over chunks of tokens, the chunks are added, a second sweep applies them.
