@@ -271,7 +271,7 @@ PackedWeight* pack_position_bias(const AftFull& p) {
     with_element(p.element, [&](auto element) {
       with_weight_product(precision, [&](auto product) {
         using Product = decltype(product);
-        if constexpr (Product::kPrecision != Precision::kFloat32) packed = pack_weights<Product, decltype(element)>(p);
+        if constexpr (Product::kPrecision != Precision::kFloat32) packed = pack_bias<Product, decltype(element)>(p);
       });
     });
   };

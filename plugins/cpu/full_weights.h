@@ -47,7 +47,7 @@ LeftRows<Product> packed_weights(const PackedWeight& packed) {
 // All weights, relative to the maximum of the whole row; the last row fills up its tile. Null where a row's biases lie
 // too far apart for Product.
 template <class Product, class T>
-PackedWeight* pack_weights(const AftFull& p) {
+PackedWeight* pack_bias(const AftFull& p) {
   using Weights = LeftRows<Product>;
   const int64_t rows = round_up(p.tokens, kTileRows);
   PackedWeight* packed =

@@ -24,7 +24,7 @@ void with_weight_product(Precision precision, const F& f) {
 #if defined(__AVX512VNNI__)
   if (precision == Precision::kInt8) return f(Int8WeightProduct{});
 #endif
-  with_float_product(precision == Precision::kInt8 ? Precision::kBfloat16 : precision, f);
+  with_float_product(precision, f);
 }
 
 template <class F>
