@@ -21,7 +21,7 @@ from aftexport.domain import DOMAIN
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.engines.engine_file import EngineFile
 from aftexport.engines.settings import TARGETS, RuntimeName
-from aftexport.errors import AftexportError, BundleError
+from aftexport.errors import AftexportError, BundleError, UsageError
 from aftexport.files import sha256
 from aftexport.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
 from aftexport.parity import Case, pack_cases, unpack_cases
@@ -121,6 +121,19 @@ class Bundle:
                 self.path,
                 f"{MANIFEST} has {len(self.manifest.labels)} labels, which {MODEL} does not",
                 _EXPORT_AGAIN,
+            )
+
+    def check_source(self, path: Path) -> None:
+        """Checks that a model file is the one the bundle was exported from; a folder may be any.
+
+        Raises:
+            UsageError: where it is not.
+        """
+        digest = self.manifest.source.get("sha256")
+        if path.is_file() and digest is not None and sha256(path) != digest:
+            raise UsageError(
+                f"{self.path} was exported from another file than {path}.",
+                "Give the file it was exported from, or export this one.",
             )
 
     @property

@@ -5,8 +5,6 @@ from pathlib import Path
 from aftexport.bundle import Bundle
 from aftexport.checkpoint import Checkpoint, load
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import UsageError
-from aftexport.files import sha256
 
 
 def load_source(
@@ -24,14 +22,8 @@ def load_source(
         UsageError: where the bundle was exported from another file.
         CheckpointError: where the file cannot be read.
     """
-    checkpoint = load(path, factory=factory, allow_pickle=allow_pickle)
-    digest = bundle.manifest.source.get("sha256")
-    if path.is_file() and digest is not None and sha256(path) != digest:
-        raise UsageError(
-            f"{bundle.path} was exported from another file than {path}.",
-            "Give the file it was exported from, or export this one.",
-        )
-    return checkpoint
+    bundle.check_source(path)
+    return load(path, factory=factory, allow_pickle=allow_pickle)
 
 
 def torch_engine(

@@ -5,11 +5,13 @@ import json
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.bundle import Bundle
+from aftexport.errors import UsageError
 from aftserve.classifier import Tokens
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
@@ -30,6 +32,7 @@ class ReferenceProcess:
     """
 
     def __init__(self, bundle: Bundle, settings: Settings) -> None:
+        assert settings.reference is not None  # or nothing would be compared
         words = [sys.executable, "-m", "aftserve.reference", str(bundle.path)]
         words += [str(settings.reference), "--digest", bundle.digest]
         if settings.reference_factory is not None:
@@ -37,6 +40,7 @@ class ReferenceProcess:
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
         self._words = words
+        self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 
@@ -89,6 +93,11 @@ class ReferenceProcess:
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
+            try:
+                # The process would say so too, in its log and after it has imported PyTorch.
+                await asyncio.to_thread(self._check)
+            except UsageError as error:
+                raise ReferenceError(error.problem, error.remedy) from error
             self._process = await asyncio.create_subprocess_exec(
                 *self._words, stdin=PIPE, stdout=PIPE
             )
