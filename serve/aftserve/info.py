@@ -29,6 +29,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
         precision=manifest.precision,
         operators=manifest.operators,
         tokenizer=classifier.has_tokenizer,
+        evidence=manifest.evidence is not None,
         limits=Limits(
             max_tokens=classifier.max_tokens,
             max_characters=settings.max_characters,

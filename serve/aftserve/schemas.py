@@ -261,5 +261,6 @@ class Info(BaseModel):
     precision: str
     operators: dict[str, int]
     tokenizer: bool = Field(description="Whether texts are taken, and not ids alone.")
+    evidence: bool = Field(description="Whether the model says what each token adds.")
     limits: Limits
     calibration: Calibration

@@ -84,6 +84,10 @@ def test_plain_text_and_lines_have_it_too(server: str) -> None:
     assert plain["evidence"] == line["evidence"]
 
 
+def test_a_server_says_whether_its_model_has_it(server: str) -> None:
+    assert httpx.get(f"{server}/info").json()["evidence"] is True
+
+
 def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
     answer = httpx.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
     assert "evidence" not in answer
