@@ -239,8 +239,9 @@ class Classifier:
         offsets, labels = self.manifest.evidence, self.manifest.labels
         if offsets is None or EVIDENCE not in outputs:
             return answers
+        # Copies: the engine's own array would keep a block of its memory with every answer.
         return [
-            replace(answer, added=row[:length], offset=offsets[labels.index(answer.label)])
+            replace(answer, added=row[:length].copy(), offset=offsets[labels.index(answer.label)])
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
         ]
 

@@ -15,11 +15,12 @@ from load.traffic import make_requests, send
 MOST_MIB = 1.0
 """For each thousand requests, once the server is warm."""
 
-# A server that gives back what is free before it is looked at, beside what its engine gives
-# back by itself: a leak would else fill what the largest documents have left, and not be seen
-# for hours.
+# A server that gives back what is free before it is looked at, and beside what it gives back by
+# itself: a leak would else fill what the largest documents have left, and not be seen for hours.
+# With one arena (M_ARENA_MAX): of others glibc keeps what is free at their end, up to 64 MiB.
 _SERVER = """
 import ctypes, gc, signal, sys
+ctypes.CDLL(None).mallopt(-8, 1)
 from aftserve.cli import main
 from aftserve.service import Service
 

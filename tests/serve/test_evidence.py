@@ -163,6 +163,7 @@ def test_the_passage_that_decides_is_the_first(
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
     assert answer.added is not None
+    assert answer.added.flags.owndata  # and holds nothing of the engine's
     assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
 
 

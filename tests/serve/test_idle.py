@@ -1,12 +1,12 @@
 """The memory of runs: kept while requests come, gone when none do."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from clients import eventually, metric
+from memory import NEEDS_PROC, fresh_mib, resident_mib
 from servers import serving
 
 TOKENS = 500_000
@@ -14,8 +14,6 @@ MEMORY_MIB = 160
 """What a run of so many takes."""
 TOGETHER = ("--memory-budget-mib", "4096")
 """Such a document is no longer one that runs in chunks."""
-
-needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 
 # The engine gives memory back once, when it was loaded, and never again.
 STINGY = (
@@ -50,18 +48,7 @@ def wait_until_idle(address: str) -> None:
     eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
 
 
-def resident_mib(process: int) -> float:
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def fresh_mib(process: int) -> float:
-    """Pages it was given since it began."""
-    after_the_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
-    return int(after_the_name.split()[7]) / 256
-
-
-@needs_proc
+@NEEDS_PROC
 def test_an_idle_server_gives_the_memory_of_its_runs_back(
     bundle_folder: Path, tmp_path: Path
 ) -> None:
@@ -80,7 +67,7 @@ def test_an_idle_server_gives_the_memory_of_its_runs_back(
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-@needs_proc
+@NEEDS_PROC
 def test_a_busy_server_keeps_the_memory_of_its_runs(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "inf")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):

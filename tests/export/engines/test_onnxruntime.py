@@ -1,5 +1,4 @@
-import resource
-import sys
+import platform
 import threading
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from memory import NEEDS_PROC, fresh_mib, resident_mib
 
 import aftplugins
 from aftexport.engines import Engine, RunStoppedError, Stop
@@ -19,8 +19,6 @@ from aftexport.parity import TOLERANCES
 
 HAS_CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 NEEDS_CUDA = pytest.mark.skipif(not HAS_CUDA, reason="ONNX Runtime has no CUDA execution provider")
-NEEDS_PROC = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
-MIB = 1 << 20
 WAY = "portable" if aftplugins.library("onnxruntime") is None else "fused"
 
 
@@ -52,16 +50,6 @@ def test_the_logits_are_pytorchs(
     np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
 
 
-def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / MIB
-
-
-def fresh_mib() -> float:
-    """Pages that this process was given since it began."""
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    return faults * resource.getpagesize() / MIB
-
-
 @NEEDS_PROC
 def test_memory_is_kept_from_run_to_run_and_goes_back_when_it_is_released(
     bundle_folder: Path,
@@ -82,6 +70,19 @@ def test_memory_is_kept_from_run_to_run_and_goes_back_when_it_is_released(
         engine.release()
     assert resident_mib() - resting < taken / 2
     np.testing.assert_array_equal(engine.run(long)["logits"], expected)
+
+
+@NEEDS_PROC
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc keeps what was freed")
+def test_what_others_have_freed_goes_back_with_it(bundle_folder: Path) -> None:
+    engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
+    engine.release()
+    resting = resident_mib()
+    blocks = [np.ones(1 << 14, np.uint8) for _ in range(1 << 13)]
+    del blocks[:-1]  # the last one is above them all
+    assert resident_mib() - resting > 100
+    engine.release()
+    assert resident_mib() - resting < 20
 
 
 def test_every_operator_tells_which_way_it_runs(
