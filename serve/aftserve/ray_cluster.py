@@ -14,6 +14,8 @@ _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    # A proxy that is not ready after 5 s is started again, though all that starts keeps it waiting.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
 _CONNECT_SECONDS = 5.0

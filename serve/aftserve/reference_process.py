@@ -7,6 +7,7 @@ from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from functools import partial
 
+import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,7 +96,7 @@ class ReferenceProcess:
         if self._process is None or self._process.returncode is not None:
             try:
                 # The process would say so too, in its log and after it has imported PyTorch.
-                await asyncio.to_thread(self._check)
+                await anyio.to_thread.run_sync(self._check)
             except UsageError as error:
                 raise ReferenceError(error.problem, error.remedy) from error
             self._process = await asyncio.create_subprocess_exec(
