@@ -127,10 +127,16 @@ class Bundle:
         """Checks that a model file is the one the bundle was exported from; a folder may be any.
 
         Raises:
-            UsageError: where it is not.
+            UsageError: where it is not, or cannot be read.
         """
         digest = self.manifest.source.get("sha256")
-        if path.is_file() and digest is not None and sha256(path) != digest:
+        try:
+            another = path.is_file() and digest is not None and sha256(path) != digest
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror}).", "Check its permissions."
+            ) from error
+        if another:
             raise UsageError(
                 f"{self.path} was exported from another file than {path}.",
                 "Give the file it was exported from, or export this one.",

@@ -19,7 +19,7 @@ def load_source(
         allow_pickle: load a pickled module, which runs code from the file.
 
     Raises:
-        UsageError: where the bundle was exported from another file.
+        UsageError: as ``Bundle.check_source`` has it.
         CheckpointError: where the file cannot be read.
     """
     bundle.check_source(path)

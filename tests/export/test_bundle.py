@@ -12,6 +12,7 @@ from bundles import BAD_MANIFESTS, SPARSE_MANIFESTS, changed_manifest, resealed
 from commands import assert_refused, listing, run_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory import NEEDS_PROC
 
 from aftexport.bundle import (
     GOLDEN,
@@ -25,7 +26,7 @@ from aftexport.bundle import (
     write_model,
 )
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.errors import AftexportError, BundleError
+from aftexport.errors import AftexportError, BundleError, UsageError
 from aftexport.verification import verify
 
 
@@ -275,6 +276,25 @@ def test_weights_reached_outside_the_bundle_are_refused(
     (copy / MODEL).write_bytes(model.SerializeToString())
     with pytest.raises(AftexportError):
         OnnxRuntimeEngine(Bundle.open(resealed(copy)).model_path)
+
+
+def test_the_file_a_bundle_was_exported_from_is_known_by_its_content(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.open(bundle_folder)
+    same = tmp_path / "same.pt"
+    same.write_bytes(checkpoint_file.read_bytes())
+    bundle.check_source(same)
+    other = tmp_path / "other.pt"
+    other.write_bytes(checkpoint_file.read_bytes() + b"\0")
+    with pytest.raises(UsageError, match=r"another file than .*other\.pt"):
+        bundle.check_source(other)
+
+
+@NEEDS_PROC
+def test_a_source_that_cannot_be_read_is_refused(bundle_folder: Path) -> None:
+    with pytest.raises(UsageError, match="/proc/self/mem cannot be read"):
+        Bundle.open(bundle_folder).check_source(Path("/proc/self/mem"))
 
 
 def test_json_is_the_same_whatever_the_order_of_the_entries(tmp_path: Path) -> None:
