@@ -150,9 +150,10 @@ class Classifier:
 
     def check_evidence(self, tokens: int) -> None:
         """Raises InputError where the model cannot say what each of so many tokens adds."""
-        if (why := self.manifest.no_evidence) is not None or self.manifest.evidence is None:
+        if self.manifest.evidence is None:
+            why = self.manifest.no_evidence or "it was exported before there was any"
             raise InputError(
-                f"This model has no evidence: {why or 'it was exported before there was any'}.",
+                f"This model has no evidence: {why}.",
                 "Ask without it.",
             )
         plan = self.manifest.chunked

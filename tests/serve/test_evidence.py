@@ -10,8 +10,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from bundles import changed_manifest
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import serving
 from tokenizers import Tokenizer, processors
 from toy import byte_tokenizer
 
@@ -84,8 +86,13 @@ def test_plain_text_and_lines_have_it_too(server: str) -> None:
     assert plain["evidence"] == line["evidence"]
 
 
-def test_a_server_says_whether_its_model_has_it(server: str) -> None:
+def test_a_server_says_whether_its_model_has_it(
+    server: str, bundle_copy: Path, tmp_path: Path
+) -> None:
     assert httpx.get(f"{server}/info").json()["evidence"] is True
+    without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
+    with serving(without, tmp_path / "log") as (address, _):
+        assert httpx.get(f"{address}/info").json()["evidence"] is False
 
 
 def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
