@@ -19,7 +19,7 @@ from rich.table import Table
 from aftexport.parity import TOLERANCES
 from aftexport.timing import Run, interleave, peak_mib
 from benchmarks.limits import least_seconds, rates
-from benchmarks.setup import COMPILED, cpu_name, prepare
+from benchmarks.setup import COMPILED, cpu_name
 from benchmarks.workloads import CONTENDERS, Workload, contenders
 
 LENGTHS = (4_096, 16_384, 65_536, 262_144)
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     }
     if not COMPILED.exists():
         compiled = [w for w, n in workloads.items() if "torch_compile" in n]
-        compile_all(compiled, options.threads, console)
+        compile_all(compiled, console)
     rows: list[Row] = []
     for workload, names in track(workloads.items(), "Timing", console=console):
         rows += measure(workload, names, options.threads, rounds)
@@ -94,12 +94,12 @@ def choose(
     return chosen, [reason for reason, holds in reasons.items() if holds]
 
 
-def compile_all(workloads: Sequence[Workload], threads: int, console: Console) -> None:
+def compile_all(workloads: Sequence[Workload], console: Console) -> None:
     """Fills torch.compile's cache, in as many processes as there are cores."""
-    pool = ProcessPoolExecutor(
-        os.cpu_count(), multiprocessing.get_context("spawn"), prepare, (threads,)
-    )
-    with pool:
+    # Forked from here, where no thread runs yet, they need not import the compiler again.
+    import torch._inductor.compile_fx  # noqa: F401
+
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
         done = pool.map(compile_one, workloads)
         for _ in track(done, "Compiling", len(workloads), console=console):
             pass

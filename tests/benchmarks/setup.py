@@ -23,6 +23,8 @@ def prepare(threads: int) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(COMPILED.absolute())
     # A pool of compilers takes longer to start than a few kernels take to compile.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    # Unasked, it finds out by seven seconds of trials; a compiler that cannot do it will say so.
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 
 
 def keep_freed_memory() -> None:
