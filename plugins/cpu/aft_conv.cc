@@ -25,8 +25,9 @@ template <class T, Gate gate>
 struct ConvWindow {
   static constexpr int kRows = 4;
   static constexpr int kVecs = 1;
-  static constexpr int64_t kBlockTiles = 6;  // whose sums wait for the output
-  static constexpr int kPanels = 2;          // taken together where they have the same weights
+  static constexpr int64_t kBlockTiles = 6;   // whose sums wait for the output
+  static constexpr int kPanels = 2;           // taken together where they have the same weights
+  static constexpr int64_t kKeysAhead = 128;  // over a segment: its keys are read alone first, by raise()
 
   const AftConv& p;
   const Output<T>& output;
@@ -61,10 +62,11 @@ struct ConvWindow {
   // The head of a lane, counted over all panels. Lanes past the last channel or head get the last.
   int64_t head_of(int64_t lane) const {
     const int64_t c = lane - value_panels * kLanes;
-    return min(p.heads - 1, c >= 0 ? c : lane / width);
+    return min(p.heads - 1, c >= 0 ? c : channel_heads.of(lane));
   }
 
   Vec taps_of(int64_t panel, int64_t j) const {
+    if (whole_vectors && panel < value_panels) return splat(to_float(filter[head_of(panel * kLanes) * p.taps + j]));
     Vec taps{};
     for (int lane = 0; lane < kLanes; ++lane)
       taps[lane] = to_float(filter[head_of(panel * kLanes + lane) * p.taps + j]);
@@ -113,6 +115,8 @@ struct ConvWindow {
     float weights[kKeyBlock * kLanes];
     for (int64_t u = first; u < last; u += kKeyBlock) {
       const int64_t count = min(kKeyBlock, last - u);
+      for (int64_t i = 0; i < kKeyBlock * p.heads; i += 64 / sizeof(T))
+        prefetch(key + (b * p.tokens + u + kKeysAhead) * p.heads + i);
       for (int64_t i = 0; i < head_panels; ++i) {
         const int64_t head_panel = value_panels + i;
         const Vec m = load(reference + head_panel * kLanes);
