@@ -178,7 +178,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
       }
     }
   });
-  parallel_for(parallel, p.batch * p.heads, [&](int64_t task) {
+  parallel_for(parallel, p.batch * p.heads, p.batch * chunks * states, [&](int64_t task) {
     const int64_t b = task / p.heads, h = task % p.heads;
     float* first = partials.data() + b * chunks * states + h * state;
     Context total(shape, first);

@@ -124,7 +124,8 @@ void clear_rows(const HeadShape& shape, const Output<T>& output, int64_t first, 
 inline void add_partials(const Parallel& parallel, float* partials, int64_t batch, int64_t chunks, int64_t floats) {
   constexpr int64_t kPiece = 1024;
   const int64_t pieces = ceil_div(floats, kPiece);
-  parallel_for(parallel, batch * pieces, [&](int64_t task) {
+  if (chunks == 1) return;
+  parallel_for(parallel, batch * pieces, batch * chunks * floats, [&](int64_t task) {
     float* total = partials + task / pieces * chunks * floats;
     const int64_t begin = task % pieces * kPiece, end = min(begin + kPiece, floats);
     for (int64_t c = begin; c < end; c += kLanes) {

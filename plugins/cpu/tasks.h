@@ -16,6 +16,16 @@ void parallel_for(const Parallel& parallel, int64_t tasks, const Body& body) {
       const_cast<Body*>(&body));
 }
 
+// Floats that a thread passes over in about the time that waking another one takes.
+constexpr int64_t kFloatsPerWake = 1 << 15;
+
+// The same for tasks that pass over so many floats together: where that is little, this thread does all of them.
+template <class Body>
+void parallel_for(const Parallel& parallel, int64_t tasks, int64_t floats, const Body& body) {
+  if (floats > kFloatsPerWake) return parallel_for(parallel, tasks, body);
+  for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
 // Valid keys of document b.
 inline int64_t length_of(const Sequence& s, int64_t b) { return max(0, min(s.lengths[b], s.tokens)); }
 

@@ -81,8 +81,10 @@ class Windowed {
     Scratch scratch(s_.batch * (granules_ + 1 + tasks_) * record);
     segments_ = scratch.data();
     starts_ = segments_ + s_.batch * (granules_ + 1) * record;
-    parallel_for(parallel_, s_.batch * (granules_ + 1), [&](int64_t task) { sum_segment(task); });
-    parallel_for(parallel_, s_.batch * panels_, [&](int64_t task) { scan(task / panels_, task % panels_); });
+    parallel_for(parallel_, s_.batch * (granules_ + 1), 2 * s_.batch * s_.tokens * s_.channels,
+                 [&](int64_t task) { sum_segment(task); });
+    parallel_for(parallel_, s_.batch * panels_, s_.batch * granules_ * record,
+                 [&](int64_t task) { scan(task / panels_, task % panels_); });
     parallel_for(parallel_, s_.batch * tasks_, [&](int64_t task) { rows(task / tasks_, task % tasks_); });
   }
 
