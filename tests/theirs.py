@@ -55,6 +55,25 @@ def full() -> nn.Module:
     return Classifier(AftFull())
 
 
+class Pooled(Classifier):
+    """With a mean weighted by a softmax, of whole documents only."""
+
+    def __init__(self) -> None:
+        super().__init__(AftSimple())
+        self.scores = nn.Linear(DIM, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        x = x + self.attention(x)
+        logits: Tensor = self.head((torch.softmax(self.scores(x), 1) * x).sum(1))
+        return logits
+
+
+def pooled() -> nn.Module:
+    torch.manual_seed(0)
+    return Pooled()
+
+
 def nothing() -> nn.Module:
     torch.manual_seed(0)
     return Classifier(nn.Linear(DIM, DIM))

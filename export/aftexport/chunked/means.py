@@ -106,9 +106,13 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 name = total.output[0]
                 filter = _constant(graph, np.zeros((1, 1)), onnx.TensorProto.FLOAT)
                 row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
+                # Of one document, which is all that a chunk is of; the model may take no lengths.
+                tokens = onnx.helper.make_node(
+                    "Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2
+                )
                 mean = onnx.helper.make_node(
                     "AftConv",
-                    [x, softmax.input[0], x, filter, "lengths"],
+                    [x, softmax.input[0], x, filter, f"{name}_tokens"],
                     [f"{name}_mean"],
                     domain=DOMAIN,
                     num_heads=1,
@@ -117,6 +121,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 first = onnx.helper.make_node("Gather", [f"{name}_mean", row], [name], axis=1)
                 graph.node[index].CopyFrom(first)
                 graph.node.insert(index, mean)
+                graph.node.insert(index, tokens)
                 return
 
 

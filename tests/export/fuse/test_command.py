@@ -104,6 +104,15 @@ def test_weights_and_a_table_of_positions_that_bounds_the_length(
     assert manifest.max_tokens == 35
 
 
+def test_a_pooling_by_softmax_without_lengths_runs_in_chunks_too(tmp_path: Path) -> None:
+    bundle = export(factory="theirs:pooled", out=tmp_path / "pooled.bundle")
+    assert bundle.manifest.inputs == ("input_ids",)
+    assert bundle.manifest.chunked is not None
+    results = verify(Bundle.open(bundle.path))
+    assert {"model in chunks", "evidence"} <= {result.subject for result in results}
+    assert all(result.passed for result in results)
+
+
 def test_models_with_nothing_to_recognise_are_exported_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
