@@ -1,10 +1,11 @@
-"""Where a bundle is to go, checked before there is one."""
+"""Where a bundle or a report is to go, checked before there is one."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aftexport.bundle import is_replaceable
 from aftexport.errors import UsageError
-from aftexport.files import aside_folder
+from aftexport.files import aside_folder, is_device
 
 
 def check_destination(out: Path, path: Path, force: bool) -> None:
@@ -50,3 +51,30 @@ def check_can_be_made(option: str, path: Path) -> None:
         raise UsageError(
             f"{option} {path} cannot be made ({error.strerror}).", "Choose another place."
         ) from error
+
+
+def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuses a report that cannot be made, or would be written over what it is of.
+
+    Args:
+        reports: the file of each by its option; None for none.
+        inputs: files, and folders in which none is to be changed; None for none.
+
+    Raises:
+        UsageError: saying why.
+    """
+    kept = [path for path in inputs if path is not None]
+    options: dict[Path, str] = {}
+    for option, path in reports.items():
+        if path is None or is_device(path):
+            continue
+        place = path.resolve()
+        over = next((i for i in kept if place.is_relative_to(i.resolve())), None)
+        if over is not None:
+            what = f"lies in {over}" if over.is_dir() else "is read too"
+            raise UsageError(f"{option} {path} {what}.", "Choose another file.")
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder.", "Choose a file.")
+        if (other := options.setdefault(place, option)) != option:
+            raise UsageError(f"{other} and {option} are both {path}.", "Choose another file.")
+        check_can_be_made(option, path)

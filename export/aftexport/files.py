@@ -11,7 +11,13 @@ from pathlib import Path
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """Yields a path beside ``path`` to write to; moves it into place if the block succeeds."""
+    """Yields a path beside ``path`` to write to; moves it into place if the block succeeds.
+
+    A device or a pipe, such as ``/dev/stdout``, is not replaced: it is yielded itself.
+    """
+    if is_device(path):
+        yield path
+        return
     with _parents(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
         os.close(handle)
@@ -22,6 +28,11 @@ def replacing_file(path: Path) -> Iterator[Path]:
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def is_device(path: Path) -> bool:
+    """Tells whether something is there that is neither file nor folder."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 @contextmanager

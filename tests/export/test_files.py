@@ -99,3 +99,16 @@ def test_the_old_folder_is_back_when_the_new_one_cannot_move(
 def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256(tmp_path / "file").startswith("ba7816bf")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with replacing_file(pipe) as place:
+            place.write_text("content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

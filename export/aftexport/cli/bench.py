@@ -48,7 +48,9 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.benchmark import show
+    from aftexport.destination import check_reports
 
+    check_reports({"--json": options.json}, (options.bundle, options.model))
     show(
         options.bundle,
         lengths=options.lengths,

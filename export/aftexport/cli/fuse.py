@@ -8,11 +8,12 @@ from rich.markup import escape
 from aftexport.cli.options import make_parser
 
 _EPILOG = """\
-Recognised, however they are written: AFT-full, AFT-local, AFT-simple, Efficient Attention,
-Fastformer and linear attention, also causal where the operators are. Each is replaced only
-once original and operator were equal in float64 on ordinary and adversarial inputs; what
-nearly was one is listed with the condition that failed. The operators carry portable bodies,
-so the file runs wherever the original did, and faster where the kernels are.
+Recognised, however they are written: AFT-full, AFT-local, AFT-simple, AFT-conv, Efficient
+Attention, Fastformer and linear attention, and causal forms of AFT and linear attention.
+Each is replaced only once original and operator were equal in float64 on ordinary and
+adversarial inputs; what nearly was one is listed with the condition that failed. The operators
+carry portable bodies, so the file runs wherever the original did, and faster where the kernels
+are.
 
   aftexport fuse model.onnx fused.onnx --report fused.json
 
@@ -34,10 +35,12 @@ def run(words: list[str]) -> int:
     add("--report", type=Path, metavar="FILE", help="write what was found there, in JSON")
     options = parser.parse_args(words)
 
+    from aftexport.destination import check_reports
     from aftexport.fuse.onnx_file import fuse_file
     from aftexport.fuse.report import show_recognition, write_report
     from aftexport.report import stage
 
+    check_reports({"--report": options.report}, (options.source, options.target))
     console = Console()
     with stage(console, f"Examining {options.source}"):
         found = fuse_file(options.source, options.target)

@@ -49,10 +49,16 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle import Bundle, write_json
+    from aftexport.destination import check_reports
+    from aftexport.files import replacing_file
     from aftexport.parity.check import Request, check
     from aftexport.parity.page import write_page
     from aftexport.report import parity_table, stage
 
+    check_reports(
+        {"--report": options.report, "--json": options.json},
+        (options.bundle, options.model, options.data),
+    )
     console = Console()
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
@@ -77,7 +83,9 @@ def run(words: list[str]) -> int:
     if report.blame is not None:
         console.print(escape(report.blame), soft_wrap=True)
     if options.json is not None:
-        write_json(options.json, report.to_dict())
+        with replacing_file(options.json) as aside:
+            write_json(aside, report.to_dict())
     if options.report is not None:
-        write_page(options.report, report)
+        with replacing_file(options.report) as aside:
+            write_page(aside, report)
     return 0 if report.passed else 1

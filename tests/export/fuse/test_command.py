@@ -72,6 +72,18 @@ def test_bad_files_are_refused_and_nothing_is_written(
     assert not (tmp_path / "out.onnx").exists()
 
 
+def test_a_report_over_one_of_the_models_is_refused(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "simple.onnx", tmp_path / "fused.onnx"
+    source.write_bytes((files / "simple.onnx").read_bytes())
+    for report in (source, out):
+        done = run_here(["fuse", source, out, "--report", report], capsys)
+        assert (done.code, "--report" in done.err) == (2, True)
+    assert source.read_bytes() == (files / "simple.onnx").read_bytes()
+    assert not out.exists()
+
+
 def test_a_fused_file_is_not_fused_again(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

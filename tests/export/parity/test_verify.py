@@ -170,3 +170,36 @@ def test_an_engine_that_cannot_run_here_is_told(
     outcome = run_here(["verify", rtx_bundle], capsys)
     assert outcome.code == 0
     assert "engine was not compared" in outcome.out.replace("\n", " ")
+
+
+def test_a_report_never_takes_the_place_of_what_it_is_of(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.pt"
+    model.write_bytes(checkpoint_file.read_bytes())
+    before = listing(tmp_path)
+    for option, path in (
+        ("--report", bundle_copy / "model.onnx"),
+        ("--json", bundle_copy / "more.json"),
+        ("--report", model),
+        ("--json", tmp_path),
+        ("--json", model / "below.json"),
+    ):
+        words = ["verify", bundle_copy, "--model", model, option, path]
+        assert_refused(run_here(words, capsys), option)
+    same = tmp_path / "same.html"
+    words = ["verify", bundle_copy, "--report", same, "--json", same]
+    assert_refused(run_here(words, capsys), "--report and --json are both")
+    words = ["bench", bundle_copy, "--lengths", "5", "--json", bundle_copy / "model.onnx"]
+    assert_refused(run_here(words, capsys), "--json")
+    assert listing(tmp_path) == before
+
+
+def test_reports_go_to_new_folders(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, record = tmp_path / "new" / "p.html", tmp_path / "other" / "p.json"
+    outcome = run_here(["verify", bundle_folder, "--report", page, "--json", record], capsys)
+    assert outcome.code == 0, outcome.err
+    assert page.is_file()
+    assert json.loads(record.read_text("utf-8"))["passed"]
