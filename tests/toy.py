@@ -61,6 +61,11 @@ class ShapeBranch(Bag):
         return self.head(mean * 2 if input_ids.shape[1] > 10 else mean)
 
 
+class FixedBatch(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.mean(input_ids) + torch.zeros(len(input_ids), 16))
+
+
 class ValueBranch(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         mean = self.mean(input_ids)
@@ -98,6 +103,32 @@ class Positions(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         positions = self.positions.weight[: input_ids.shape[1]]
         return self.head((self.embedding(input_ids) + positions).mean(1))
+
+
+class EmbeddedPositions(Bag):
+    """Positions from 2 to 33 have a row of an embedding, and the module does not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(34, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1]).unsqueeze(0).expand_as(input_ids) + 2
+        return self.head((self.embedding(input_ids) + self.positions(places)).mean(1))
+
+
+class ClassToken(Bag):
+    """Positions up to 32 are learned, one of them for a token before the document."""
+
+    max_length = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.positions = nn.Parameter(torch.randn(1, 1, 16)), nn.Embedding(32, 16)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = torch.cat([self.first.expand(input_ids.shape[0], -1, -1), self.embedding(input_ids)], 1)
+        return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
 
 
 class Dropout(Bag):

@@ -9,19 +9,23 @@ import inspect
 import logging
 import re
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 
 from aftexport.errors import TraceError
 from aftexport.manifest import MAX_TOKENS
 
+_aten = torch.ops.aten
 _MAX_BATCH = 1 << 16
 AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
@@ -56,7 +60,8 @@ def capture(
     Args:
         model: left as it is; a copy is put in evaluation mode, cast and folded.
         dtype: floating-point type of the exported parameters.
-        max_tokens: most tokens of a document, None for ``MAX_TOKENS``.
+        max_tokens: most tokens of a document, None for ``MAX_TOKENS``. Where the model takes
+            fewer, and torch.export says how many, it is captured for those.
 
     Raises:
         TraceError: where the forward signature differs, or the model cannot be
@@ -93,11 +98,11 @@ def capture(
                 model, tuple(examples[n] for n in names), dynamic_shapes=shapes
             )
     except Exception as error:
-        if max_tokens is None and (bound := _learned_length(str(error))) is not None:
+        if (bound := _learned_length(str(error))) is not None and bound < limit:
             return capture(model, dtype=dtype, max_tokens=bound)
         raise TraceError(
             "torch.export cannot capture the model for every batch and length: "
-            f"{first_line(error)}",
+            f"{_violation(str(error)) or first_line(error)}",
             _remedy(model, str(error)),
         ) from error
 
@@ -140,11 +145,22 @@ def _remedy(model: nn.Module, complaint: str) -> str:
     return "Take branches on shapes and values out of forward, or bound --max-length."
 
 
+def _violation(complaint: str) -> str | None:
+    """What torch.export says of the first axis it cannot keep free, below a line that does not."""
+    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
+    return found[1] if found else None
+
+
 def _learned_length(complaint: str) -> int | None:
     """The most tokens that torch.export says a model takes, as it slices what it has learned."""
     bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
     # A whole slice is another branch for it, so the last length is beyond the bound.
-    bounds += [int(n) - 1 for n in re.findall(r"\.size\(\)\[1\] != (\d+)", complaint)]
+    bounds += [
+        int(whole) - int(more or 0) - 1
+        for more, whole in re.findall(
+            r"(?:\((\d+) \+ )?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
+        )
+    ]
     return min(bounds, default=0) if min(bounds, default=0) > 1 else None
 
 
@@ -176,7 +192,9 @@ def input_spec(program: ExportedProgram) -> InputSpec:
             "The model does not look its input_ids up in an embedding.",
             "Export models whose first step is an nn.Embedding of input_ids.",
         )
-    upper = 1 if isinstance(shape[1], int) else _upper_bound(program, shape[1])
+    upper = 1
+    if not isinstance(shape[1], int):
+        upper = min(_upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
     table = min(tables, key=lambda node: int(node.meta["val"].shape[0]))
     return InputSpec(
         tuple(map(str, names)),
@@ -190,6 +208,44 @@ def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
     upper = program.range_constraints[size.node.expr].upper
     # An unbounded axis has an integer infinity, which cannot be made an int.
     return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
+
+
+_SAME_NUMBERS = frozenset((
+    _aten.unsqueeze.default, _aten.expand.default, _aten.expand_as.default, _aten.view.default,
+    _aten.reshape.default, _aten.repeat.default, _aten.to.dtype, _aten.to.device,
+    _aten.to.dtype_layout, _aten.contiguous.default, _aten.clone.default, _aten._to_copy.default,
+))  # fmt: skip
+
+
+def _rows(program: ExportedProgram, tokens: sympy.Expr) -> int:
+    """The most tokens for which every embedding of their positions has a row."""
+    most = MAX_TOKENS
+    for node in program.graph.find_nodes(op="call_function", target=_aten.embedding.default):
+        table: Any
+        table, index = node.args[:2]
+        needed = _end(index)
+        if needed is not None and needed.free_symbols == {tokens}:
+            rows = int(table.meta["val"].shape[0])
+            ends = partial(needed.subs, tokens)
+            most = bisect_right(range(1, most + 1), rows, key=ends)
+    return most
+
+
+def _end(index: Any) -> sympy.Expr | None:
+    """One more than the largest number in ``index``; None where it is no range of positions."""
+    more = 0
+    while index.target in _SAME_NUMBERS or index.target is _aten.add.Tensor:
+        if index.target is _aten.add.Tensor:
+            if not isinstance(index.args[1], int):
+                return None
+            more += index.args[1]
+        index = index.args[0]
+    ends = {_aten.arange.default: 0, _aten.arange.start: 1, _aten.arange.start_step: 1}
+    if index.target not in ends or len(index.args) > 2:
+        return None
+    end = index.args[ends[index.target]]
+    symbol = end.meta["val"] if isinstance(end, Node) else end
+    return symbol.node.expr + more if isinstance(symbol, torch.SymInt) else None
 
 
 def first_line(error: BaseException) -> str:

@@ -137,6 +137,8 @@ def export(
             to, asked, precision=traced.precision, max_tokens=traced.spec.max_tokens
         )
     names = _labels(checkpoint, labels, traced)
+    if max_length is None and (most := traced.spec.max_tokens) is not None:
+        console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
     if traced.recognition is not None:
         show_recognition(traced.recognition, console)
     if text is not None:

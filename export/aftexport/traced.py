@@ -80,6 +80,12 @@ def trace(
         program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
     spec = input_spec(program)
+    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
+        raise UsageError(
+            f"--max-length {max_length} is over the {spec.max_tokens} tokens the model can be "
+            "exported for.",
+            f"Give {spec.max_tokens} or less.",
+        )
     if precision == "auto":
         precision = "fp32"  # until every node was measured
     lowered = lower(program, opset=opset, precision=precision)
@@ -116,7 +122,7 @@ def _explained(
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
     found = [getattr(m, "max_length", None) for m in module.modules()]
-    learned = [length for length in found if isinstance(length, int)]
+    learned = [length for length in found if isinstance(length, int) and length > 0]
     limit = min(learned, default=None)
     if asked is None or asked < 1:
         if asked is not None:

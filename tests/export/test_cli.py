@@ -267,3 +267,16 @@ def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: 
         "-m", "aftexport", "inspect", bundle_copy, cwd=tmp_path, PYTHONIOENCODING="ascii"
     )
     assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("factory", ["EmbeddedPositions", "ClassToken"])
+def test_a_limit_the_model_sets_is_shown_and_not_exceeded(
+    factory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", f"toy:{factory}", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 0, outcome.err
+    most = Bundle.open(tmp_path / "b").manifest.max_tokens
+    assert f"at most {most} tokens" in outcome.out
+    assert most is not None
+    assert_refused(run_here([*words, "--force", "--max-length", str(most + 1)], capsys), "--max")

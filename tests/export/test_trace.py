@@ -193,6 +193,7 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
     [
         (toy.ShapeBranch, "capture"),
         (toy.ValueBranch, "capture"),
+        (toy.FixedBatch, "batch as dynamic but your code specialized it"),
         (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
     ],
 )
@@ -206,6 +207,16 @@ def test_a_module_that_is_not_one_graph_is_refused(
 def test_a_table_of_positions_bounds_the_length_unasked() -> None:
     # All 32 of them is a length that torch.export takes another branch for.
     assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
+
+
+def test_an_embedding_of_positions_bounds_the_length_unasked() -> None:
+    assert input_spec(capture(toy.EmbeddedPositions())).max_tokens == 32
+
+
+def test_a_table_with_a_row_for_more_than_the_document_bounds_its_length() -> None:
+    # As above; and what the module says of its length is one too many.
+    assert input_spec(capture(toy.ClassToken())).max_tokens in (30, 31)
+    assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
 
 
 def test_a_program_that_indexes_no_embedding_is_refused() -> None:
