@@ -131,6 +131,15 @@ class ClassToken(Bag):
         return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
 
 
+class Tied(Bag):
+    """Two names for one weight, and a buffer of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.head
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+
+
 class Dropout(Bag):
     """Gives another answer each time unless it is put in evaluation mode."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.factory import call_factory
+from aftexport.factory import call_factory, import_from_here
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
@@ -176,7 +176,7 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
                 path, "neither a PyTorch file nor any other kind known", "Give a model file."
             ) from error
         if allow_pickle:
-            return _unpickle(path)
+            return _unpickle(path, factory)
         raise CheckpointError(
             path,
             "it holds pickled Python objects, which run code when loaded",
@@ -288,12 +288,15 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
     return Checkpoint(path, f"state dict for {factory}", module)
 
 
-def _unpickle(path: Path) -> Checkpoint:
+def _unpickle(path: Path, factory: str | None) -> Checkpoint:
+    if factory:
+        raise UsageError("A pickled module needs no --model.", "Leave --model out.")
     warnings.warn(
         f"{path}: loading a pickled module runs whatever code the file holds.",
         UserWarning,
         stacklevel=2,
     )
+    import_from_here()
     try:
         module = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:

@@ -20,8 +20,7 @@ def call_factory(factory: str) -> nn.Module:
         raise UsageError(
             f"--model {factory!r} names no factory.", "Write it as package.module:factory."
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    import_from_here()
     try:
         target: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -44,3 +43,9 @@ def call_factory(factory: str) -> nn.Module:
             "Give a callable that returns an nn.Module.",
         )
     return module
+
+
+def import_from_here() -> None:
+    """Lets the user's code be imported from the working folder, as ``python`` itself does."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")

@@ -13,12 +13,16 @@ from aftexport.errors import CheckpointError
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads a state dict that was read from ``path``.
 
+    A weight may be missing where the module shares it with one that is there; entries may be
+    infinite where the module's own are, as in the buffer of a mask.
+
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
             no dense real tensors, or not finite; each is named.
     """
     expected = module.state_dict()
     given = {str(name): value for name, value in state.items()}
+    given = _shared(expected, given) | given
     problems = []
     if missing := sorted(set(expected) - set(given)):
         problems.append(f"missing weights: {_names(missing)}")
@@ -41,13 +45,35 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             "Give the configuration or the factory that the weights were trained with.",
         )
     weights = {name: given[name].to(tensor.dtype) for name, tensor in expected.items()}
-    if bad := [n for n, t in weights.items() if not bool(t.isfinite().all())]:
+    own = {name: tensor for name, tensor in expected.items() if not tensor.is_meta}
+    if bad := [n for n, t in weights.items() if not _is_finite(t, own.get(n))]:
         raise CheckpointError(
             path,
             f"NaN, infinity, or a number beyond float32 in {_names(bad)}",
             "Give a checkpoint from before the training diverged.",
         )
     module.load_state_dict(weights, assign=True)
+
+
+def _shared(expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights that are not given, by others that are the same tensor in the module."""
+    names = {_place(tensor): name for name, tensor in expected.items() if name in given}
+    return {
+        name: given[names[_place(tensor)]]
+        for name, tensor in expected.items()
+        if name not in given and not tensor.is_meta and _place(tensor) in names
+    }
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _is_finite(weight: Tensor, own: Tensor | None) -> bool:
+    finite = weight.isfinite()
+    if own is not None:
+        finite |= weight.isinf() & (weight == own)
+    return bool(finite.all())
 
 
 def _is_plain(value: object) -> bool:

@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 import toy
 from bad_models import BAD_MODELS, Hostile, config, holding, model_folder, weight
-from commands import assert_refused, listing, run_here, within
+from commands import assert_refused, listing, run_here, run_python, within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +146,47 @@ def test_weights_for_another_module_are_listed_by_name(tmp_path: Path) -> None:
     torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"missing weights: positions\.weight"):
         load(tmp_path / "model.pt", factory="toy:Positions")
+
+
+def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
+    trained = toy.Tied()
+    torch.nn.init.constant_(trained.head.bias, 7)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_model(trained, str(path))
+    assert len(safetensors.torch.load_file(path)) < len(trained.state_dict())
+    module = load(path, factory="toy:Tied").module
+    assert isinstance(module, toy.Tied)
+    assert module.head.bias.tolist() == module.again.bias.tolist() == [7, 7, 7]
+
+
+def test_a_mask_may_be_infinite_where_the_modules_own_is(tmp_path: Path) -> None:
+    path, state = tmp_path / "model.pt", toy.Tied().state_dict()
+    torch.save(state, path)
+    module = load(path, factory="toy:Tied").module
+    assert isinstance(module, toy.Tied)
+    assert torch.equal(module.mask, state["mask"])
+    for wrong in (torch.nan, torch.inf):
+        state["mask"] = state["mask"].clone()
+        state["mask"][0, 1] = wrong
+        torch.save(state, path)
+        with pytest.raises(CheckpointError, match="mask"):
+            load(path, factory="toy:Tied")
+
+
+def test_a_pickled_module_is_imported_from_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\nclass Mine(torch.nn.Linear): pass\n")
+    save = "import torch, mine; torch.save(mine.Mine(2, 2), 'model.pt')"
+    assert run_python("-c", save, cwd=tmp_path).code == 0
+    command = "import sys; sys.path.remove(''); from aftexport.cli import main; sys.exit(main())"
+    words = ("-c", command, "inspect", "model.pt", "--allow-pickle")
+    outcome = run_python(*words, cwd=tmp_path)
+    assert (outcome.code, "pickled module" in outcome.out) == (0, True), outcome.err
+
+
+def test_a_factory_beside_a_pickled_module_is_refused(tmp_path: Path) -> None:
+    torch.save(toy.Bag(), tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="--model"):
+        load(tmp_path / "model.pt", factory="toy:Bag", allow_pickle=True)
 
 
 def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: Path) -> None:
