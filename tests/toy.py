@@ -131,6 +131,19 @@ class ClassToken(Bag):
         return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
 
 
+class DropoutAlwaysOn(Bag):
+    """Forgets to tell that it is not training."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(self.mean(input_ids), 0.5))
+
+
+class NotANumber(Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.head.bias, torch.nan)
+
+
 class Tied(Bag):
     """Two names for one weight, and a buffer of a mask."""
 

@@ -26,7 +26,7 @@ from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
-from aftexport.weights import load_weights
+from aftexport.weights import load_weights, refuse_nan
 
 FORMAT = "aftexport"
 VERSION = 1
@@ -125,9 +125,11 @@ def from_factory(factory: str) -> Checkpoint:
 
     Raises:
         UsageError: where it cannot be imported or called, or returns something else.
+        CheckpointError: where weights are NaN.
     """
-    name = factory.rpartition(":")[2]
-    return Checkpoint(Path(name), f"module of {factory}", call_factory(factory))
+    path, module = Path(factory.rpartition(":")[2]), call_factory(factory)
+    refuse_nan(path, module)
+    return Checkpoint(path, f"module of {factory}", module)
 
 
 def _refuse_other_formats(path: Path) -> None:
@@ -309,6 +311,7 @@ def _unpickle(path: Path, factory: str | None) -> Checkpoint:
         raise CheckpointError(
             path, f"it holds a {type(module).__name__}, not a module", "Give a pickled nn.Module."
         )
+    refuse_nan(path, module)
     return Checkpoint(path, "pickled module", module)
 
 

@@ -105,13 +105,15 @@ def export(
         AftexportError: CheckpointError, UsageError, TraceError or EngineError with
             nothing written; ParityError with the bundle kept at ``<out>.failed``.
     """
-    console = console or Console()
+    console = console or Console(emoji=False)
     fresh = path is None
     path = Path((factory or "").rpartition(":")[2] if path is None else path)
     if out is None:
         # "." has no name of its own to put the suffix on.
         out = (path if path.name else path.resolve()).with_suffix(".bundle")
-    out = Path(out)
+    out = Path(out) if Path(out).name else Path(out).resolve()
+    if not out.name:
+        raise UsageError(f"--out {out} is no folder that can be made.", "Choose another folder.")
     _check_choice("--to", to, TARGETS)
     _check_choice("--precision", precision, tuple(PRECISIONS))
     asked = replace(engine or EngineOptions(), max_length=max_length)

@@ -55,6 +55,18 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
     module.load_state_dict(weights, assign=True)
 
 
+def refuse_nan(path: Path, module: nn.Module) -> None:
+    """Refuses a module that was read with weights that are no numbers.
+
+    Raises:
+        CheckpointError: naming them.
+    """
+    if bad := [name for name, t in module.state_dict().items() if bool(t.isnan().any())]:
+        raise CheckpointError(
+            path, f"NaN in {_names(bad)}", "Give a model from before the training diverged."
+        )
+
+
 def _shared(expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
     """Weights that are not given, by others that are the same tensor in the module."""
     names = {_place(tensor): name for name, tensor in expected.items() if name in given}

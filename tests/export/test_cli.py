@@ -147,7 +147,9 @@ def test_a_limit_of_one_token_is_kept_or_refused(
         assert_refused(outcome, "--max-length")
 
 
-@pytest.mark.parametrize("name", ["[red]model.pt", "model [bold].pt", "modèle.pt", "a[/b]/c.pt"])
+@pytest.mark.parametrize(
+    "name", ["[red]model.pt", "model [bold].pt", "modèle.pt", "a[/b]/c.pt", "a:x:b.pt"]
+)
 def test_names_that_look_like_markup_are_shown_as_they_are(
     name: str, checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -130,6 +130,25 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
     assert Bundle.open(tmp_path / "model.bundle").manifest.labels[0] == "class_0"
 
 
+def test_dropout_that_is_never_off_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "toy:DropoutAlwaysOn", "--to", "onnx", "--out", tmp_path / "b"]
+    assert_refused(run_here(words, capsys), "random", "dropout")
+    assert not listing(tmp_path)
+
+
+def test_a_module_whose_own_weights_are_not_numbers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "toy:NotANumber", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    assert_refused(run_here(words, capsys), "NaN", "head.bias")
+    torch.save(toy.NotANumber(), tmp_path / "model.pt")
+    words = [tmp_path / "model.pt", "--to", "onnx", "--allow-pickle", "--no-verify"]
+    refused = run_here(words, capsys)
+    assert (refused.code, "NaN in head.bias" in refused.err) == (2, True)
+
+
 def test_a_pickled_module_is_exported_where_it_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +208,7 @@ OUTS: dict[str, tuple[Any, str, list[str]]] = {
     "someone's manifest.json, with --force": (foreign_manifest, "out", ["--force"]),
     "a link to nowhere": (dangling_link, "out", []),
     "a name too long": (lambda path: None, "o" * 300, []),
+    "a folder without a name": (lambda path: None, "/", []),
     "a kernel's folder": (lambda path: None, "/proc/no/such", []),
 }
 

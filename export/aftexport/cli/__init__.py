@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
-    errors = Console(stderr=True, soft_wrap=True)
+    errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: errors.print(

@@ -61,6 +61,6 @@ def run(words: list[str]) -> int:
         factory=options.factory,
         allow_pickle=options.allow_pickle,
         json_file=options.json,
-        console=Console(),
+        console=Console(emoji=False),
     )
     return 0

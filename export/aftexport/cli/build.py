@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
     from aftexport.bundle import Bundle
     from aftexport.report import engine_table, stage
 
-    console = Console()
+    console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
     file = build(

@@ -29,6 +29,6 @@ def run(words: list[str]) -> int:
         data=options.data,
         out=options.out,
         seed=options.seed,
-        console=Console(),
+        console=Console(emoji=False),
     )
     return 0

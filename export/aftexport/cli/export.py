@@ -116,7 +116,7 @@ def run(words: list[str]) -> int:
         return triton.write(parser, options, path, engine, write)
     triton.check_absent(parser, options)
     bundle = write(to=options.to, out=options.out, engine=engine, force=options.force)
-    Console().print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
+    Console(emoji=False).print(f"Bundle: [bold]{escape(str(bundle.path))}[/]", soft_wrap=True)
     return 0
 
 

@@ -41,7 +41,7 @@ def run(words: list[str]) -> int:
     from aftexport.report import stage
 
     check_reports({"--report": options.report}, (options.source, options.target))
-    console = Console()
+    console = Console(emoji=False)
     with stage(console, f"Examining {options.source}"):
         found = fuse_file(options.source, options.target)
     show_recognition(found, console)

@@ -20,11 +20,11 @@ def run(words: list[str]) -> int:
     from aftexport.inspection import show_bundle, show_checkpoint
 
     if is_bundle(options.path):
-        show_bundle(options.path, Console())
+        show_bundle(options.path, Console(emoji=False))
     else:
         show_checkpoint(
             options.path,
-            Console(),
+            Console(emoji=False),
             factory=options.factory,
             allow_pickle=options.allow_pickle,
         )

@@ -57,7 +57,7 @@ def write(
     from aftexport.report import stage
     from aftexport.triton import MOUNTED, check_place, start_command, write_repository
 
-    console = Console()
+    console = Console(emoji=False)
     model = path or Path(options.factory.rpartition(":")[2])
     model = model if model.name else model.resolve()
     out = options.out or model.with_suffix(".triton")

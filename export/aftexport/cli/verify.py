@@ -59,7 +59,7 @@ def run(words: list[str]) -> int:
         {"--report": options.report, "--json": options.json},
         (options.bundle, options.model, options.data),
     )
-    console = Console()
+    console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):
         bundle = Bundle.open(options.bundle)
     request = Request(

@@ -11,6 +11,7 @@ from torch import nn
 from aftexport.capture import InputSpec
 from aftexport.domain import DOMAIN
 from aftexport.engines.torch import TorchEngine
+from aftexport.errors import TraceError
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
 from aftexport.registry import ALL_OPERATORS
@@ -31,13 +32,30 @@ def model_cases(
         embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
             the extreme cases; None leaves those out.
         double: run the module in float64, the truth; a captured program cannot.
+
+    Raises:
+        TraceError: where the module is random.
     """
     reference = TorchEngine(copy.deepcopy(module).double() if double else module, spec.names)
+    _refuse_random(reference, spec)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
         chosen = {key: inputs[key] for key in spec.names}
         cases.append(Case(name, "model", chosen, reference.run(chosen)["logits"]))
     return cases
+
+
+def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
+    ids = np.arange(spec.vocab_size)[: min(7, spec.max_tokens or 7)][None]
+    inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
+    first, second = (reference.run({n: inputs[n] for n in spec.names})["logits"] for _ in range(2))
+    # Threads may add in another order.
+    if not np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True):
+        raise TraceError(
+            "The module gives other outputs for the same input: something in its forward is "
+            "random in evaluation mode too.",
+            "Give F.dropout training=self.training, or use nn.Dropout.",
+        )
 
 
 def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:

@@ -31,14 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aftserve {__version__}")
         return 0
     accept_any_terminal()
-    errors = Console(stderr=True, soft_wrap=True)
+    errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
         from aftserve.server import serve
         from aftserve.settings import Settings
 
-        return serve(Settings.read(words), Console())
+        return serve(Settings.read(words), Console(emoji=False))
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code

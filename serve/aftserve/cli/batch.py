@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
         settings = settings.model_copy(update={"threads": threads})
     output.check_output(options.output, options.input)
     found = documents.find(options.input, text=options.text, id=options.id)
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     try:
         failed = classify(
             settings,

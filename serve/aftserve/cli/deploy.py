@@ -44,4 +44,4 @@ def run(words: Sequence[str]) -> int:
 
     from aftserve.deployment import DeploymentSettings, deploy
 
-    return deploy(DeploymentSettings.read(others), options.address, Console())
+    return deploy(DeploymentSettings.read(others), options.address, Console(emoji=False))
