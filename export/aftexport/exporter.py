@@ -190,7 +190,8 @@ def export(
         raise ParityError(
             f"Parity failed: {furthest.subject}, case {furthest.case!r}: error "
             f"{furthest.error:.1e}, bound {furthest.bound:.0e}.",
-            f"The bundle is kept at {out} for a look; try --precision fp32.",
+            f"The bundle is kept at {out} for a look; "
+            + ("try --precision fp32." if precision != "fp32" else "see its parity.html."),
         )
     return bundle
 

@@ -67,6 +67,8 @@ def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[
     chosen = logits.argmax(1)[:, None]
     total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
     np.put_along_axis(logits, chosen, total, 1)
+    # In the type they are computed in, whose units in the last place are counted.
+    logits = logits.astype(outputs["logits"].dtype)
     result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
     return [replace(result, subject="evidence")]
 
