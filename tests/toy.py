@@ -153,6 +153,13 @@ class Tied(Bag):
         self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
 
 
+class FixedType(Bag):
+    """Its head is given float32, whatever the type of its weights."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.mean(input_ids).float())
+
+
 class Dropout(Bag):
     """Gives another answer each time unless it is put in evaluation mode."""
 

@@ -289,3 +289,11 @@ def test_the_folder_one_stands_in_can_be_exported_or_is_refused(
         assert (tmp_path / "model.bundle").is_dir()
     else:
         assert_refused(outcome, "--out")
+
+
+def test_a_type_that_is_fixed_in_forward_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
+    assert_refused(run_here(words, capsys), "not in float64", "x.float()")
+    assert not listing(tmp_path)

@@ -11,7 +11,7 @@ from torch import nn
 from aftexport.capture import InputSpec
 from aftexport.domain import DOMAIN
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import TraceError
+from aftexport.errors import EngineError, TraceError
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
 from aftexport.registry import ALL_OPERATORS
@@ -34,9 +34,11 @@ def model_cases(
         double: run the module in float64, the truth; a captured program cannot.
 
     Raises:
-        TraceError: where the module is random.
+        TraceError: where the module is random, or runs in the type of its weights alone.
     """
     reference = TorchEngine(copy.deepcopy(module).double() if double else module, spec.names)
+    if double:
+        _refuse_fixed_types(reference, TorchEngine(copy.deepcopy(module), spec.names), spec)
     _refuse_random(reference, spec)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
@@ -45,10 +47,22 @@ def model_cases(
     return cases
 
 
+def _refuse_fixed_types(double: TorchEngine, trained: TorchEngine, spec: InputSpec) -> None:
+    inputs = _few_tokens(spec)
+    try:
+        double.run(inputs)
+    except EngineError as error:
+        trained.run(inputs)
+        raise TraceError(
+            "The module runs as it is, but not in float64, in which its outputs are what is "
+            f"compared with: {error.__cause__}.",
+            "Take fixed types out of its forward: x.to(weight.dtype) in place of x.float().",
+        ) from error
+
+
 def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
-    ids = np.arange(spec.vocab_size)[: min(7, spec.max_tokens or 7)][None]
-    inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
-    first, second = (reference.run({n: inputs[n] for n in spec.names})["logits"] for _ in range(2))
+    inputs = _few_tokens(spec)
+    first, second = (reference.run(inputs)["logits"] for _ in range(2))
     # Threads may add in another order.
     if not np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise TraceError(
@@ -56,6 +70,12 @@ def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
             "random in evaluation mode too.",
             "Give F.dropout training=self.training, or use nn.Dropout.",
         )
+
+
+def _few_tokens(spec: InputSpec) -> dict[str, Array]:
+    ids = np.arange(spec.vocab_size)[: min(7, spec.max_tokens or 7)][None]
+    inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
+    return {name: inputs[name] for name in spec.names}
 
 
 def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
