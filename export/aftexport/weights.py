@@ -9,19 +9,22 @@ from torch import Tensor, nn
 
 from aftexport.errors import CheckpointError
 
+_WRAPPERS = ("_orig_mod.", "module.")
+
 
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads a state dict that was read from ``path``.
 
-    A weight may be missing where the module shares it with one that is there; entries may be
-    infinite where the module's own are, as in the buffer of a mask.
+    What torch.compile and DistributedDataParallel put before every name is left out. A weight may
+    be missing where the module shares it with one that is there; entries may be infinite where
+    the module's own are, as in the buffer of a mask.
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
             no dense real tensors, or not finite; each is named.
     """
     expected = module.state_dict()
-    given = {str(name): value for name, value in state.items()}
+    given = _unwrapped(expected, {str(name): value for name, value in state.items()})
     given = _shared(expected, given) | given
     problems = []
     if missing := sorted(set(expected) - set(given)):
@@ -65,6 +68,16 @@ def refuse_nan(path: Path, module: nn.Module) -> None:
         raise CheckpointError(
             path, f"NaN in {_names(bad)}", "Give a model from before the training diverged."
         )
+
+
+def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[str, Any]:
+    """The weights by their names in the module itself, if they are those of a wrapped one."""
+    while given and not expected.keys() & given.keys():
+        prefix = next((w for w in _WRAPPERS if all(n.startswith(w) for n in given)), None)
+        if prefix is None:
+            break
+        given = {name.removeprefix(prefix): value for name, value in given.items()}
+    return given
 
 
 def _shared(expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:
