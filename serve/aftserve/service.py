@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -33,10 +35,13 @@ from aftserve.watchdog import watched_loop
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _TOKENIZER_THREADS = 2
-"""One for a long text, one for the shorter ones that come meanwhile."""
 _SHORT_CHARACTERS = 512
 """A text up to this is tokenized sooner than a thread is woken."""
+_LONG_CHARACTERS = 1 << 16
+"""Texts over this have a thread of their own, where shorter ones do not wait for them."""
 
 
 class Service:
@@ -70,7 +75,10 @@ class Service:
         self.parity = self._parity(self.served)
         self.reloading = Reloading(settings, self._serve, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
-        self._tokenizers = anyio.CapacityLimiter(_TOKENIZER_THREADS)
+        # Of their own and not anyio's: work that a client has left goes on in its thread, and must
+        # go on counting among what the threads are busy with.
+        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        self._long_tokenizer = ThreadPoolExecutor(1, "long-tokenizer")
         self._falling_back: asyncio.Task[None] | None = None
         self.metrics.observe_bundle(bundle.digest, self.served.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
@@ -166,9 +174,7 @@ class Service:
                 explaining = partial(
                     explain, classifier, document, result.answer, first=first, most=spans
                 )
-                answered.evidence = await anyio.to_thread.run_sync(
-                    explaining, limiter=self._tokenizers
-                )
+                answered.evidence = await self._in_thread(document, explaining)
         ended = time.monotonic()
         self._count(results, predicted, ended - admitted)
         total = sum(result.tokens_total for result in results)
@@ -242,15 +248,16 @@ class Service:
             if len(document) <= _SHORT_CHARACTERS:
                 ids = classifier.tokenize(document)
             else:
-                ids = await anyio.to_thread.run_sync(
-                    classifier.tokenize,
-                    document,
-                    abandon_on_cancel=True,
-                    limiter=self._tokenizers,
-                )
+                ids = await self._in_thread(document, partial(classifier.tokenize, document))
             return classifier.check(ids), time.perf_counter() - start
         except InputError as error:
             raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
+
+    async def _in_thread(self, document: Document, work: Callable[[], T]) -> T:
+        """What work on a document returns; cancelled, work that has begun goes on for nobody."""
+        long = len(document) > _LONG_CHARACTERS
+        threads = self._long_tokenizer if long else self._tokenizers
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _count(self, results: Sequence[DocumentResult], predicted: float, actual: float) -> None:
         self.metrics.observe_prediction(predicted, actual)

@@ -1,7 +1,10 @@
 """One engine, many clients: who waits, who leaves, and who fails alone."""
 
+import asyncio
 import json
+import math
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,7 +16,13 @@ import pytest
 from bundles import changed_manifest
 from clients import eventually, head, metric, raw_connection
 from hanging import DEAF, ENDLESS, hanging_bundle
+from rich.console import Console
 from servers import serving
+
+from aftserve.classifier import Classifier, Tokens
+from aftserve.server import load
+from aftserve.service import Service
+from aftserve.settings import Settings
 
 RUNS = "aftserve_run_documents_count"
 STOPPED = "aftserve_stopped_runs_total"
@@ -216,3 +225,84 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(
     assert set(codes) == {200, None}
     eventually(lambda: idle(address), "the queue is empty")
     assert metric(address, "aftserve_waiting_documents") == 0
+
+
+@pytest.fixture
+def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event]]:
+    """The texts whose tokenization has begun, and the event for which it waits."""
+    begun, go_on = list[str](), threading.Event()
+    tokenize = Classifier.tokenize
+
+    def late(self: Classifier, text: str) -> Tokens:
+        begun.append(text)
+        assert go_on.wait(60)
+        return tokenize(self, text)
+
+    monkeypatch.setattr(Classifier, "tokenize", late)
+    yield begun, go_on
+    go_on.set()
+
+
+@contextmanager
+def loaded(bundle: Path, go_on: threading.Event) -> Iterator[Service]:
+    go_on.set()
+    service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
+    go_on.clear()
+    yield service
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("never happened")
+
+
+def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
+    tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
+) -> None:
+    begun, go_on = tokenizing
+
+    async def scenario(service: Service) -> None:
+        async with service.running():
+            del begun[:]
+            for letter in "ab":
+                leaving = asyncio.create_task(service.classify([letter * 1000], math.inf))
+                await until(lambda: bool(begun) and begun[-1][0] == letter)  # noqa: B023
+                leaving.cancel()
+                await asyncio.wait({leaving})
+            waiting = [
+                asyncio.create_task(service.classify([letter * 1000], math.inf)) for letter in "cde"
+            ]
+            await asyncio.sleep(0.5)
+            waiting[1].cancel()
+            await asyncio.wait({waiting[1]})
+            assert [text[0] for text in begun] == ["a", "b"]
+            go_on.set()
+            await asyncio.wait(waiting)
+            assert [task.cancelled() for task in waiting] == [False, True, False]
+            assert sorted(text[0] for text in begun) == ["a", "b", "c", "e"]
+
+    with loaded(bundle_folder, go_on) as service:
+        asyncio.run(scenario(service))
+
+
+def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
+    tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
+) -> None:
+    begun, go_on = tokenizing
+
+    async def scenario(service: Service) -> None:
+        async with service.running():
+            del begun[:]
+            texts = ["a" * 100_000, "b" * 100_000, "c" * 100_000, "d" * 1000]
+            asked = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
+            await until(lambda: len(begun) >= 2)
+            assert [text[0] for text in begun] == ["a", "d"]
+            go_on.set()
+            for text, answers in zip(texts, await asyncio.gather(*asked), strict=True):
+                assert answers[0].tokens_total == len(text)
+
+    with loaded(bundle_folder, go_on) as service:
+        asyncio.run(scenario(service))
