@@ -279,7 +279,8 @@ class Client:
         while batch := list(islice(left, at_once)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
             answers = self._ask(_LINES, b"\n".join(lines), evidence, deadline)
-            for line in answers.text.splitlines():
+            # Of bytes: a text would be cut at every character that Unicode ends a line with.
+            for line in answers.content.splitlines():
                 content = json.loads(line)
                 if "label" in content:
                     yield Result.read(content)

@@ -80,6 +80,13 @@ def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) ->
     assert ids.evidence.spans[0].text is None
 
 
+def test_evidence_with_every_character_that_ends_a_line(asking: Client) -> None:
+    text = "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029b" * 20
+    (each,) = asking.infer_each([text], evidence=100)
+    assert isinstance(each, Result)
+    assert each.evidence == asking.infer(text, evidence=100).evidence
+
+
 def test_one_text_is_not_taken_for_many(asking: Client) -> None:
     with pytest.raises(TypeError):
         list(asking.infer_each("a text"))
