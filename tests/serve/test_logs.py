@@ -70,6 +70,26 @@ def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
     assert metric(address, "aftserve_responses_total", path="/nothing-1", status="404") == 0
 
 
+@pytest.mark.parametrize(
+    ("asked", "counted"),
+    [
+        ("/v2", "/v2"),
+        ("/v2/health/ready", "/v2/health/ready"),
+        ("/v2/models/MODEL", "/v2/models/{name}"),
+        ("/v2/models/MODEL/versions/1/ready", "/v2/models/{name}/versions/{version}/ready"),
+        ("/info", "/info"),
+    ],
+)
+def test_a_response_is_counted_by_the_whole_path_of_its_route(
+    asked: str, counted: str, address: str, bundle_folder: Path
+) -> None:
+    before = metric(address, "aftserve_responses_total", path=counted, status="200")
+    name = bundle_folder.name.removesuffix(".bundle")
+    assert httpx.get(address + asked.replace("MODEL", name)).status_code == 200
+    after = metric(address, "aftserve_responses_total", path=counted, status="200")
+    assert after == before + 1
+
+
 def test_every_stage_is_measured(address: str) -> None:
     names = ("tokenize", "queue", "inference")
     before = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]

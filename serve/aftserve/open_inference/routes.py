@@ -34,8 +34,11 @@ _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
-_MODEL = "/models/{name}"
-_VERSIONED = "/models/{name}/versions/{version}"
+# Whole, not joined of nested routers' prefixes: those are missing in the path of a route, by which
+# responses are counted.
+_ROOT = "/v2"
+_MODEL = "/v2/models/{name}"
+_VERSIONED = "/v2/models/{name}/versions/{version}"
 
 JsonBytes = Annotated[
     int | None,
@@ -55,7 +58,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
     model_name = service.settings.served_name
     problems = responses(ProtocolProblem)
     problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
-    router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+    router = APIRouter(tags=["Open Inference Protocol"])
 
     def known(name: str) -> None:
         known_version(name, VERSION)
@@ -67,19 +70,19 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
                 f"This server has {model_name!r}, version {VERSION}.",
             )
 
-    @router.get("")
+    @router.get(_ROOT)
     async def server() -> ServerMetadata:
         """The server."""
         return ServerMetadata(
             name="aftserve", version=__version__, extensions=["binary_tensor_data"]
         )
 
-    @router.get("/health/live")
+    @router.get(f"{_ROOT}/health/live")
     async def live() -> Live:
         """The process is alive."""
         return Live(live=True)
 
-    @router.get("/health/ready", responses={503: {"model": Ready}})
+    @router.get(f"{_ROOT}/health/ready", responses={503: {"model": Ready}})
     async def ready(response: Response) -> Ready:
         """Requests are wanted."""
         response.status_code = 200 if service.health.ready else 503
