@@ -38,6 +38,8 @@ def serve(settings: Settings, console: Console) -> int:
     """
     if _RELOAD is not None:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
+    # Nothing else ends it while it loads where it is the first process of a container.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
     traces = tracing.configure()

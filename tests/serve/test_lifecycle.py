@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from clients import eventually, head, metric, raw_connection, response
+from commands import run_python
 from hanging import ENDLESS, hanging_bundle
 from servers import MORTAL, serving
 
@@ -78,6 +79,33 @@ def test_work_that_does_not_end_gets_an_error_and_the_exit_status_says_so(
         process.send_signal(signal.SIGTERM)
         assert answer.result().status_code == 503
         assert process.wait(30) == 1
+
+
+# It is told to stop when its bundle was read, and before it answers.
+WHILE_IT_LOADS = """
+import os, signal, sys
+from aftserve import server
+from aftserve.cli import main
+
+load_model, number = server.load_model, signal.Signals[sys.argv.pop()]
+
+def load_late(*given):
+    os.kill(os.getpid(), number)
+    return load_model(*given)
+
+server.load_model = load_late
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 0), ("SIGINT", 130)])
+def test_told_to_stop_while_it_loads(
+    name: str, expected: int, bundle_folder: Path, tmp_path: Path
+) -> None:
+    words = (bundle_folder, "--port", "0", name)
+    outcome = run_python("-c", WHILE_IT_LOADS, *words, cwd=tmp_path)
+    assert outcome.code == expected, outcome.err
+    assert "Traceback" not in outcome.err
 
 
 def test_a_second_signal_ends_it_at_once(hanging: Path, tmp_path: Path) -> None:

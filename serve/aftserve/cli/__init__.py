@@ -24,7 +24,8 @@ _EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves a bundle until it is told to stop, or runs a subcommand; returns the exit status.
 
-    Of the server, 0: stopped on request; 1: it failed; 2: the bundle or a setting cannot be used.
+    Of the server, 0: stopped on request; 1: it failed; 2: the bundle or a setting cannot be used;
+    130: interrupted before it served.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from aftserve.settings import Settings
 
         return serve(Settings.read(words), Console(emoji=False))
+    except KeyboardInterrupt:
+        return 130
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
