@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -16,7 +16,8 @@ from pydantic_settings import (
 
 from aftexport.errors import UsageError
 
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
 
@@ -55,8 +56,9 @@ class Settings(BaseSettings):
     threads: PositiveInt | None = Field(
         None, description="threads of the engine; one for each core where it is left out"
     )
-    idle_seconds: Seconds = Field(
+    idle_seconds: float = Field(
         5,
+        ge=0,
         description="without a request for so long, the engine gives the memory of its runs back "
         "to the system; inf to keep it",
     )
@@ -69,7 +71,7 @@ class Settings(BaseSettings):
         description="what becomes of a document over the memory budget: run it in chunks with the "
         "same answer, refuse it, or cut it to its head or tail",
     )
-    memory_budget_mib: PositiveFloat = Field(
+    memory_budget_mib: Positive = Field(
         512, description="MiB one document may take beside the model; a longer one runs in chunks"
     )
     spill: Path | None = Field(
@@ -91,19 +93,19 @@ class Settings(BaseSettings):
     )
     max_characters: PositiveInt = Field(1 << 24, description="refuse longer texts")
     max_documents: PositiveInt = Field(256, description="most documents of one request")
-    max_body_mib: PositiveFloat = Field(16, description="most MiB of one request")
-    max_buffered_mib: PositiveFloat = Field(
+    max_body_mib: Positive = Field(16, description="most MiB of one request")
+    max_buffered_mib: Positive = Field(
         128, description="most MiB of all requests that are being received"
     )
 
     max_queue_seconds: Seconds = Field(
         30, description="refuse a request where those before it take longer, as predicted"
     )
-    deadline_seconds: PositiveFloat = Field(
+    deadline_seconds: Positive = Field(
         300, description="longest wait of a client; the header Deadline-Seconds shortens it"
     )
-    receive_seconds: PositiveFloat = Field(30, description="time a client has to send its request")
-    stall_seconds: PositiveFloat = Field(
+    receive_seconds: Positive = Field(30, description="time a client has to send its request")
+    stall_seconds: Positive = Field(
         30, description="end the process where a run is late by this and ten times its prediction"
     )
 
@@ -131,7 +133,7 @@ class Settings(BaseSettings):
     drain_seconds: Seconds = Field(
         1, description="after SIGTERM, time to go on serving while not ready"
     )
-    shutdown_seconds: PositiveFloat = Field(
+    shutdown_seconds: Positive = Field(
         60, description="after that, time for accepted requests to be answered"
     )
 

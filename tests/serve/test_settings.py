@@ -57,6 +57,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--max-queue-seconds", "-1"],
         ["--budget-tokens", "0"],
         ["--port", "65536"],
+        ["--max-body-mib", "inf"],
+        ["--memory-budget-mib", "inf"],
+        ["--shutdown-seconds", "inf"],
+        ["--max-queue-seconds", "inf"],
+        ["--idle-seconds", "nan"],
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
