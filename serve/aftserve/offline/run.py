@@ -123,16 +123,17 @@ def run(
             num_cpus=threads,
         )
         task = progress.add_task("documents", total=found.count)
-        with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
-            try:
+        try:
+            # Within: the last rows are written when it is closed, and the disk may be full.
+            with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
                 for rows in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
                     writer.write(rows)
                     failed += len(rows) - rows[output.ERROR].null_count
                     progress.advance(task, len(rows))
                     if interrupted.is_set():
                         raise KeyboardInterrupt
-            except (OSError, ray.exceptions.RayError) as error:
-                raise RunError(_reason(error), "Nothing was written.") from error
+        except (OSError, ray.exceptions.RayError) as error:
+            raise RunError(_reason(error), "Nothing was written.") from error
         if writer.rows != found.count:
             raise RunError(
                 f"{writer.rows} of {found.count} documents came back.", "Nothing was written."

@@ -167,6 +167,31 @@ def test_a_run_that_is_ended_leaves_what_was_there(
     assert not list(tmp_path.glob(".*"))
 
 
+FULL_DISK = """
+import errno, os, sys
+from aftserve.cli import main
+from aftserve.offline import output
+
+def full(self, *_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+output.Writer.__exit__ = full
+sys.exit(main())
+"""
+
+
+def test_a_disk_that_is_full_at_the_end_is_named(
+    ray: dict[str, str], bundle_folder: Path, tmp_path: Path
+) -> None:
+    folder_of(["a document"], tmp_path / "documents")
+    words = ("batch", str(bundle_folder), "documents", "--output", "out.jsonl")
+    outcome = run_python("-c", FULL_DISK, *words, cwd=tmp_path, **ray)
+    assert outcome.code == 1, outcome.err
+    assert "No space left on device" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["documents"]
+
+
 def test_a_bundle_outside_its_bound_answers_nothing(
     ray: dict[str, str], bundle_copy: Path, tmp_path: Path
 ) -> None:
