@@ -2,6 +2,7 @@
 
 import gc
 import math
+from email.message import Message
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,8 @@ from aftexport.errors import InputError
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 
 Model = TypeVar("Model", bound=BaseModel)
+
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
 class NotJsonError(RefusedError):
@@ -60,6 +63,15 @@ def check_encoding(request: Request) -> None:
         raise NotJsonError(
             f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
         )
+
+
+def check_charset(request: Request) -> None:
+    """Raises NotJsonError where a body says that it is text in another encoding than UTF-8."""
+    header = Message()
+    header["Content-Type"] = request.headers.get("content-type", "")
+    charset = header.get_content_charset("utf-8")
+    if charset not in _CHARSETS:
+        raise NotJsonError(f"The body's charset is {charset[:100]}.", "Send UTF-8, and say so.")
 
 
 def media_type(request: Request) -> str:

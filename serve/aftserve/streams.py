@@ -35,17 +35,21 @@ async def read_text(request: Request, classifier: Classifier) -> str:
     What arrived is tokenized piece by piece to count it; the document is tokenized as a whole
     once it is there.
 
+    A byte order mark at its beginning is none of its characters.
+
     Args:
         request: whose body was not received yet.
         classifier: its tokenizer and limits.
 
     Raises:
+        NotJsonError: by its headers it is in another encoding, or compressed.
         InputError: where it is no UTF-8, or the bundle has no tokenizer.
         DocumentTooLongError: where it is over a limit.
         ClientGoneError: it did not arrive.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     parts, piece, characters, tokens = list[str](), "", 0, 0
+    bodies.check_charset(request)
     classifier.check_text("")
     async for content in _chunks(request):
         part = _decoded(decoder, content)

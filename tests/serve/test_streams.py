@@ -61,6 +61,19 @@ def test_what_is_no_utf8(address: str, content: bytes) -> None:
     assert "not UTF-8" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("charset", ["utf-16le", "iso-8859-1", '"UTF-16"', "none-such"])
+def test_a_text_in_another_encoding_is_not_taken_for_utf8(charset: str, address: str) -> None:
+    answer = post(address, b"h\0i\0", f"text/plain; charset={charset}")
+    assert answer.status_code == 415
+    assert charset.strip('"').lower() in answer.json()["detail"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(address: str) -> None:
+    answer = post(address, b"\xef\xbb\xbfAn invoice.", "text/plain")
+    assert answer.json()["tokens_total"] == len("An invoice.")
+    assert answer.json()["scores"] == pytest.approx(scores(address, "An invoice."), abs=1e-6)
+
+
 def test_an_empty_text(address: str) -> None:
     answer = post(address, b"", "text/plain")
     assert answer.status_code == 422

@@ -143,7 +143,7 @@ def texts_of(block: pa.Table) -> Iterator[str | AftexportError]:
 
 def _read(path: str) -> str | AftexportError:
     try:
-        return Path(path).read_bytes().decode("utf-8")
+        return Path(path).read_bytes().decode("utf-8-sig")  # as the server reads plain text
     except OSError as error:
         return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
     except UnicodeDecodeError as error:

@@ -70,7 +70,8 @@ def assert_answered(row: dict[str, Any], answer: dict[str, Any]) -> None:
 def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_error(
     ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
 ) -> None:
-    place = folder_of([*texts, b"\xff\xfe", ""], tmp_path / "documents")
+    marked = [b"\xef\xbb\xbf" + texts[0].encode(), *texts[1:]]  # by a byte order mark
+    place = folder_of([*marked, b"\xff\xfe", ""], tmp_path / "documents")
     (place / ".hidden").write_text("no document")
     outcome = batch(ray, tmp_path, bundle_folder, place, "--output", "out.jsonl")
     assert outcome.code == 3, outcome.err
