@@ -74,6 +74,9 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
         # where that cannot be reached.
         docs_url=None,
         redoc_url=None,
+        # Where TLS ends before this server, a redirect would have a client repeat its request, with
+        # its API key, in the clear; and it would go to whatever host the client named.
+        redirect_slashes=False,
         # Its configuration is that of aftserve.tracing, and metrics have an address of their own.
         telemetry={
             "tracer_provider": service.traces.provider,

@@ -137,7 +137,13 @@ def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client)
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/infer", 405), ("PUT", "/infer", 405), ("POST", "/healthz", 405), ("GET", "/x", 404)],
+    [
+        ("GET", "/infer", 405),
+        ("PUT", "/infer", 405),
+        ("POST", "/healthz", 405),
+        ("GET", "/x", 404),
+        ("POST", "/infer/", 404),  # no redirect
+    ],
 )
 def test_a_wrong_method_or_path_gets_json_too(
     method: str, path: str, status: int, client: httpx.Client
