@@ -38,7 +38,9 @@ class Settings(BaseSettings):
     )
 
     bundle: CliPositionalArg[Path] = Field(
-        Path(), description="a folder that aftexport wrote; SIGHUP takes it anew"
+        Path(),
+        description="a folder that aftexport wrote; SIGHUP takes it anew. Or one of the commands "
+        "key, batch and deploy, which have a --help of their own",
     )
     config: Path | None = Field(None, description="a TOML file of these settings")
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -95,7 +97,7 @@ class Settings(BaseSettings):
     max_documents: PositiveInt = Field(256, description="most documents of one request")
     max_body_mib: Positive = Field(16, description="most MiB of one request")
     max_buffered_mib: Positive = Field(
-        128, description="most MiB of all requests that are being received"
+        128, description="most MiB of all requests, each from its arrival to its answer"
     )
 
     max_queue_seconds: Seconds = Field(
