@@ -1,5 +1,6 @@
 """From a bundle to a model that is loaded, warm, compared with PyTorch, and measured."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from aftexport.bundle import CHUNKED, Bundle
 from aftexport.choice import Choice, choose
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import BundleError
+from aftexport.errors import BundleError, UsageError
 from aftexport.parity import Comparison
 from aftexport.report import stage
 from aftexport.verification import verify, verify_engine
@@ -138,6 +139,15 @@ def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> 
     plan = bundle.manifest.chunked
     if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
         return None
+    try:
+        with tempfile.TemporaryFile(dir=settings.spill):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"No file can be written to {settings.spill or tempfile.gettempdir()} "
+            f"({error.strerror}).",
+            "Name a folder by --spill.",
+        ) from error
     return ChunkedModel(
         bundle.path / CHUNKED,
         plan,

@@ -96,6 +96,13 @@ def test_a_bad_bundle_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     assert_refused(outcome, "model.onnx", "copy.bundle")
 
 
+def test_a_folder_to_spill_to_that_is_not_there_is_refused(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    words = ("-m", "aftserve", bundle_folder, "--port", "0", "--spill", "absent")
+    assert_refused(run_python(*words, cwd=tmp_path), "absent", "--spill")
+
+
 def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
     assert_refused(run_python("-m", "aftserve", "absent", cwd=tmp_path), "absent")
 
