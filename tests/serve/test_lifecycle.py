@@ -52,7 +52,7 @@ def test_told_to_stop_under_load_it_answers_whatever_it_accepted(
 ) -> None:
     options = ("--drain-seconds", "0", "--threads", "1")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
-        answers = [pool.submit(post, address, [7] * 200_000) for _ in range(8)]
+        answers = [pool.submit(post, address, [7] * 200_000) for _ in range(16)]
         eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "some wait")
         accepted = metric(address, "aftserve_waiting_documents")
         process.send_signal(signal.SIGTERM)
