@@ -88,6 +88,8 @@ from aftserve import server
 from aftserve.cli import main
 
 load_model, number = server.load_model, signal.Signals[sys.argv.pop()]
+# A suite that runs in the background was told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def load_late(*given):
     os.kill(os.getpid(), number)
