@@ -130,11 +130,18 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
     assert Bundle.open(tmp_path / "model.bundle").manifest.labels[0] == "class_0"
 
 
-def test_dropout_that_is_never_off_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("factory", "named"),
+    [
+        ("toy:DropoutAlwaysOn", ("random", "dropout")),
+        ("toy:FixedType", ("not in float64", "x.float()")),
+    ],
+)
+def test_a_forward_that_cannot_be_compared_is_refused(
+    factory: str, named: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "toy:DropoutAlwaysOn", "--to", "onnx", "--out", tmp_path / "b"]
-    assert_refused(run_here(words, capsys), "random", "dropout")
+    words = ["--model", factory, "--to", "onnx", "--out", tmp_path / "b"]
+    assert_refused(run_here(words, capsys), *named)
     assert not listing(tmp_path)
 
 
@@ -289,11 +296,3 @@ def test_the_folder_one_stands_in_can_be_exported_or_is_refused(
         assert (tmp_path / "model.bundle").is_dir()
     else:
         assert_refused(outcome, "--out")
-
-
-def test_a_type_that_is_fixed_in_forward_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--model", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
-    assert_refused(run_here(words, capsys), "not in float64", "x.float()")
-    assert not listing(tmp_path)

@@ -5,9 +5,9 @@ import json
 import math
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -238,17 +238,23 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], thr
         assert go_on.wait(60)
         return tokenize(self, text)
 
+    go_on.set()
     monkeypatch.setattr(Classifier, "tokenize", late)
     yield begun, go_on
     go_on.set()
 
 
-@contextmanager
-def loaded(bundle: Path, go_on: threading.Event) -> Iterator[Service]:
-    go_on.set()
+@asynccontextmanager
+async def running(
+    bundle: Path, tokenizing: tuple[list[str], threading.Event]
+) -> AsyncIterator[Service]:
+    """A service that is ready; from now on tokenization waits."""
+    begun, go_on = tokenizing
     service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
-    go_on.clear()
-    yield service
+    async with service.running():
+        begun.clear()
+        go_on.clear()
+        yield service
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -264,9 +270,8 @@ def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
 ) -> None:
     begun, go_on = tokenizing
 
-    async def scenario(service: Service) -> None:
-        async with service.running():
-            del begun[:]
+    async def scenario() -> None:
+        async with running(bundle_folder, tokenizing) as service:
             for letter in "ab":
                 leaving = asyncio.create_task(service.classify([letter * 1000], math.inf))
                 await until(lambda: bool(begun) and begun[-1][0] == letter)  # noqa: B023
@@ -284,25 +289,22 @@ def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
             assert [task.cancelled() for task in waiting] == [False, True, False]
             assert sorted(text[0] for text in begun) == ["a", "b", "c", "e"]
 
-    with loaded(bundle_folder, go_on) as service:
-        asyncio.run(scenario(service))
+    asyncio.run(scenario())
 
 
 def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
+    texts = ["a" * 100_000, "b" * 100_000, "c" * 100_000, "d" * 1000]
 
-    async def scenario(service: Service) -> None:
-        async with service.running():
-            del begun[:]
-            texts = ["a" * 100_000, "b" * 100_000, "c" * 100_000, "d" * 1000]
+    async def scenario() -> None:
+        async with running(bundle_folder, tokenizing) as service:
             asked = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
             await until(lambda: len(begun) >= 2)
-            assert [text[0] for text in begun] == ["a", "d"]
+            assert sorted(text[0] for text in begun) == ["a", "d"]
             go_on.set()
             for text, answers in zip(texts, await asyncio.gather(*asked), strict=True):
                 assert answers[0].tokens_total == len(text)
 
-    with loaded(bundle_folder, go_on) as service:
-        asyncio.run(scenario(service))
+    asyncio.run(scenario())

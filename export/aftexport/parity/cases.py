@@ -38,7 +38,7 @@ def model_cases(
     """
     reference = TorchEngine(copy.deepcopy(module).double() if double else module, spec.names)
     if double:
-        _refuse_fixed_types(reference, TorchEngine(copy.deepcopy(module), spec.names), spec)
+        _refuse_fixed_types(reference, module, spec)
     _refuse_random(reference, spec)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
@@ -47,12 +47,12 @@ def model_cases(
     return cases
 
 
-def _refuse_fixed_types(double: TorchEngine, trained: TorchEngine, spec: InputSpec) -> None:
+def _refuse_fixed_types(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
     inputs = _few_tokens(spec)
     try:
-        double.run(inputs)
+        reference.run(inputs)
     except EngineError as error:
-        trained.run(inputs)
+        TorchEngine(copy.deepcopy(module), spec.names).run(inputs)
         raise TraceError(
             "The module runs as it is, but not in float64, in which its outputs are what is "
             f"compared with: {error.__cause__}.",
