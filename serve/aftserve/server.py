@@ -17,9 +17,9 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.report import operator_table, stage
 from aftserve import logs, tracing
 from aftserve.app import create_app
+from aftserve.connection import Connection
 from aftserve.keys import Keys
 from aftserve.loading import load_model
-from aftserve.receiving import TimedProtocol
 from aftserve.service import Service
 from aftserve.settings import Settings
 from aftserve.tracing import Traces
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
                 create_app(service, keys),
                 host=settings.host,
                 port=settings.port,
-                http=TimedProtocol.within(settings.receive_seconds),
+                http=Connection.within(settings.receive_seconds, service.metrics.responses),
                 ws="none",
                 log_config=None,
                 access_log=False,

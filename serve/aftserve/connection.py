@@ -1,0 +1,207 @@
+"""A connection of one client: what it may send before it is a request, and how long that may take.
+
+A few bytes can be much work for whoever parses them, all of it before any API key is looked at:
+chunks of one byte, requests that are sent ahead of their answers. So each connection is parsed for
+a millisecond at most, and then the others have their turn.
+"""
+
+import asyncio
+import json
+import logging
+from functools import partial
+from typing import Any
+
+import httptools
+from prometheus_client import Counter
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+logger = logging.getLogger("aftserve.request")
+
+_TURN_SECONDS = 0.001
+_PIECE_BYTES = 4096
+"""At most some 0.5 ms of work."""
+_MOST_HEADER_BYTES = 1 << 16
+
+
+class _Flow(FlowControl):
+    """Reads nothing while the request has enough, nor while what was read is not yet parsed."""
+
+    _full = _held = False
+
+    def pause_reading(self) -> None:
+        self._full = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._full = False
+        self.hold(self._held)
+
+    def hold(self, held: bool) -> None:
+        """Stops reading, or goes on where nothing else speaks against it."""
+        self._held = held
+        if held:
+            super().pause_reading()
+        elif not self._full:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    """Refuses what is no request, and headers that are too large or too slow.
+
+    uvicorn bounds the time between two requests, not that of the first line to the last header.
+    Bodies are the application's to bound: it can say why.
+
+    Args:
+        header_seconds: from the moment that a request may come to the end of its headers.
+        responses: counts refusals by path and status.
+    """
+
+    def __init__(
+        self, *args: Any, header_seconds: float, responses: Counter, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_seconds = header_seconds
+        self._responses = responses
+        self._waiting: asyncio.TimerHandle | None = None
+        self._turn: asyncio.Handle | None = None
+        self._unparsed = bytearray()
+        self._silent_bytes = 0
+        self._in_headers = True
+        self._refused = False
+
+    @classmethod
+    def within(cls, seconds: float, responses: Counter) -> Any:
+        """The class, for a server whose clients have so long."""
+        return partial(cls, header_seconds=seconds, responses=responses)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait for the first request."""
+        super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what it can in its turn."""
+        self._unset_keepalive_if_required()
+        if not self._refused:
+            self._unparsed += data
+            self._parse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits no more."""
+        self._unparsed.clear()
+        self._rest()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_headers = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header; one behind the body is nobody's, who asked was told by those before."""
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Checks what the parser does not, and starts the application."""
+        self._in_headers = False
+        self._silent_bytes = 0
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise httptools.HttpParserError("CONNECT is for proxies")
+            return
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and self.parser.get_http_version() == "1.1":
+            raise httptools.HttpParserError(f"{hosts} Host headers")
+        self._rest()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of the body."""
+        self._silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request ends."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request, as long as uvicorn keeps the connection."""
+        super().on_response_complete()
+        if self._idle:
+            self._watch()
+        self._parse()
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _parse(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        end = self.loop.time() + _TURN_SECONDS
+        # Requests that came ahead of their turn are not parsed ahead of it.
+        while self._unparsed and not self.pipeline and not self.transport.is_closing():
+            if self.loop.time() > end:
+                self._turn = self.loop.call_soon(self._parse)
+                break
+            piece = bytes(self._unparsed[:_PIECE_BYTES])
+            del self._unparsed[:_PIECE_BYTES]
+            self._parse_piece(piece)
+        if not self.transport.is_closing():
+            self._flow.hold(bool(self._unparsed))
+
+    def _parse_piece(self, piece: bytes) -> None:
+        self._silent_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser takes all that follows for another protocol's, also the body.
+            self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
+        else:
+            if self._silent_bytes > _MOST_HEADER_BYTES:
+                self._refuse(431, f"The headers have more than {_MOST_HEADER_BYTES} bytes.")
+
+    def _without_upgrade(self) -> bytes:
+        """The headers that were parsed, of a request that asks for no other protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _refuse(self, status: int, problem: str) -> None:
+        logger.info("no request: %s", problem, extra={"fields": {"status": status}})
+        self._responses.labels("other", str(status)).inc()
+        self._refused = True
+        self._unparsed.clear()
+        if self.pipeline or not (self._idle or self.cycle.more_body):
+            self.cycle.keep_alive = False  # those before are answered first
+            return
+        if self._idle or not self.cycle.response_started:
+            content = json.dumps({"detail": problem}).encode()
+            headers = (
+                f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + headers.encode() + content)
+        self.transport.close()
+
+    def _watch(self) -> None:
+        if self._waiting is None and not self.transport.is_closing():
+            self._waiting = self.loop.call_later(self._header_seconds, self._overdue)
+
+    def _rest(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _overdue(self) -> None:
+        if not self.transport.is_closing():
+            problem = f"The headers did not arrive within {self._header_seconds:g} s."
+            self._refuse(408, problem)

@@ -1,0 +1,175 @@
+"""What arrives on a connection and is no request, or not yet, or many."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from clients import head, metric, raw_connection, response
+from servers import serving
+
+MIB = 1 << 20
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ANSWER = b'{"status":"alive"}'
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("connection") / "log"
+    with serving(bundle_folder, log, "--receive-seconds", "5") as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    received = bytearray()
+    while part := connection.recv(65536):
+        received += part
+    return bytes(received)
+
+
+def refused(address: str, sent: bytes) -> tuple[int, str]:
+    with raw_connection(address) as connection:
+        connection.sendall(sent)
+        status, body = response(connection)
+        assert connection.recv(1) == b""
+    return status, json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /infer HT", b"GET /readyz HTTP/1.1\r\nHost: x\r\n"])
+def test_headers_that_do_not_arrive_close_the_connection(start: bytes, address: str) -> None:
+    status, problem = refused(address, start)
+    assert status == 408
+    assert "5 s" in problem
+
+
+def test_a_connection_kept_for_a_second_request_is_watched_too(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(GET)
+        assert response(connection)[0] == 200
+        connection.sendall(GET[:10])
+        assert response(connection)[0] == 408
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /healthz HTTP/1.1\r\nX: ",
+        b"GET /" + b"a" * 1000,
+        head(None) + b"1;",
+        head(None) + b"1\r\n \r\n0\r\nX: ",
+    ],
+    ids=["header", "path", "chunk", "trailer"],
+)
+def test_what_never_ends_is_refused(start: bytes, address: str) -> None:
+    with raw_connection(address) as connection:
+        with suppress(OSError):  # it may be refused while it is sent
+            connection.sendall(start + b"a" * (MIB // 4))
+        assert response(connection)[0] == 431
+
+
+def test_many_headers_are_as_bad_as_a_long_one(address: str) -> None:
+    with raw_connection(address) as connection:
+        with suppress(OSError):
+            connection.sendall(GET[:-2] + b"X: a\r\n" * 50_000)
+        assert response(connection)[0] == 431
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 TLS\r\n\r\n",
+        GET.replace(b"Host: x\r\n", b""),
+        GET.replace(b"Host: x\r\n", b"Host: x\r\nHost: y\r\n"),
+        b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+        *(
+            head(None).replace(b"Transfer-Encoding: chunked", length) + b"{}"
+            for length in (
+                b"Content-Length: x",
+                b"Content-Length: -1",
+                b"Content-Length: 5\r\nContent-Length: 6",
+                b"Content-Length: 2\r\nTransfer-Encoding: chunked",
+            )
+        ),
+        head(None) + b"x\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_counted(sent: bytes, address: str) -> None:
+    series = {"path": "other", "status": "400"}
+    before = metric(address, "aftserve_responses_total", **series)
+    status, problem = refused(address, sent)
+    assert status == 400
+    assert "not HTTP" in problem
+    assert metric(address, "aftserve_responses_total", **series) == before + 1
+
+
+def test_http_1_0_needs_no_host(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert everything(connection).endswith(ANSWER)
+
+
+def test_requests_ahead_of_their_answers_are_answered_in_order(address: str) -> None:
+    count = 1000
+    ahead = b"".join(GET[:-2] + b"X-Request-ID: %d\r\n\r\n" % index for index in range(count))
+    with raw_connection(address) as connection:
+        connection.sendall(ahead + GET[:-2] + b"Connection: close\r\n\r\n")
+        received = everything(connection)
+    assert received.count(ANSWER) == count + 1
+    places = [received.index(b"x-request-id: %d\r\n" % index) for index in range(count)]
+    assert places == sorted(places)
+
+
+def test_a_bad_request_does_not_cost_those_before_it_their_answers(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(GET * 20 + b"nonsense\r\n\r\n" + GET)
+        assert everything(connection).count(ANSWER) == 20
+
+
+def test_who_asks_for_another_protocol_gets_an_answer_in_this_one(address: str) -> None:
+    body = b'{"text": "a"}'
+    asks = head(len(body), "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c") + body
+    with raw_connection(address) as connection:
+        connection.sendall(asks + GET)
+        assert response(connection)[0] == 200
+        connection.sendall(GET)
+        assert response(connection)[1].startswith(ANSWER)
+
+
+def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
+    body = json.dumps({"text": "a" * 20_000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with raw_connection(address) as connection:
+        connection.sendall(head(None) + chunks + b"0\r\nX-Request-ID: trailer\r\n\r\n")
+        status, content = response(connection)
+    assert status == 200
+    assert json.loads(content)["tokens_total"] > 0
+
+
+def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: str) -> None:
+    """Eight of them; parsed as they come, each turn of theirs took a second and more."""
+    ended = threading.Event()
+
+    def send() -> None:
+        chunks = b"1\r\n \r\n" * 50_000
+        while not ended.is_set():
+            with suppress(OSError), raw_connection(address) as connection:
+                connection.sendall(head(None))
+                while not ended.is_set():
+                    connection.sendall(chunks)
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            assert httpx.get(f"{address}/healthz", timeout=5).status_code == 200
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
