@@ -25,6 +25,7 @@ template <class T, Gate gate>
 struct ConvWindow {
   static constexpr int kRows = 4;
   static constexpr int kVecs = 1;
+  static constexpr int64_t kGranules = 2;
   static constexpr int64_t kBlockTiles = 6;   // whose sums wait for the output
   static constexpr int kPanels = 2;           // taken together where they have the same weights
   static constexpr int64_t kKeysAhead = 128;  // over a segment: its keys are read alone first, by raise()

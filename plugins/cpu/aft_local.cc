@@ -25,6 +25,7 @@ template <class T, Gate gate>
 struct LocalWindow {
   static constexpr int kRows = kWeightRows;
   static constexpr int kVecs = 2;
+  static constexpr int64_t kGranules = 3;
   static constexpr int64_t kBlockTiles = 8, kBlockRows = kBlockTiles * kRows;
 
   const AftLocal& p;

@@ -11,7 +11,8 @@
 // m, per channel, is the largest key of the document; in causal form the largest so far, raised between
 // granules of rows. A granule finds the entries of its windows in memory: each is computed once per task.
 //
-// Op supplies: kRows, kVecs (vectors per entry and panel), panels, left and right (keys t - left .. t + right
+// Op supplies: kRows, kVecs (vectors per entry and panel), kGranules (whose entries there is room for beside a
+// window's: the more, the more seldom are they moved), panels, left and right (keys t - left .. t + right
 // are in the window), raise(b, first, last, reference), for_entries(b, first, last, reference, use(panel, key, keys,
 // entry_of(i, entry))),
 // memory_floats() and granule(Granule); see AFT-local.
@@ -214,7 +215,7 @@ class Windowed {
 
   // The rows of one task, granule by granule.
   void rows(int64_t b, int64_t task) const {
-    const int64_t length = length_of(s_, b), capacity = (2 * granule_ + op_.left + op_.right) | 1;
+    const int64_t length = length_of(s_, b), capacity = (Op::kGranules * granule_ + op_.left + op_.right) | 1;
     const int64_t tiles = granule_ / Op::kRows;
     float* memory = task_memory(panels_ * capacity * kUnit + tiles * width_ + panels_ * kLanes +
                                 op_.memory_floats());
