@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from aftserve.batching import Backlog
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
 from aftserve.loading import LoadedModel
 from aftserve.scheduler import Scheduler
@@ -34,19 +35,23 @@ class Admission:
     def _check(self, backlog: float) -> None:
         if backlog > self._max_queue_seconds:
             raise BusyError(
-                f"The documents before this one take {backlog:.1f} s, "
+                f"The documents of other requests take {backlog:.1f} s, "
                 f"the most is {self._max_queue_seconds:g} s.",
                 "Ask again later.",
                 backlog - self._max_queue_seconds,
             )
 
-    def admit(self, model: LoadedModel, tokens: Sequence[int], seconds_left: float) -> float:
+    def admit(
+        self, model: LoadedModel, tokens: Sequence[int], seconds_left: float, earlier: Backlog
+    ) -> float:
         """Predicts how long documents of so many tokens take from now until they are answered.
 
         Args:
             model: that classifies them.
-            tokens: of each document of the request.
+            tokens: of each document.
             seconds_left: to the client's deadline.
+            earlier: documents of the same request, which may wait for each other as long as
+                the deadline lets them.
 
         Raises:
             DeadlineError: where it has passed.
@@ -57,8 +62,8 @@ class Admission:
             raise DeadlineError
         scheduler = self._scheduler
         in_chunks = any(map(model.classifier.in_chunks, tokens))
+        self._check(scheduler.wait_seconds(in_chunks=in_chunks, besides=earlier))
         backlog = scheduler.wait_seconds(in_chunks=in_chunks)
-        self._check(backlog)
         own = sum(map(model.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
         predicted = backlog + own
         if own > seconds_left:

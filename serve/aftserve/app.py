@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -10,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
 from aftserve import bodies, presence, streams
+from aftserve.batching import Backlog
 from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
@@ -139,11 +141,11 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
                 text = await streams.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
             case streams.LINES:
+                classify = partial(
+                    service.classify, deadline=deadline, spans=evidence, request=Backlog()
+                )
                 lines = await streams.classify_lines(
-                    request,
-                    lambda documents: service.classify(documents, deadline, spans=evidence),
-                    most=most,
-                    deadline=deadline,
+                    request, classify, most=most, deadline=deadline
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)

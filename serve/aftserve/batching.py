@@ -33,6 +33,29 @@ class Progress:
 
 
 @dataclass(eq=False)
+class Backlog:
+    """What waits, of all requests or of one.
+
+    Attributes:
+        documents: how many.
+        seconds: they take one by one, as calibrated, but for those that run in chunks.
+        chunked_seconds: those take that run in chunks.
+    """
+
+    documents: int = 0
+    seconds: float = 0.0
+    chunked_seconds: float = 0.0
+
+    def __sub__(self, part: "Backlog") -> "Backlog":
+        """What else waits; where that is nothing, rounding leaves no seconds of it."""
+        return Backlog(
+            self.documents - part.documents,
+            round(self.seconds - part.seconds, 9),
+            round(self.chunked_seconds - part.chunked_seconds, 9),
+        )
+
+
+@dataclass(eq=False)
 class Job:
     """A document that waits for its answer.
 
@@ -44,6 +67,7 @@ class Job:
         future: of the answer; cancelled where nobody wants it any more.
         alone: it must not share a run, because one that it shared has failed.
         progress: of a document that runs in chunks; None of any other.
+        request: what waits of the request that it is of, itself included.
     """
 
     served: Served
@@ -53,6 +77,7 @@ class Job:
     future: "asyncio.Future[Result]"
     alone: bool = field(default=False)
     progress: "Progress | None" = None
+    request: Backlog = field(default_factory=Backlog)
 
     @property
     def tokens(self) -> int:

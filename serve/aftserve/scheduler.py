@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError
-from aftserve.batching import Job, Progress, Result, next_batch
+from aftserve.batching import Backlog, Job, Progress, Result, next_batch
 from aftserve.calibration import Pace
 from aftserve.classifier import Classifier, Tokens
 from aftserve.engine_thread import EngineThread, EngineThreadError, Run
@@ -81,14 +81,19 @@ class Scheduler:
         """Until everything accepted so far is answered, as predicted."""
         return self.wait_seconds(in_chunks=True)
 
-    def wait_seconds(self, *, in_chunks: bool) -> float:
+    def wait_seconds(self, *, in_chunks: bool, besides: Backlog | None = None) -> float:
         """Until a document that came now would have its turn, as predicted.
 
         Args:
             in_chunks: it runs so, and others of the kind go first; else it goes between
                 their parts.
+            besides: documents that it waits for too, and that are left out.
         """
-        run, waiting = self._running, self._waiting
+        run, waiting = self._running, self._waiting.backlog
+        if besides is not None:
+            waiting -= besides
+            if run is not None and all(job.request is besides for job in run.batch):
+                run = None
         # A run that is late by some time may well take as long again.
         running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
         seconds = waiting.seconds
@@ -97,7 +102,7 @@ class Scheduler:
             seconds += waiting.chunked_seconds + after
         else:
             # One part after each of the runs before it, at most.
-            seconds += min(after, len(waiting) * (run.calibrated if run else 0.0))
+            seconds += min(after, waiting.documents * (run.calibrated if run else 0.0))
         return running + seconds * self.pace.value
 
     @contextmanager
@@ -122,6 +127,7 @@ class Scheduler:
         *,
         alone: bool = False,
         evidence: bool = False,
+        request: Backlog | None = None,
     ) -> "asyncio.Future[Result]":
         """Puts a checked document in the queue.
 
@@ -131,6 +137,7 @@ class Scheduler:
             promised: when it is predicted to be answered, by ``time.monotonic``.
             alone: it shares no run.
             evidence: the answer says what each token adds, in chunks too.
+            request: what waits of the request that it is of; counts it too.
 
         Returns:
             A future of the result. Cancel it where the answer is no longer wanted; it
@@ -143,6 +150,7 @@ class Scheduler:
             return future
         classifier, costs = served.model.classifier, served.model.costs
         job = Job(served, ids, costs.alone(len(ids)), promised, future, alone)
+        job.request = request or job.request
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
                 classifier.parts(ids, evidence=evidence),

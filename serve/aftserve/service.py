@@ -15,7 +15,7 @@ import anyio.to_thread
 from aftexport.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.admission import Admission
-from aftserve.batching import Result
+from aftserve.batching import Backlog, Result
 from aftserve.classifier import Document, Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.evidence import explain
@@ -121,14 +121,20 @@ class Service:
         self._admission.check_queue()
 
     async def classify(
-        self, documents: Sequence[Document], deadline: float, *, spans: int = 0
+        self,
+        documents: Sequence[Document],
+        deadline: float,
+        *,
+        spans: int = 0,
+        request: Backlog | None = None,
     ) -> list[DocumentResult]:
-        """Answers all documents of a request; cancelled, it leaves nothing in the queue.
+        """Answers documents of a request; cancelled, it leaves nothing in the queue.
 
         Args:
-            documents: of the request, in order.
+            documents: all of the request, or some, in order.
             deadline: of the client, by ``time.monotonic``.
             spans: most of each one's evidence; 0 for none.
+            request: where the documents come one after the other, what waits of those.
 
         Raises:
             InputError: where a document cannot be classified.
@@ -145,7 +151,9 @@ class Service:
             tokens = [classifier.cut(ids) for ids, _ in tokenized]
             for used in tokens if spans else ():
                 classifier.check_evidence(len(used))
-            predicted, done = await self._run(served, tokens, deadline, evidence=spans > 0)
+            predicted, done = await self._run(
+                served, tokens, deadline, evidence=spans > 0, request=request
+            )
             for ids, result in zip(tokens, done, strict=True):
                 if not classifier.in_chunks(len(ids)):  # PyTorch has no chunks
                     parity.sample(ids, result)
@@ -218,13 +226,15 @@ class Service:
         deadline: float,
         *,
         evidence: bool = False,
+        request: Backlog | None = None,
     ) -> tuple[float, list[Result]]:
         """What they were predicted to take together, and their results."""
+        request = request or Backlog()
         now = time.monotonic()
         lengths = [len(ids) for ids in documents]
-        predicted = self._admission.admit(served.model, lengths, deadline - now)
+        predicted = self._admission.admit(served.model, lengths, deadline - now, request)
         futures = [
-            self.scheduler.submit(served, ids, now + predicted, evidence=evidence)
+            self.scheduler.submit(served, ids, now + predicted, evidence=evidence, request=request)
             for ids in documents
         ]
         try:

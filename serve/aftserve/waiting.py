@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from aftserve.batching import Job
+from aftserve.batching import Backlog, Job
 
 
 class Waiting:
@@ -16,7 +16,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._seconds = self._chunked_seconds = 0.0
+        self._backlog = Backlog()
         self._changed = threading.Condition()
         self._paused = self._closed = False
 
@@ -25,27 +25,23 @@ class Waiting:
         return len(self._jobs)
 
     @property
-    def seconds(self) -> float:
-        """They take one by one, as calibrated, but for those that run in chunks."""
-        return self._seconds
-
-    @property
-    def chunked_seconds(self) -> float:
-        """Those take that run in chunks."""
-        return self._chunked_seconds
+    def backlog(self) -> Backlog:
+        """All that waits."""
+        return self._backlog
 
     def put(self, job: Job) -> None:
         """Adds a job as the last."""
         with self._changed:
             self._jobs.append(job)
-            self._count([job])
+            self._count(job, 1)
             self._changed.notify()
 
     def put_back(self, jobs: Sequence[Job]) -> None:
         """Puts jobs before all others, in their order."""
         with self._changed:
             self._jobs.extendleft(reversed(jobs))
-            self._count(jobs)
+            for job in jobs:
+                self._count(job, 1)
             self._changed.notify()
 
     def remove(self, job: Job) -> bool:
@@ -86,23 +82,21 @@ class Waiting:
             self._closed = True
             left = list(self._jobs)
             self._jobs.clear()
-            self._seconds = self._chunked_seconds = 0.0
+            self._backlog = Backlog()
             self._changed.notify()
             return left
 
     def _drop(self, job: Job) -> None:
         self._jobs.remove(job)
-        if job.progress is None:
-            self._seconds -= job.seconds
-        else:
-            self._chunked_seconds -= job.seconds
-        if not self._jobs:
-            # Rounding must not add up over the life of the process.
-            self._seconds = self._chunked_seconds = 0.0
+        self._count(job, -1)
 
-    def _count(self, jobs: Iterable[Job] = ()) -> None:
-        for job in jobs:
+    def _count(self, job: Job, sign: int) -> None:
+        for backlog in (self._backlog, job.request):
+            backlog.documents += sign
             if job.progress is None:
-                self._seconds += job.seconds
+                backlog.seconds += sign * job.seconds
             else:
-                self._chunked_seconds += job.seconds
+                backlog.chunked_seconds += sign * job.seconds
+            if not backlog.documents:
+                # Rounding must not add up over the life of the process.
+                backlog.seconds = backlog.chunked_seconds = 0.0

@@ -15,6 +15,7 @@ from servers import serving
 import aftplugins
 
 LONG = [[7] * 500_000]
+LINES = b"application/x-ndjson"
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,44 @@ def test_it_is_refused_before_its_body_is_read(busy: str) -> None:
         status, body = response(connection)
     assert status == 429
     assert b"detail" in body
+
+
+def lines(*documents: list[int]) -> bytes:
+    """The rest of a chunked body, or some of it."""
+    content = b"".join(json.dumps({"input_ids": ids}).encode() + b"\n" for ids in documents)
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
+
+
+def test_lines_of_a_request_wait_for_each_other_and_other_requests_do_not(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(None).replace(b"application/json", LINES))
+        connection.sendall(lines([ENDLESS]))
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        connection.sendall(lines(*[[5] * 1000] * 6))
+        eventually(lambda: metric(address, "aftserve_waiting_documents") == 6, "they wait")
+        connection.sendall(lines(*[[5] * 1000] * 6))
+        eventually(lambda: metric(address, "aftserve_waiting_documents") == 12, "more wait")
+        assert post(address, [[5]]).status_code == 429
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
+
+
+def test_lines_are_refused_for_the_work_of_another_request(address: str) -> None:
+    runs = metric(address, "aftserve_run_documents_count")
+    with raw_connection(address) as connection:
+        connection.sendall(head(None).replace(b"application/json", LINES))
+        connection.sendall(lines([5]))
+        eventually(lambda: metric(address, "aftserve_run_documents_count") > runs, "it is answered")
+        body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
+        with raw_connection(address) as other:
+            other.sendall(head(len(body)) + body)
+            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            connection.sendall(lines([5], [6]) + b"0\r\n\r\n")
+            status, content = response(connection)
+    assert status == 200
+    found = [json.loads(line) for line in content.splitlines()]
+    assert [line.get("status", 200) for line in found] == [200, 429, 429]
+    assert "other requests" in found[1]["detail"]
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
 
 
 def test_once_the_queue_is_empty_it_is_let_in(address: str) -> None:

@@ -110,6 +110,18 @@ def test_short_documents_that_wait_share_runs(
     assert grown(RUNS) < 24 + 24
 
 
+def test_short_lines_of_a_request_share_runs(
+    address: str, pool: ThreadPoolExecutor, grown: Grown
+) -> None:
+    lines = b"".join(json.dumps({"input_ids": [n] * 16}).encode() + b"\n" for n in range(24))
+    kind = {"Content-Type": "application/x-ndjson"}
+    with asking(address, [ENDLESS]):
+        waiting = pool.submit(httpx.post, f"{address}/infer", content=lines, headers=kind)
+        wait_for_documents(address, 24)
+    assert b"status" not in waiting.result().content
+    assert grown(RUNS) < 24
+
+
 def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
     address: str, grown: Grown
 ) -> None:
