@@ -11,12 +11,14 @@ with Client("http://localhost:8000") as client:
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 import httpx
+
+T = TypeVar("T")
 
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
@@ -260,6 +262,8 @@ class Client:
     ) -> Iterator[Result | ServerError]:
         """Classifies any number of documents; one without an answer does not hold up others.
 
+        Those of a request that the server was too busy for are asked again without the others.
+
         Args:
             documents: texts or token ids; taken as they are needed.
             at_once: most of one request.
@@ -278,21 +282,43 @@ class Client:
         left = iter(documents)
         while batch := list(islice(left, at_once)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
-            answers = self._ask(_LINES, b"\n".join(lines), evidence, deadline)
-            # Of bytes: a text would be cut at every character that Unicode ends a line with.
-            for line in answers.content.splitlines():
-                content = json.loads(line)
-                if "label" in content:
-                    yield Result.read(content)
-                else:
-                    yield _error(content["status"], content["detail"])
+            yield from self._ask_each(lines, evidence, deadline)
 
     def _ask(self, kind: str, body: bytes, evidence: int, deadline: float | None) -> httpx.Response:
-        path = f"/infer?evidence={evidence}" if evidence else "/infer"
+        return self._repeat(lambda left: self._try(kind, body, evidence, left), deadline)
+
+    def _ask_each(
+        self, lines: Sequence[bytes], evidence: int, deadline: float | None
+    ) -> list[Result | ServerError]:
+        """The answers of all lines; of those that the server was too busy for, the last."""
+        answers: dict[int, Result | ServerError] = {}
+
+        def wanted(number: int) -> bool:
+            return number not in answers or isinstance(answers[number], BusyError)
+
+        def ask(left: float) -> None:
+            asked = list(filter(wanted, range(len(lines))))
+            body = b"\n".join(lines[n] for n in asked)
+            # Of bytes: a text would be cut at every character that Unicode ends a line with.
+            found = self._try(_LINES, body, evidence, left).content.splitlines()
+            answers.update(zip(asked, map(_read_line, found), strict=True))
+            busy = [answer for answer in answers.values() if isinstance(answer, BusyError)]
+            if busy:
+                raise max(busy, key=lambda error: error.retry_after or 0)
+
+        try:
+            self._repeat(ask, deadline)
+        except ServerError:
+            if not answers:
+                raise
+        return [answers[n] for n in range(len(lines))]
+
+    def _repeat(self, ask: Callable[[float], T], deadline: float | None) -> T:
+        """What ``ask`` returns, of the seconds left, once the server is there and not busy."""
         end = time.monotonic() + (self._deadline if deadline is None else deadline)
         for number in range(self._retries + 1):
             try:
-                return self._try(path, kind, body, end - time.monotonic())
+                return ask(end - time.monotonic())
             except (BusyError, UnavailableError) as error:
                 wait = error.retry_after
                 if wait is None and error.status is None:
@@ -305,9 +331,10 @@ class Client:
                 time.sleep(wait)
         raise AssertionError  # the last try returns or raises
 
-    def _try(self, path: str, kind: str, body: bytes, left: float) -> httpx.Response:
+    def _try(self, kind: str, body: bytes, evidence: int, left: float) -> httpx.Response:
         if left <= 0:
             raise DeadlineError("The deadline passed before the request was sent.")
+        path = f"/infer?evidence={evidence}" if evidence else "/infer"
         headers = {"Content-Type": kind, "Deadline-Seconds": f"{left:.6f}"}
         try:
             response = self._http.post(path, content=body, headers=headers, timeout=left + _GRACE)
@@ -347,3 +374,11 @@ def _error(status: int, detail: str, retry_after: str | None = None) -> ServerEr
     kind = _ERRORS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
     return kind(detail, status, seconds)
+
+
+def _read_line(line: bytes) -> Result | ServerError:
+    content = json.loads(line)
+    if "label" in content:
+        return Result.read(content)
+    again = content.get("retry_after")
+    return _error(content["status"], content["detail"], None if again is None else str(again))

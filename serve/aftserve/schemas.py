@@ -88,6 +88,9 @@ class LineProblem(BaseModel):
 
     detail: str
     status: int = Field(description="That a request of this document alone would have got.")
+    retry_after: int | None = Field(
+        default=None, description="Seconds after which it is worth asking again, if ever."
+    )
 
 
 class Timings(BaseModel):

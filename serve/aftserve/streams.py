@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from aftexport.errors import AftexportError, InputError
 from aftserve import bodies
 from aftserve.classifier import Classifier, Document
-from aftserve.errors import ClientGoneError, DocumentTooLongError
+from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.presence import while_wanted
 from aftserve.problems import describe, status_of
 from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
@@ -118,7 +118,8 @@ async def _classify_line(line: bytes, classify: Classify) -> DocumentResult | Li
     try:
         (result,) = await classify([bodies.parse(line, DocumentRequest).document])
     except AftexportError as error:
-        return LineProblem(detail=str(error), status=status_of(error))
+        again = error.retry_after if isinstance(error, RefusedError) else None
+        return LineProblem(detail=str(error), status=status_of(error), retry_after=again)
     except RequestValidationError as error:
         return LineProblem(detail=describe(error), status=422)
     return result

@@ -97,6 +97,7 @@ def test_lines_are_refused_for_the_work_of_another_request(address: str) -> None
     found = [json.loads(line) for line in content.splitlines()]
     assert [line.get("status", 200) for line in found] == [200, 429, 429]
     assert "other requests" in found[1]["detail"]
+    assert found[1]["retry_after"] >= 1
     eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
 
 

@@ -168,6 +168,47 @@ def test_it_comes_again_when_the_server_says_and_not_for_ever(
         assert all(2 <= wait <= 2.2 for wait in waits)
 
 
+@pytest.mark.parametrize("lasting", [False, True])
+def test_lines_that_found_the_server_busy_are_asked_again_alone(
+    lasting: bool, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    busy = b'{"detail": "later", "status": 429, "retry_after": 7}'
+    asked: list[list[bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        """The real server's answers, but of every second line one that it is busy."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            kind = {"Content-Type": self.headers["Content-Type"]}
+            answers = httpx.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
+            if lasting or not asked:
+                answers[1::2] = [busy] * len(answers[1::2])
+            asked.append(body.split(b"\n"))
+            content = b"\n".join(answers)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with listening(Handler) as address, Client(address, retries=1) as client:
+        answers = list(client.infer_each(["x" * (n + 1) for n in range(8)] + [[10**9]]))
+    assert [len(lines) for lines in asked] == [9, 4]
+    assert asked[1] == asked[0][1::2]
+    assert all(7 <= wait <= 7.7 for wait in waits)
+    assert len(waits) == 1
+    failed = [answer for answer in answers if isinstance(answer, ServerError)]
+    assert [error.status for error in failed] == ([429, 429, 422] if lasting else [422])
+    lengths = [one.tokens_total if isinstance(one, Result) else None for one in answers]
+    expected = [1, 2, 3, None, 5, 6, 7, None, None] if lasting else [*range(1, 9), None]
+    assert lengths == expected
+
+
 @pytest.mark.parametrize(
     ("wait", "deadline"), [("3600", 300.0), ("2", 1.0), (None, 300.0), ("soon", 300.0)]
 )
