@@ -17,6 +17,10 @@ from aftserve.classifier import Tokens
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
 
+_LOGIT_BYTES = 32
+_OTHER_BYTES = 1 << 16
+"""Most of an answer's line for each logit, and for what else is in it, as the text of an error."""
+
 
 class ReferenceError(RefusedError):
     """There is no PyTorch model to compare with, or it failed."""
@@ -41,6 +45,7 @@ class ReferenceProcess:
         if settings.reference_allow_pickle:
             words += ["--allow-pickle"]
         self._words = words
+        self._line_bytes = _LOGIT_BYTES * len(bundle.manifest.labels) + _OTHER_BYTES
         self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
         self._turn = asyncio.Lock()
@@ -100,6 +105,6 @@ class ReferenceProcess:
             except UsageError as error:
                 raise ReferenceError(error.problem, error.remedy) from error
             self._process = await asyncio.create_subprocess_exec(
-                *self._words, stdin=PIPE, stdout=PIPE
+                *self._words, stdin=PIPE, stdout=PIPE, limit=self._line_bytes
             )
         return self._process

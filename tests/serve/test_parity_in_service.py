@@ -1,5 +1,6 @@
 """The server against PyTorch: at start, on demand, and in passing."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -9,14 +10,22 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import torch
+import toy
 from clients import eventually, metric
 from drifting import ODD, coarse_kernels, large_batches, odd_first_token
+from numpy.typing import NDArray
 from servers import serving
 
+import aftexport
 import aftplugins
 from aftexport.bundle import Bundle
+from aftexport.exporter import export
+from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.verification import verify
+from aftserve.reference_process import ReferenceProcess
+from aftserve.settings import Settings
 
 BOUND = TOLERANCES["fp32"].bound
 
@@ -105,6 +114,27 @@ def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
         assert reference_of(process.pid) not in (None, number)
         last = reference_of(process.pid)
     eventually(lambda: not Path(f"/proc/{last}").exists(), "it ends with the server")
+
+
+def test_the_reference_of_a_model_with_many_classes(tmp_path: Path) -> None:
+    labels = [str(number) for number in range(5000)]
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | {"num_labels": len(labels)})).eval()
+    aftexport.save(tmp_path / "model.pt", model=model, labels=labels)
+    export(tmp_path / "model.pt", to="onnx", out=tmp_path / "model.bundle")
+    bundle = Bundle.open(tmp_path / "model.bundle")
+    ids = np.arange(100)
+
+    async def ask() -> NDArray[np.float64]:
+        settings = Settings(bundle=bundle.path, reference=tmp_path / "model.pt")
+        reference = ReferenceProcess(bundle, settings)
+        try:
+            return await reference.logits(ids)
+        finally:
+            await reference.close()
+
+    with torch.no_grad():
+        expected = model.double()(torch.tensor(ids)[None], torch.tensor([len(ids)]))[0]
+    np.testing.assert_allclose(asyncio.run(ask()), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_another_model_is_no_reference(
