@@ -22,7 +22,10 @@ Added = NDArray[np.float32]
 Document = str | Sequence[int] | Tokens
 """A text, or token ids that were not checked yet."""
 
-
+PIECE_CHARACTERS = 1 << 16
+"""Texts are counted by pieces of so many: fast, and in little memory."""
+_MOST_GAINED = 256
+"""By more tokens than this no piece differs from its share of the whole text."""
 _AND_MORE = {False: "", True: " and more"}
 
 
@@ -82,6 +85,7 @@ class Classifier:
         self.chunked = chunked
         self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
         self.policy: Policy = policy
+        self._cuts = policy in ("head", "tail")
         if policy != "exact":
             self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
@@ -117,12 +121,42 @@ class Classifier:
 
     def check_length(self, tokens: int, *, more: bool = False) -> None:
         """Raises DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
-        if tokens > self.max_tokens and self.policy in ("exact", "reject"):
+        if tokens > self.max_tokens and not self._cuts:
             raise DocumentTooLongError(
                 f"The document has {tokens} tokens{_AND_MORE[more]}, this server takes "
                 f"{self.max_tokens}.",
                 "Send a shorter one; it is never truncated silently.",
             )
+
+    def count(self, piece: str, before: int) -> int:
+        """Counts on; what it returns is never more than the text has so far.
+
+        Args:
+            piece: of a text, about ``PIECE_CHARACTERS``.
+            before: what it returned for the pieces before, 0 for the first.
+
+        Raises:
+            DocumentTooLongError: as soon as those are over ``max_tokens``; see ``check_length``.
+        """
+        tokens = before + max(0, len(self.tokenize(piece)) - _MOST_GAINED)
+        self.check_length(tokens, more=True)
+        return tokens
+
+    def encode(self, text: str) -> Tokens:
+        """The checked tokens of a text; one of far too many is refused before it is tokenized.
+
+        Raises:
+            InputError: where it cannot be tokenized; see ``check``.
+            DocumentTooLongError: over ``max_characters`` or ``max_tokens``.
+        """
+        self.check_text(text)
+        tokens = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            # Few tokens have less than a character: with the rest it is not too long by far.
+            if self._cuts or tokens + len(text) - start <= self.max_tokens:
+                break
+            tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
+        return self.check(self.tokenize(text))
 
     def tokenize(self, text: str) -> Tokens:
         """Token ids of a text; other threads run meanwhile.

@@ -256,10 +256,10 @@ class Service:
             classifier.check_text(document)
             start = time.perf_counter()
             if len(document) <= _SHORT_CHARACTERS:
-                ids = classifier.tokenize(document)
+                ids = classifier.encode(document)
             else:
-                ids = await self._in_thread(document, partial(classifier.tokenize, document))
-            return classifier.check(ids), time.perf_counter() - start
+                ids = await self._in_thread(document, partial(classifier.encode, document))
+            return ids, time.perf_counter() - start
         except InputError as error:
             raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import AftexportError, InputError
 from aftserve import bodies
-from aftserve.classifier import Classifier, Document
+from aftserve.classifier import PIECE_CHARACTERS, Classifier, Document
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.presence import while_wanted
 from aftserve.problems import describe, status_of
@@ -23,10 +23,6 @@ Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
 TEXT = "text/plain"
 LINES = "application/x-ndjson"
 """The media types of the two."""
-
-_PIECE_CHARACTERS = 1 << 16
-_MOST_GAINED = 256
-"""By more tokens than this no piece differs from its share of the whole text."""
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
@@ -57,11 +53,9 @@ async def read_text(request: Request, classifier: Classifier) -> str:
         piece += part
         characters += len(part)
         classifier.check_characters(characters, more=True)
-        if len(piece) >= _PIECE_CHARACTERS:
-            ids = await anyio.to_thread.run_sync(classifier.tokenize, piece)
-            tokens += len(ids) - _MOST_GAINED
+        if len(piece) >= PIECE_CHARACTERS:
+            tokens = await anyio.to_thread.run_sync(classifier.count, piece, tokens)
             piece = ""
-            classifier.check_length(tokens, more=True)
     parts.append(_decoded(decoder, b"", final=True))
     return "".join(parts)
 

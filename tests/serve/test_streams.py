@@ -1,6 +1,7 @@
 """Plain text and newline-delimited JSON, looked at while they arrive."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,34 @@ def test_a_text_is_refused_by_its_tokens_before_the_rest_is_sent(address: str) -
         status, body = response(connection)
     assert status == 413
     assert b"tokens and more, this server takes 100000" in body
+
+
+@pytest.mark.parametrize("form", ["json", "lines", "open inference"])
+def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
+    form: str, address: str
+) -> None:
+    text = "\u5951 long" * 1_000_000
+    match form:
+        case "json":
+            answer = httpx.post(f"{address}/infer", json={"text": text})
+        case "lines":
+            answer = post(address, json.dumps({"text": text}).encode(), LINES)
+        case _:
+            sent = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
+            answer = httpx.post(f"{address}/v2/models/model/infer", json={"inputs": [sent]})
+    found = re.search(r"document 0: The document has (\d+) tokens and more", answer.text)
+    assert found, answer.text[:500]
+    assert LONGEST < int(found[1]) < 2 * LONGEST
+
+
+@pytest.mark.parametrize("unit", ["a", "契"])
+def test_a_text_of_just_as_many_tokens_as_are_taken_is_taken(unit: str, address: str) -> None:
+    size = len(unit.encode())
+    text = unit * (LONGEST // size)
+    assert httpx.post(f"{address}/infer", json={"text": text}).status_code == 200
+    answer = httpx.post(f"{address}/infer", json={"text": text + unit})
+    assert answer.status_code == 413
+    assert f"{(LONGEST // size + 1) * size} tokens, this" in answer.json()["detail"]
 
 
 def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:

@@ -76,9 +76,7 @@ class OfflineClassifier:
     def _tokens(self, document: str | AftexportError) -> Tokens:
         if isinstance(document, AftexportError):
             raise document
-        classifier = self._model.classifier
-        classifier.check_text(document)
-        return classifier.check(classifier.tokenize(document))
+        return self._model.classifier.encode(document)
 
     def _run(self, documents: dict[int, Tokens], outcomes: list[Outcome]) -> None:
         """Writes the outcomes of documents of checked tokens to their places."""
