@@ -49,6 +49,10 @@ class EngineError(AftexportError):
     """A runtime refused the model or failed while running it."""
 
 
+class StorageError(AftexportError):
+    """A document in chunks found no space for what is kept between layers."""
+
+
 class InputError(AftexportError):
     """A request or an input tensor does not fit the model's input specification."""
 

@@ -245,6 +245,7 @@ class Classifier:
 
         Raises:
             EngineError: where the engine fails, or answers no numbers.
+            StorageError: where there is no space for what is kept between layers.
         """
         assert self.chunked is not None  # in_chunks sees to it
         outputs = yield from self.chunked.parts(ids, evidence=evidence)

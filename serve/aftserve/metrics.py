@@ -43,7 +43,7 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.stage_seconds = Histogram(
-            "aftserve_stage_seconds", "Time of each stage of an answered request.", ["stage"],
+            "aftserve_stage_seconds", "Seconds of each stage of an answered document.", ["stage"],
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.document_tokens = Histogram(

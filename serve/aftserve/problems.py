@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from aftexport.errors import AftexportError, EngineError, InputError
+from aftexport.errors import AftexportError, EngineError, InputError, StorageError
 from aftserve.errors import DocumentTooLongError, RefusedError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ _DESCRIPTIONS = {
     500: "The engine fails on this document.",
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
+    507: "The server has no space for a document that runs in chunks.",
 }
 
 GUARDED = (401, 429)
@@ -95,6 +96,8 @@ def status_of(error: AftexportError) -> int:
             return 422
         case RefusedError():
             return error.status
+        case StorageError():
+            return 507
         case _:
             return 500
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, StorageError
 from aftserve.batching import Backlog, Job, Progress, Result, next_batch
 from aftserve.calibration import Pace
 from aftserve.classifier import Classifier, Tokens
@@ -141,8 +141,8 @@ class Scheduler:
 
         Returns:
             A future of the result. Cancel it where the answer is no longer wanted; it
-            raises EngineError where the engine fails on this document alone, and
-            UnavailableError where the scheduler ends.
+            raises EngineError where the engine fails on this document alone, StorageError
+            where that finds no space, and UnavailableError where the scheduler ends.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._closed is not None:
@@ -286,6 +286,9 @@ class Scheduler:
     def _repeat_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
         """Puts the documents of a failed batch back, each for itself; a single one has failed."""
         if len(batch) == 1:
+            if isinstance(error, StorageError):
+                self._fail(batch, error)
+                return
             if not isinstance(error, EngineError):
                 logger.error("the engine raised", exc_info=error)
             reason = EngineError(f"The engine failed: {error}", "Send another document.")

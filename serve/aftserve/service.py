@@ -140,6 +140,7 @@ class Service:
             InputError: where a document cannot be classified.
             RefusedError: where it cannot be in time.
             EngineError: where the engine fails on one.
+            StorageError: where one that runs in chunks finds no space.
         """
         async with self.parity.held() as parity:
             served = parity.served

@@ -35,6 +35,19 @@ def address(
     assert "Traceback" not in log.read_text("utf-8")
 
 
+_SMALL_FILES = (
+    "-c",
+    """
+import resource, sys
+from aftserve.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+sys.exit(main())
+""",
+)
+"""To a program, a file that may not grow looks like a disk that is full."""
+
+
 def document(tokens: int) -> list[int]:
     return np.random.default_rng(tokens).integers(0, toy.VOCABULARY, tokens).tolist()
 
@@ -133,3 +146,16 @@ def test_other_policies(
     assert found["scores"] == pytest.approx(answer(server, part)["scores"], abs=1e-4)
     said = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
     assert said == [3 * WHOLE, WHOLE, True, policy]
+
+
+def test_a_document_that_finds_no_space_says_so_and_others_are_answered(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, *budget, program=_SMALL_FILES) as (address, _):
+        refused = post(address, document(30_000))
+        assert refused.status_code == 507
+        assert "cannot be written" in refused.json()["detail"]
+        assert "Traceback" not in log.read_text("utf-8")
+        for tokens in (WHOLE, 2 * WHOLE):
+            assert post(address, document(tokens)).status_code == 200

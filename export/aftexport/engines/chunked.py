@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, StorageError
 from aftexport.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
 
 Array = NDArray[np.generic]
@@ -54,6 +54,7 @@ class _Rows:
     def append(self, rows: Array) -> None:
         self._like = rows[:, :0]
         self.file.write(np.ascontiguousarray(rows).data)
+        self.file.flush()  # or a full disk would be found only where the file is closed
 
     def read(self, start: int, end: int) -> Array:
         width = self._like.shape[2]
@@ -167,6 +168,7 @@ class ChunkedModel:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
         # Open from now on: it stays this one where another is put in its place.
         self._archive = zipfile.ZipFile(archive)
+        self._name = archive.name
         self._plan = plan
         self._threads = threads
         self._fused = fused
@@ -191,6 +193,7 @@ class ChunkedModel:
 
         Raises:
             EngineError: where the runtime refuses or fails.
+            StorageError: where there is no space for what is kept between layers.
         """
         parts = self.parts(ids, evidence=evidence)
         while True:
@@ -204,6 +207,16 @@ class ChunkedModel:
 
         To give up, close the generator.
         """
+        try:
+            return (yield from self._parts(ids, evidence=evidence))
+        except OSError as error:
+            raise StorageError(
+                "What a document in chunks keeps between layers cannot be written "
+                f"({error.strerror}).",
+                "Shorter documents need no space; make some, or name another folder by --spill.",
+            ) from error
+
+    def _parts(self, ids: NDArray[np.int64], *, evidence: bool) -> Parts:
         chunks = self._chunks(ids.size)
         with ExitStack() as files:
             kept: dict[str, _Rows] = {}
@@ -331,6 +344,6 @@ class ChunkedModel:
             model = self._archive.read(f"{name}.onnx")
         except (OSError, zipfile.BadZipFile, zlib.error) as error:
             raise EngineError(
-                f"{self._archive.filename}: {error}.", "Replace a bundle, never write over it."
+                f"{self._name}: {error}.", "Replace a bundle, never write over it."
             ) from error
         return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
