@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.errors import UsageError
 from aftexport.report import operator_table, stage
 from aftserve import logs, tracing
 from aftserve.app import create_app
@@ -43,9 +44,13 @@ def serve(settings: Settings, console: Console) -> int:
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
     traces = tracing.configure()
+    asyncio.run(check_address(settings.host, settings.port))
     service = load(settings, console, traces)
     server = Server(service, keys)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's, where the address was taken while the model was loaded
+        return 1
     traces.close()
     status = int(service.health.phase == "failed")
     if status or service.reloading.loading:
@@ -54,6 +59,23 @@ def serve(settings: Settings, console: Console) -> int:
         sys.stdout.flush()
         os._exit(status)
     return 0
+
+
+async def check_address(host: str, port: int) -> None:
+    """Finds out before anything is loaded whether the server can listen.
+
+    Raises:
+        UsageError: where it cannot.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    except OSError as error:
+        raise UsageError(
+            f"The server cannot listen at {host}, port {port} ({error.strerror}).",
+            "Choose others by --host and --port.",
+        ) from error
+    listening.close()
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:

@@ -103,6 +103,18 @@ def test_a_folder_to_spill_to_that_is_not_there_is_refused(
     assert_refused(run_python(*words, cwd=tmp_path), "absent", "--spill")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
+def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_loaded(
+    host: str, bundle_folder: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("-m", "aftserve", bundle_folder, "--host", host, "--port", str(port))
+        outcome = run_python(*words, cwd=tmp_path)
+    assert_refused(outcome, host, str(port), "--port")
+    assert "Checking" not in outcome.out
+
+
 def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
     assert_refused(run_python("-m", "aftserve", "absent", cwd=tmp_path), "absent")
 
