@@ -1,5 +1,6 @@
 """A request's documents, and the response of their answers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,7 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
     _check_outputs(request)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
+        _check_count(tensor, most)
         size = tensor.parameters.binary_data_size
         if size is not None and size > len(binary):
             raise InputError(
@@ -87,12 +89,17 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
     if len(binary):
         raise InputError(f"{len(binary)} bytes belong to no input.", "Say binary_data_size.")
     documents = _documents(arrays, {tensor.name: tensor for tensor in request.inputs})
-    if len(documents) > most:
+    return Message(request, documents)
+
+
+def _check_count(tensor: InputTensor, most: int) -> None:
+    """Before its values are read, which are checked against the same shape."""
+    documents = math.prod(tensor.shape if tensor.datatype == "BYTES" else tensor.shape[:1])
+    if documents > most:
         raise DocumentTooLongError(
-            f"The request has {len(documents)} documents, this server takes {most}.",
+            f"The request has {documents} documents, this server takes {most}.",
             "Send them in several requests.",
         )
-    return Message(request, documents)
 
 
 def _documents(

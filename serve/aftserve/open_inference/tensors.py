@@ -28,7 +28,9 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
     count = math.prod(tensor.shape)
     if binary is not None:
         values = (
-            _strings(binary, tensor) if tensor.datatype == "BYTES" else _numbers(binary, tensor)
+            _strings(binary, tensor, count)
+            if tensor.datatype == "BYTES"
+            else _numbers(binary, tensor)
         )
     elif tensor.data is None:
         raise InputError(f"The input {tensor.name!r} has no data.", "Send some.")
@@ -53,9 +55,14 @@ def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
     return np.frombuffer(binary, kind)
 
 
-def _strings(binary: memoryview, tensor: InputTensor) -> Array:
-    found, place = [], 0
+def _strings(binary: memoryview, tensor: InputTensor, most: int) -> Array:
+    found, place = list[str](), 0
     while place < len(binary):
+        if len(found) == most:
+            raise InputError(
+                f"The input {tensor.name!r} has more values than its shape {tensor.shape}.",
+                "Send as many as the shape says.",
+            )
         start = place + 4
         place = start + int.from_bytes(binary[place:start], "little")
         if place > len(binary):

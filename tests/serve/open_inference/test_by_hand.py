@@ -119,15 +119,29 @@ def test_a_false_length_of_the_json(client: httpx.Client, size: str) -> None:
     assert "Inference-Header-Content-Length" in response.json()["error"]
 
 
-@pytest.mark.parametrize("after", [b"\x05", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00a"])
-def test_texts_that_end_too_soon(client: httpx.Client, after: bytes) -> None:
+def post_texts(client: httpx.Client, after: bytes, shape: list[int]) -> httpx.Response:
     parameters = {"binary_data_size": len(after)}
-    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": parameters}
+    tensor = {"name": "text", "shape": shape, "datatype": "BYTES", "parameters": parameters}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    response = client.post(INFER, content=head + after, headers=headers)
+    return client.post(INFER, content=head + after, headers=headers)
+
+
+@pytest.mark.parametrize("after", [b"\x05", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00a"])
+def test_texts_that_end_too_soon(client: httpx.Client, after: bytes) -> None:
+    response = post_texts(client, after, [1])
     assert response.status_code == 422
     assert "ends within a value" in response.json()["error"]
+
+
+def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
+    not_utf8 = b"\x01\x00\x00\x00\xff"
+    response = post_texts(client, not_utf8 * 300, [2, 150])
+    assert response.status_code == 413
+    assert "300 documents, this server takes 256" in response.json()["error"]
+    response = post_texts(client, b"\x01\x00\x00\x00a" * 2 + not_utf8, [2])
+    assert response.status_code == 422
+    assert "more values than its shape [2]" in response.json()["error"]
 
 
 def test_too_many_documents(client: httpx.Client) -> None:
