@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
@@ -16,6 +17,8 @@ from aftexport.errors import UsageError
 from aftserve.classifier import Tokens
 from aftserve.errors import RefusedError
 from aftserve.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 _LOGIT_BYTES = 32
 _OTHER_BYTES = 1 << 16
@@ -103,7 +106,12 @@ class ReferenceProcess:
                 # The process would say so too, in its log and after it has imported PyTorch.
                 await anyio.to_thread.run_sync(self._check)
             except UsageError as error:
-                raise ReferenceError(error.problem, error.remedy) from error
+                logger.error("%s", error)  # with paths, which are nothing for clients
+                raise ReferenceError(
+                    "The PyTorch reference is another file than the bundle was exported from, or "
+                    "cannot be read.",
+                    "See the server's log.",
+                ) from error
             self._process = await asyncio.create_subprocess_exec(
                 *self._words, stdin=PIPE, stdout=PIPE, limit=self._line_bytes
             )

@@ -104,9 +104,9 @@ class Reloading:
                 logger.exception("the reload has failed")
                 problem = f"The reload has failed: {error!r}. The server's log says more."
             seconds = time.monotonic() - start
-            self.last = Reload(
-                at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=problem
-            )
+            # Where the bundle is on this machine is for the log alone.
+            said = problem and problem.replace(f"{self._settings.bundle.parent}/", "")
+            self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=said)
             self._metrics.reloads.labels("refused" if problem else "served").inc()
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
