@@ -4,7 +4,7 @@ Shapes in a file are incomplete, and names of its dims prove nothing: what diffe
 is a dynamic axis, what does not is a fixed one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,11 @@ class Measured:
     model: onnx.ModelProto
     runs: Sequence[Arrays]
     more: Sequence[Arrays]
+
+    @property
+    def opset(self) -> int:
+        """Of the standard operators."""
+        return int(next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")))
 
     def constant(self, value: ir.Value | None) -> NDArray[np.generic] | None:
         """The numbers of an initializer, None for what is computed."""
@@ -86,18 +91,18 @@ class Measured:
             array = self.runs[0].get(str(value.name))
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
-    def alone(self, value: ir.Value, tokens: int) -> NDArray[np.generic] | None:
-        """A value at another length, where that runs; nothing else of the graph is computed."""
-        model = _with_outputs(self.model, [str(value.name)])
-        for batch, length in ((1, tokens), (tokens, 1)):
-            try:
-                engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
-                array = _run(engine, self.model, batch, length, True)[str(value.name)]
-            except EngineError:
-                continue
-            if tokens in array.shape:
-                return array
-        return None
+    def alone(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
+        """Some values, and the inputs, at other sizes; nothing else of the graph is computed.
+
+        Returns:
+            By name; None where the model does not run at these sizes.
+        """
+        model = _with_outputs(self.model, [str(value.name) for value in values])
+        try:
+            engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+            return _run(engine, self.model, batch, tokens, True)
+        except EngineError:
+            return None
 
 
 def measure(model: onnx.ModelProto) -> Measured:

@@ -24,6 +24,7 @@ ELEMENTWISE = frozenset({
     "ThresholdedRelu", "Where", "Xor",
 })  # fmt: skip
 """Operators that work on each entry alone, with broadcasting."""
+_PRODUCTS = ("MatMul", "Gemm", "Einsum")
 
 
 class Reader:
@@ -79,7 +80,10 @@ class Reader:
             return one(Leaf(value, dims))
         if node is None or node.domain not in ("", "ai.onnx"):
             return self._end(value, dims)
-        if node.op_type in ("MatMul", "Gemm", "Einsum", "Add") and self._is_linear(node):
+        if node.op_type in _PRODUCTS and not rests_on_inputs(value):
+            # As factors of a position bias, whose sum is over no tokens.
+            return self._end(value, dims)
+        if node.op_type in (*_PRODUCTS, "Add") and self._is_linear(node):
             if not through_linear:
                 return self._end(value, dims)
             if node.op_type == "Add":

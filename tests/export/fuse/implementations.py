@@ -46,6 +46,16 @@ def full_factorised(q: Tensor, k: Tensor, v: Tensor, left: Tensor, right: Tensor
     return full_matmul(q, k, v, left @ right.t())
 
 
+def full_factorised_by_length(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+    left, right = (factor[: q.shape[1]] for factor in factors)
+    return full_matmul(q, k, v, left @ right.t())
+
+
+def full_factorised_einsum(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+    left, right = (factor[: q.shape[1]] for factor in factors)
+    return full_einsum_separate_maxima(q, k, v, torch.einsum("tr,ur->tu", left, right))
+
+
 def full_tokens_first(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     e = torch.exp(bias(w, q.shape[0]))
@@ -83,6 +93,23 @@ def local_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def local_where(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    return full_softmax_broadcast(q, k, v, torch.where(_band(w), w, 0.0))
+
+
+def local_where_by_length(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    tokens = q.shape[1]
+    near = torch.where(bias(_band(w), tokens), bias(w, tokens), 0)
+    return full_matmul(q, k, v, near)
+
+
+def local_band_by_length(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    w = bias(w, q.shape[1])
+    return full_matmul(q, k, v, w * _band(w))
+
+
+def local_factorised(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
+    left, right = (factor[: q.shape[1]] for factor in factors)
+    w = left @ right.t()
     return full_softmax_broadcast(q, k, v, torch.where(_band(w), w, 0.0))
 
 
@@ -326,10 +353,17 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftFull", Layer(f, w)) for f in full}
     factors = 0.3 * _matrix(2, 4), 0.3 * _matrix(3, 4)
-    found["full_factorised"] = "AftFull", Layer(full_factorised, *factors)
+    for f in (full_factorised, full_factorised_by_length, full_factorised_einsum):
+        found[f.__name__] = "AftFull", Layer(f, *factors)
+    found["local_factorised"] = "AftLocal", Layer(local_factorised, *factors)
+    # More than constant folding takes, and a rank that is more than the tokens it is tried at.
+    long = [0.1 * torch.randn(250, 34) for _ in range(2)]
+    for f in (full_factorised, full_factorised_by_length):
+        found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
     for f in (full_causal, full_causal_by_product):
         found[f.__name__] = "CausalAftFull", Layer(f, w)
-    for f in (local_product, local_where, local_row_maximum):
+    for f in (local_product, local_where, local_row_maximum, local_where_by_length,
+              local_band_by_length):  # fmt: skip
         found[f.__name__] = "AftLocal", Layer(f, w)
     simple = [simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
               simple_log_softmax, simple_keys_left_out, simple_mask_added,

@@ -51,6 +51,18 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
     assert_equal(layer, model, example())
 
 
+@pytest.mark.parametrize(("most", "constant"), [(10, False), (36**2, True)])
+def test_factors_of_a_longer_bias_stay_factors(
+    most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aftexport.fuse.mechanisms._weighted_mean._MOST", most)
+    _, layer = LAYERS["full_factorised_by_length"]
+    found, model = fused(scripted(layer, example()))
+    assert operators(found) == ["AftFull"], found.near_misses
+    assert any(list(tensor.dims) == [36, 36] for tensor in model.graph.initializer) == constant
+    assert_equal(layer, model, example(), example(1, 1), example(31, 3))
+
+
 @pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any size", "one size"])
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:

@@ -3,7 +3,9 @@
 G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Over, Plus, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.elementwise import gate
-from aftexport.fuse.measured import Measured
+from aftexport.fuse.measured import Arrays, Measured
 from aftexport.fuse.pattern import (
     Factor,
     NearMissError,
@@ -22,6 +24,7 @@ from aftexport.fuse.pattern import (
     by_dependence,
     check_maxima,
     holds_infinity,
+    leaves,
     logits_of,
     refuse_changed_denominator,
     refuse_clamped,
@@ -29,6 +32,7 @@ from aftexport.fuse.pattern import (
     sums,
     without,
 )
+from aftexport.fuse.proof import part_of, run_once, runner
 from aftexport.fuse.reading import rests_on_inputs
 from aftexport.fuse.tokens import packed
 
@@ -176,8 +180,12 @@ def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
     """
     if len(mean.tokens) != 1 or len(mean.summed) != 1:
         return None
-    order = (mean.tokens[0], mean.summed[0])
-    full = evaluated(mean.biases, order, mean.subject.measured)
+    order, measured = (mean.tokens[0], mean.summed[0]), mean.subject.measured
+    # A mask that is made for each length is as long as what it is laid over.
+    sizes: dict[int, int] = {}
+    for value in leaves(mean.biases):
+        sizes |= _sizes(value, measured)
+    full = evaluated(mean.biases, order, measured, sizes)
     if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
         return None
     with np.errstate(divide="ignore"):
@@ -185,12 +193,22 @@ def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
 
 
 def evaluated(
-    product: Product, order: tuple[Axis, ...], measured: Measured
+    product: Product,
+    order: tuple[Axis, ...],
+    measured: Measured,
+    sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> NDArray[np.float64] | None:
-    """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
+    """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one.
+
+    Args:
+        product: the formula.
+        order: its axes.
+        measured: the graph's values.
+        sizes: see ``whole``.
+    """
     result = np.array(product.coefficient * np.exp(product.exponent))
     for atom, power in product.factors:
-        given = _atom(atom, order, measured)
+        given = _atom(atom, order, measured, sizes)
         if given is None:
             return None
         try:
@@ -200,24 +218,25 @@ def evaluated(
     return result
 
 
-def _atom(atom: Atom, order: tuple[Axis, ...], measured: Measured) -> NDArray[np.float64] | None:
+def _atom(
+    atom: Atom, order: tuple[Axis, ...], measured: Measured, sizes: Mapping[int, int]
+) -> NDArray[np.float64] | None:
     if isinstance(atom, Exp):
-        inner = evaluated(atom.argument, order, measured)
+        inner = evaluated(atom.argument, order, measured, sizes)
         return None if inner is None else np.exp(inner)
     if isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
-        held = _laid_out(atom.value, atom.dims, order, measured)
+        held = _laid_out(whole(atom.value, measured, sizes), atom.dims, order)
         if held is not None:
             return held
     if isinstance(atom, Plus):
-        terms = [evaluated(term, order, measured) for term in atom.terms]
+        terms = [evaluated(term, order, measured, sizes) for term in atom.terms]
         return None if any(t is None for t in terms) else np.asarray(sum(terms))  # type: ignore[arg-type]
     return None
 
 
 def _laid_out(
-    value: ir.Value, dims: Dims, order: tuple[Axis, ...], measured: Measured
+    array: NDArray[np.generic] | None, dims: Dims, order: tuple[Axis, ...]
 ) -> NDArray[np.float64] | None:
-    array = whole(value, measured)
     dims = flat_dims(dims)
     if array is None:
         return None
@@ -233,22 +252,64 @@ def _laid_out(
     return array.reshape([sizes.get(axis, 1) for axis in order])
 
 
-def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
-    """A constant, or what a corner is cut out of for the length of the document."""
+def whole(
+    value: ir.Value, measured: Measured, sizes: Mapping[int, int] = MappingProxyType({})
+) -> NDArray[np.generic] | None:
+    """A constant, or what a corner is cut out of for the length of the document, in float64.
+
+    Args:
+        value: of the graph.
+        measured: the graph's values.
+        sizes: see ``_sizes``; beside those of the constants that it is made of itself.
+    """
     array = measured.constant(value)
     if array is not None or rests_on_inputs(value):
         return array
-    for tokens in {n for constant in _constants(value, measured) for n in constant.shape if n > 1}:
-        array = measured.alone(value, tokens)
-        if array is not None and tokens == max(array.shape):
-            runs = [run[str(value.name)] for run in (*measured.runs, *measured.more)]
-            if all(np.array_equal(array[tuple(map(slice, r.shape))], r) for r in runs):
+    part = part_of(value, (), measured)
+    evaluator = runner(part, measured.opset)
+
+    def at(run: Arrays | None) -> NDArray[np.generic] | None:
+        if run is None:
+            return None
+        try:
+            return run_once(evaluator, {str(v.name): run[str(v.name)] for v in part.inputs})
+        except Exception:  # an evaluator of others: not every node runs at every size
+            return None
+
+    if not part.inputs:
+        return at({})
+    corners = [at(run) for run in (*measured.runs, *measured.more)]
+    sizes = {**sizes, **_sizes(value, measured)}
+    most = max(_MOST, *sizes.values(), 0)
+    # The largest first: what is cut out for fewer is a corner of it as well.
+    for tokens in sorted((n for n in sizes if n**2 <= most), reverse=True):
+        for batch, length in ((1, tokens), (tokens, 1)):
+            array = at(measured.alone(part.inputs, batch, length))
+            if (
+                array is not None
+                and tokens == max(array.shape, default=0)
+                and all(c is not None and _is_corner(c, array) for c in corners)
+            ):
                 return array
     return None
 
 
-def _constants(value: ir.Value, measured: Measured) -> list[NDArray[np.generic]]:
+_MOST = 2**26
+"""Entries of a bias that factors are multiplied out to: of 8,192 tokens, 256 MiB in the file."""
+
+
+def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
+    same = array[tuple(map(slice, corner.shape))]
+    return same.shape == corner.shape and np.allclose(same, corner, rtol=1e-9, atol=1e-12)
+
+
+def _sizes(value: ir.Value, measured: Measured) -> dict[int, int]:
+    """The sizes that the dims of constants below a value have, each with how many entries."""
     array, node = measured.constant(value), value.producer()
-    if array is not None or node is None:
-        return [array] if array is not None else []
-    return [c for v in node.inputs if v is not None for c in _constants(v, measured)]
+    if array is not None:
+        return {n: array.size for n in array.shape if n > 1}
+    found: dict[int, int] = {}
+    for given in node.inputs if node is not None else ():
+        for n, size in _sizes(given, measured).items() if given is not None else ():
+            found[n] = max(size, found.get(n, 0))
+    return found
