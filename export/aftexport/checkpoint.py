@@ -1,8 +1,9 @@
 """What a ``model.pt`` may be, and reading it without running what is in it.
 
-Five kinds: the project's own checkpoint (``save``); a bare state dict, with a
-factory for the module; a ``torch.export`` program; a folder of ``config.json``
-and ``model.safetensors``; and, only where the user allows it, a pickled module.
+Five kinds: the project's own checkpoint (``save``); a bare state dict, or one beside
+an optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
+``config.json`` and ``model.safetensors``; and, only where the user allows it, a pickled
+module.
 """
 
 import json
@@ -26,7 +27,7 @@ from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
-from aftexport.weights import load_weights, refuse_nan
+from aftexport.weights import load_weights, refuse_nan, state_dict_in
 
 FORMAT = "aftexport"
 VERSION = 1
@@ -191,16 +192,7 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
         if factory:
             raise UsageError("The checkpoint has its own configuration.", "Leave --model out.")
         return _from_own_checkpoint(path, content)
-    state = content.get("state_dict", content) if isinstance(content, dict) else content
-    if isinstance(state, dict) and not state:
-        raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
-    if not isinstance(state, dict) or not any(isinstance(t, Tensor) for t in state.values()):
-        raise CheckpointError(
-            path,
-            f"it holds a {type(content).__name__} without weights, not a model",
-            "Give a checkpoint written by aftexport.save, or a state dict with --model.",
-        )
-    return _from_state_dict(path, state, factory)
+    return _from_state_dict(path, state_dict_in(path, content), factory)
 
 
 def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:

@@ -10,6 +10,35 @@ from torch import Tensor, nn
 from aftexport.errors import CheckpointError
 
 _WRAPPERS = ("_orig_mod.", "module.")
+_HOLDERS = ("state_dict", "model_state_dict", "model", "net", "module")
+"""What training scripts call the state dict of the model in a file that has more."""
+_GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --model."
+
+
+def state_dict_in(path: Path, content: object) -> Mapping[str, Tensor]:
+    """The weights in what ``torch.load`` made of the file at ``path``.
+
+    Raises:
+        CheckpointError: where there are none, or those of several models.
+    """
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            path, f"it holds a {type(content).__name__}, not a model", _GIVE_WEIGHTS
+        )
+    holders = {name: content[name] for name in _HOLDERS if isinstance(content.get(name), dict)}
+    held = [name for name, state in holders.items() if _has_weights(state)]
+    if len(held) > 1:
+        raise CheckpointError(
+            path, f"it holds weights under {_names(held)}", "Save those of the model alone."
+        )
+    if held:
+        return content[held[0]]  # type: ignore[no-any-return]
+    if not content or {} in holders.values():
+        raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
+    if not _has_weights(content):
+        keys = _names([repr(key) for key in content])
+        raise CheckpointError(path, f"a dict without weights; it has {keys}", _GIVE_WEIGHTS)
+    return content
 
 
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -68,6 +97,10 @@ def refuse_nan(path: Path, module: nn.Module) -> None:
         raise CheckpointError(
             path, f"NaN in {_names(bad)}", "Give a model from before the training diverged."
         )
+
+
+def _has_weights(state: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in state.values())
 
 
 def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[str, Any]:

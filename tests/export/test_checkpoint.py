@@ -108,6 +108,35 @@ def test_a_state_dict_loads_into_what_the_factory_builds(
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
+@pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model", "net", "module"])
+def test_the_weights_beside_an_optimizers_are_read(name: str, tmp_path: Path) -> None:
+    trained = toy.Bag()
+    torch.nn.init.constant_(trained.head.bias, 7)
+    optimizer = torch.optim.Adam(trained.parameters())
+    trained.head.bias.sum().backward()
+    optimizer.step()
+    content = {"epoch": 3, "optimizer": optimizer.state_dict(), "loss": torch.tensor(1.0)}
+    torch.save(content | {name: trained.state_dict()}, tmp_path / "model.pt")
+    module = load(tmp_path / "model.pt", factory="toy:Bag").module
+    assert isinstance(module, toy.Bag)
+    assert torch.equal(module.head.bias, trained.head.bias)
+
+
+def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
+    tmp_path: Path,
+) -> None:
+    path, state = tmp_path / "model.pt", toy.Bag().state_dict()
+    for content, reason in (
+        ({"epoch": 3, "generator": state}, "without weights; it has 'epoch', 'generator'"),
+        ({"model": state, "net": state}, "weights under model, net"),
+        ({"epoch": 3, "model": {}}, "empty"),
+        ([state], "a list, not a model"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(CheckpointError, match=reason):
+            load(path, factory="toy:Bag")
+
+
 @pytest.mark.parametrize(
     "factory",
     [

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _EPILOG = """\
 A model file may be
   a checkpoint written by aftexport.save,
-  a bare state dict (.pt, .safetensors), with --model package.module:factory,
+  a state dict (.pt, .safetensors), bare or beside an optimizer's, with
+    --model package.module:factory,
   a torch.export program (.pt2),
   a folder of config.json and model.safetensors,
   a pickled module, only with --allow-pickle: it runs whatever code it holds.
