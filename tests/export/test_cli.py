@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -259,6 +260,41 @@ def test_a_bad_file_is_refused_by_the_real_command(tmp_path: Path) -> None:
     outcome = run_python("-m", "aftexport", "model.pt", "--to", "onnx", cwd=tmp_path)
     assert_refused(outcome, "model.pt")
     assert listing(tmp_path).keys() == {"model.pt"}
+
+
+_STOPPED = """
+import os, signal, sys
+from aftexport.cli import main
+
+stopped = False
+
+def stop(event, given):
+    global stopped
+    if event == "open" and str(given[0]).endswith("/parity.json"):
+        assert any(name.startswith(".") for name in os.listdir())
+        stopped = True
+        os.kill(os.getpid(), {number})
+    if event == "shutil.rmtree" and stopped and {number} == signal.SIGTERM:
+        os.kill(os.getpid(), {number})  # as to the process and to its group
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+sys.addaudithook(stop)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_stopped_leaves_nothing(
+    number: signal.Signals, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    code = _STOPPED.format(number=int(number))
+    words = [checkpoint_file, "--to", "onnx", "--out", "model.bundle"]
+    outcome = run_python("-c", code, *words, cwd=tmp_path)
+    assert outcome.code == 128 + number, outcome.err
+    assert "Traceback" not in outcome.err
+    assert "interrupted" in outcome.err
+    assert listing(tmp_path) == {}
 
 
 def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ Subcommands (aftexport COMMAND --help tells more)
   aftexport fuse IN.onnx OUT.onnx     make operators of the linear attention in any model
   aftexport demo                      train a small model, export it, serve it, ask it
 
-Exit status: 0 done; 1 parity outside tolerance; 2 bad input, nothing written.
+Exit status: 0 done; 1 parity outside tolerance; 2 bad input, 130 interrupted and
+143 terminated, nothing written.
 """
 
 
