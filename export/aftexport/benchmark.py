@@ -1,7 +1,7 @@
 """How fast a bundle runs on this machine, and against what."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from aftexport.bundle import Bundle, write_json
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
-from aftexport.errors import UsageError
+from aftexport.errors import EngineError, UsageError
 from aftexport.files import replacing_file
 from aftexport.manifest import MAX_TOKENS, Manifest
 from aftexport.report import operator_table, plain_table, stage
@@ -54,23 +54,44 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A contender that does not run at a length; ``reason`` is what it said."""
+
+    contender: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Result:
     """What ``benchmark`` found.
 
     Attributes:
         timings: by length, then contender.
+        failures: where there are none, in the same order.
         paths: ``fused`` or ``portable`` for each custom operator of the model.
-        shares: of each operator type in the time of the longest document, as served.
+        shares: of each operator type in the time of the longest document that was timed as
+            served; none where there was none.
     """
 
     timings: Sequence[Timing]
+    failures: Sequence[Failure]
     paths: Mapping[str, str]
     shares: Mapping[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        rows = [timing.to_dict() for timing in self.timings]
-        return {"rows": rows, "operators": dict(self.paths), "shares": dict(self.shares)}
+        return {
+            "rows": [timing.to_dict() for timing in self.timings],
+            "failures": [asdict(failure) for failure in self.failures],
+            "operators": dict(self.paths),
+            "shares": dict(self.shares),
+        }
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that the bundle was timed at as it is served."""
+        return max((t.tokens for t in self.timings if t.contender == "onnxruntime"), default=None)
 
 
 def benchmark(
@@ -96,7 +117,7 @@ def benchmark(
 
     Raises:
         UsageError: where a length is none the model takes.
-        EngineError: where a runtime refuses the model or fails.
+        EngineError: where a runtime refuses the model, or nothing runs at any length.
     """
     lengths = check_lengths(bundle.manifest, lengths)
     engines: dict[str, Engine] = {
@@ -106,19 +127,29 @@ def benchmark(
         engines["portable"] = OnnxRuntimeEngine(bundle.model_path, threads=threads, fused=False)
     if torch is not None:
         engines["torch"] = torch
-    timings = []
+    timings, failures = [], []
     for tokens in lengths:
         inputs = _document(bundle.manifest, tokens)
-        runs = {name: partial(engine.run, inputs) for name, engine in engines.items()}
-        for run in runs.values():
-            run()
-        seconds = interleave(runs, rounds, advance)
+        runs = {}
         for name, engine in engines.items():
-            engine.release()  # what it kept would not be counted
-            timings.append(Timing(name, tokens, seconds[name], peak_mib(runs[name])))
-    longest = _document(bundle.manifest, max(lengths))
-    shares = operator_shares(bundle.model_path, longest, threads=threads)
-    return Result(timings, operator_paths(bundle.model_path), shares)
+            run = partial(engine.run, inputs)
+            try:
+                run()
+                runs[name] = run
+            except EngineError as error:
+                failures.append(Failure(name, tokens, error.problem))
+                reason = error
+        seconds = interleave(runs, rounds, advance)
+        for name, run in runs.items():
+            engines[name].release()  # what it kept would not be counted
+            timings.append(Timing(name, tokens, seconds[name], peak_mib(run)))
+    if not timings:
+        raise reason
+    result = Result(timings, failures, operator_paths(bundle.model_path), {})
+    if result.longest is None:
+        return result
+    longest = _document(bundle.manifest, result.longest)
+    return replace(result, shares=operator_shares(bundle.model_path, longest, threads=threads))
 
 
 def check_lengths(manifest: Manifest, lengths: Sequence[int] | None) -> tuple[int, ...]:
@@ -179,7 +210,7 @@ def show(
     allow_pickle: bool,
     json_file: Path | None,
     console: Console,
-) -> None:
+) -> Result:
     """Runs ``benchmark`` on the bundle at ``path`` and prints what it found.
 
     Raises:
@@ -208,12 +239,19 @@ def show(
             advance=lambda: progress.advance(task),
         )
     console.print(timing_table(result.timings))
+    for failure in result.failures:
+        console.print(
+            f"[bold red]failed:[/] {failure.contender} with {failure.tokens:,} tokens: "
+            f"{escape(failure.reason)}",
+            soft_wrap=True,
+        )
     if any(timing.peak_mib is None for timing in result.timings):
         console.print("[yellow]Peak memory was not measured: that takes Linux and its /proc.[/]")
     if torch is None:
         console.print("[yellow]PyTorch was not compared: a bundle does not hold the module; "
                       "give --model with the file it was exported from.[/]")  # fmt: skip
-    console.print(share_table(result.shares, lengths[-1]))
+    if result.longest is not None:
+        console.print(share_table(result.shares, result.longest))
     console.print(operator_table(bundle.manifest.operators, result.paths))
     if bundle.manifest.operators and (why := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{why}[/]")
@@ -223,6 +261,7 @@ def show(
         with replacing_file(json_file) as aside:
             write_json(aside, record)
         console.print(f"Results: [bold]{escape(str(json_file))}[/]", soft_wrap=True)
+    return result
 
 
 def timing_table(timings: Sequence[Timing]) -> Table:
@@ -233,11 +272,11 @@ def timing_table(timings: Sequence[Timing]) -> Table:
         column.justify = "left" if column.header == "contender" else "right"
     served = {t.tokens: t.seconds for t in timings if t.contender == "onnxruntime"}
     for t in timings:
-        ratio = t.seconds / served[t.tokens]
+        ratio = f"{t.seconds / served[t.tokens]:.2f} x" if t.tokens in served else ""
         table.add_row(
             f"{t.tokens:,}", t.contender, f"{t.seconds * 1e3:.2f}",
             f"{t.seconds / t.tokens * 1e9:,.0f}", f"{t.tokens / t.seconds:,.0f}",
-            "" if t.peak_mib is None else f"{t.peak_mib:,.1f}", f"{ratio:.2f} x",
+            "" if t.peak_mib is None else f"{t.peak_mib:,.1f}", ratio,
         )  # fmt: skip
     return table
 

@@ -195,6 +195,27 @@ def test_a_document_over_the_models_limit_is_refused(bundle_copy: Path, capsys: 
     assert_refused(run_here(["bench", resealed(bundle_copy), *FEW], capsys), "40", "39")
 
 
+def test_a_length_that_fails_is_named_and_the_others_are_shown(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    path, record = tmp_path / "bundle", tmp_path / "bench.json"
+    words = ["--model", "toy:EmbeddedPositions", "--to", "onnx", "--out", path, "--no-verify"]
+    assert run_here(words, capsys).code == 0
+    changed_manifest(path, {"max_tokens": 99})
+    outcome = run_here(["bench", resealed(path), *FEW, "--json", record], capsys)
+    assert outcome.code == 1, outcome.err
+    assert "failed: onnxruntime with 40 tokens: " in outcome.out
+    assert "out of data bounds" in outcome.out
+    content = json.loads(record.read_text("utf-8"))
+    assert {(row["tokens"], row["contender"]) for row in content["rows"]} == {
+        (5, "onnxruntime"), (5, "portable")
+    }  # fmt: skip
+    assert [f["contender"] for f in content["failures"]] == ["onnxruntime", "portable"]
+    assert content["shares"]
+    outcome = run_here(["bench", path, "--lengths", "40", "--against", "none"], capsys)
+    assert_refused(outcome, "out of data bounds")
+
+
 def test_a_damaged_bundle_is_refused(bundle_copy: Path, capsys: Capture) -> None:
     shutil.copy(bundle_copy / "manifest.json", bundle_copy / "model.onnx")
     assert_refused(run_here(["bench", bundle_copy, *FEW], capsys), "model.onnx")

@@ -20,7 +20,8 @@ The peak is the memory a call takes over what the process held before it (Linux 
   aftexport bench model.bundle --model model.pt --lengths 1024,8192 --threads 2
   aftexport bench model.bundle --against none --json bench.json
 
-Exit status: 0 done; 2 bad input, or an engine failed.
+Exit status: 0 done; 1 an engine failed at some length, which is named; 2 bad input,
+or nothing ran at any length.
 """
 
 
@@ -51,7 +52,7 @@ def run(words: list[str]) -> int:
     from aftexport.destination import check_reports
 
     check_reports({"--json": options.json}, (options.bundle, options.model))
-    show(
+    result = show(
         options.bundle,
         lengths=options.lengths,
         threads=options.threads,
@@ -63,4 +64,4 @@ def run(words: list[str]) -> int:
         json_file=options.json,
         console=Console(emoji=False),
     )
-    return 0
+    return 1 if result.failures else 0
