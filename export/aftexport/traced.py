@@ -15,6 +15,7 @@ from aftexport.errors import UsageError
 from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.manifest import MAX_TOKENS
 from aftexport.parity import Case
 from aftexport.parity.cases import model_cases, operator_cases
 from aftexport.trace import finish, lower, operators_in
@@ -128,6 +129,11 @@ def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
         if asked is not None:
             raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
         return limit
+    if asked > MAX_TOKENS:
+        raise UsageError(
+            f"--max-length {asked} is over {MAX_TOKENS}, the longest document there can be.",
+            f"Give {limit or MAX_TOKENS} or less, or leave it out.",
+        )
     if limit is not None and asked > limit:
         raise UsageError(
             f"--max-length {asked} is over the {limit} positions the model has learned.",

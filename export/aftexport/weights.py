@@ -93,7 +93,14 @@ def refuse_nan(path: Path, module: nn.Module) -> None:
     Raises:
         CheckpointError: naming them.
     """
-    if bad := [name for name, t in module.state_dict().items() if bool(t.isnan().any())]:
+    state = module.state_dict()
+    if empty := [name for name, tensor in state.items() if tensor.is_meta]:
+        raise CheckpointError(
+            path,
+            f"weights on the device meta, which has no numbers: {_names(empty)}",
+            "Give a module that was made on the cpu, or loaded with its weights.",
+        )
+    if bad := [name for name, tensor in state.items() if bool(tensor.isnan().any())]:
         raise CheckpointError(
             path, f"NaN in {_names(bad)}", "Give a model from before the training diverged."
         )

@@ -241,6 +241,13 @@ def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: P
         assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs whatever code")
+def test_a_module_without_its_numbers_is_refused_by_name(tmp_path: Path) -> None:
+    torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
+        load(tmp_path / "model.pt", allow_pickle=True)
+
+
 def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
     with (

@@ -102,9 +102,11 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "opset too new": (["--opset", "26"], "18 to 25"),
     "max length 0": (["--max-length", "0"], "--max-length"),
     "max length negative": (["--max-length", "-5"], "--max-length"),
+    "max length no engine can index": (["--max-length", "999999999999"], "1048576"),
     "labels too few": (["--labels", "a,b"], "label"),
     "labels too many": (["--labels", "a,b,c,d"], "label"),
     "labels twice": (["--labels", "a,a,b"], "label"),
+    "labels that differ in spaces": (["--labels", "a, a,b"], "label"),
     "labels empty": (["--labels", ""], "label"),
     "a label without a name": (["--labels", "a,,b"], "label"),
     "tokenizer absent": (["--tokenizer", "absent.json"], "absent.json"),
@@ -127,6 +129,28 @@ def test_an_option_that_does_not_fit_is_refused(
     words = ["model.pt", "--to", "onnx", "--model", "toy:Bag", *options]
     assert_refused(run_here(words, capsys), said)
     assert listing(tmp_path) == before
+
+
+def test_labels_may_have_spaces_after_their_commas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "toy:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    outcome = run_here([*words, "--labels", "a, b b ,c"], capsys)
+    assert outcome.code == 0, outcome.err
+    assert Bundle.open(tmp_path / "b").manifest.labels == ("a", "b b", "c")
+
+
+def test_a_file_that_grows_too_large_is_not_blamed_on_its_path(
+    checkpoint_file: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import resource, sys; from aftexport.cli import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
+    )
+    outcome = run_python("-c", code, checkpoint_file, "--to", "onnx", "--out", "b", cwd=tmp_path)
+    assert_refused(outcome, "File too large", "ulimit")
+    assert "Check the path" not in outcome.err
+    assert listing(tmp_path) == {}
 
 
 def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
@@ -233,7 +257,8 @@ def test_inspect_refuses_what_is_neither(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert_refused(run_here(["inspect", tmp_path / "empty"], capsys), "config.json")
+    outcome = run_here(["inspect", tmp_path / "empty"], capsys)
+    assert_refused(outcome, "empty", "manifest.json", "config.json")
     assert_refused(run_here(["inspect", tmp_path / "absent"], capsys), "absent")
 
 

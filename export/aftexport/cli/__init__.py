@@ -1,5 +1,6 @@
 """The ``aftexport`` command."""
 
+import errno
 import math
 import signal
 import sys
@@ -26,6 +27,12 @@ COMMANDS = {
     "demo": demo.run,
 }
 """The subcommands; any other first word is a model to export."""
+_REMEDIES = {
+    errno.EDQUOT: "Make room there, or choose another disk.",
+    errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
+    errno.ENOSPC: "Make room there, or choose another disk.",
+}
+"""What helps against an error of the system where it is not the path."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
     except OSError as error:
-        place = escape(str(error.filename or "the disk"))
-        errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  Check the path.")
+        place = escape(str(error.filename or "a file that was written"))
+        remedy = _REMEDIES.get(error.errno or 0, "Check the path.")
+        errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "onnxscript", "scipy", "sklearn"):

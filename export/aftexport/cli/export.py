@@ -109,7 +109,9 @@ def run(words: list[str]) -> int:
             check_parity=not options.no_verify,
             factory=options.factory,
             allow_pickle=options.allow_pickle,
-            labels=options.labels.split(",") if options.labels is not None else None,
+            labels=[name.strip() for name in options.labels.split(",")]
+            if options.labels is not None
+            else None,
             tokenizer=options.tokenizer,
             **place,
         )

@@ -16,11 +16,18 @@ def run(words: list[str]) -> int:
     add_loading_options(parser)
     options = parser.parse_args(words)
 
-    from aftexport.bundle import is_bundle
+    from aftexport.bundle import MANIFEST, is_bundle
+    from aftexport.errors import BundleError
     from aftexport.inspection import show_bundle, show_checkpoint
 
     if is_bundle(options.path):
         show_bundle(options.path, Console(emoji=False))
+    elif options.path.is_dir() and not (options.path / "config.json").exists():
+        raise BundleError(
+            options.path,
+            f"no bundle, which has a {MANIFEST}, and no model's folder, which has a config.json",
+            "Give one of the two, or a model file.",
+        )
     else:
         show_checkpoint(
             options.path,
