@@ -77,6 +77,16 @@ def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, i
     assert httpx.get(f"{address}/readyz").status_code == 200
 
 
+def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
+    address, process = server
+    tensor = {"name": "input_ids", "shape": [1 << 22, 0], "datatype": "INT64", "data": []}
+    before = metric(address, "process_resident_memory_bytes") / MIB
+    peak_mib(process)
+    answer = httpx.post(f"{address}/v2/models/model/infer", json={"inputs": [tensor]}, timeout=60)
+    assert answer.status_code == 413
+    assert peak_mib(process) - before < 128
+
+
 class Question(BaseModel):
     words: list[str]
 

@@ -75,9 +75,9 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
     _check_outputs(request)
+    _check_inputs(request.inputs, most)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
-        _check_count(tensor, most)
         size = tensor.parameters.binary_data_size
         if size is not None and size > len(binary):
             raise InputError(
@@ -88,39 +88,44 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
         binary = binary[size or 0 :]
     if len(binary):
         raise InputError(f"{len(binary)} bytes belong to no input.", "Say binary_data_size.")
-    documents = _documents(arrays, {tensor.name: tensor for tensor in request.inputs})
-    return Message(request, documents)
+    return Message(request, _documents(arrays))
 
 
-def _check_count(tensor: InputTensor, most: int) -> None:
-    """Before its values are read, which are checked against the same shape."""
-    documents = math.prod(tensor.shape if tensor.datatype == "BYTES" else tensor.shape[:1])
-    if documents > most:
-        raise DocumentTooLongError(
-            f"The request has {documents} documents, this server takes {most}.",
-            "Send them in several requests.",
-        )
-
-
-def _documents(
-    arrays: dict[str, tensors.Array], described: dict[str, InputTensor]
-) -> Sequence[Document]:
-    if arrays.keys() == {"text"} and described["text"].datatype == "BYTES":
-        if arrays["text"].size == 0:
-            raise InputError("The request has no documents.", "Send some.")
-        return [str(text) for text in arrays["text"].ravel()]
-    if "input_ids" not in arrays or not arrays.keys() <= {"input_ids", "lengths"}:
+def _check_inputs(inputs: Sequence[InputTensor], most: int) -> None:
+    """Checks what the inputs are said to be, before their values, of which there may be many."""
+    names = [tensor.name[:100] for tensor in inputs]
+    if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
         raise InputError(
-            f"The inputs are {', '.join(arrays)}.",
+            f"The inputs are {', '.join(names)}.",
             "Send text (BYTES), or input_ids and, where rows are padded, lengths (INT64).",
         )
+    described = dict(zip(names, inputs, strict=True))
+    first, lengths = described.get("text") or described["input_ids"], described.get("lengths")
+    if first.name == "text":
+        if first.datatype != "BYTES":
+            raise InputError(f"The input 'text' is {first.datatype}.", "Send BYTES.")
+        count = math.prod(first.shape)
+    else:
+        if len(first.shape) != 2 or first.datatype == "BYTES":
+            raise InputError("input_ids are not [documents, tokens].", "Send INT64 of two axes.")
+        count = first.shape[0]
+    if count == 0:
+        raise InputError("The request has no documents.", "Send some.")
+    if count > most:
+        raise DocumentTooLongError(
+            f"The request has {count} documents, this server takes {most}.",
+            "Send them in several requests.",
+        )
+    if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
+        raise InputError(f"lengths are not [{count}].", "Send an INT64 for each document.")
+
+
+def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
+    if "text" in arrays:
+        return [str(text) for text in arrays["text"].ravel()]
     ids = arrays["input_ids"]
-    if ids.ndim != 2 or ids.shape[0] == 0 or described["input_ids"].datatype == "BYTES":
-        raise InputError("input_ids are not [documents, tokens].", "Send INT64 of two axes.")
     rows, width = ids.shape
     lengths = arrays.get("lengths", np.full(rows, width)).ravel()
-    if described.get("lengths", described["input_ids"]).datatype == "BYTES" or lengths.size != rows:
-        raise InputError(f"lengths are not [{rows}].", "Send an INT64 for each document.")
     if not ((lengths >= 0) & (lengths <= width)).all():
         raise InputError(f"A length is not within 0 and {width}.", "Send tokens before padding.")
     return [row[:length].astype(np.int64) for row, length in zip(ids, lengths, strict=True)]

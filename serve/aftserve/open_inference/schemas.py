@@ -1,6 +1,6 @@
 """The JSON objects of the protocol."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
@@ -33,7 +33,7 @@ class InputTensor(BaseModel):
     """One input: its values as JSON, nested or flat, or after it."""
 
     name: str
-    shape: list[NonNegativeInt] = Field(max_length=2)
+    shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=2)
     datatype: Datatype
     parameters: TensorParameters = TensorParameters()
     data: list[Any] | None = None

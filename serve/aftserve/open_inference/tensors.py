@@ -28,9 +28,7 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
     count = math.prod(tensor.shape)
     if binary is not None:
         values = (
-            _strings(binary, tensor, count)
-            if tensor.datatype == "BYTES"
-            else _numbers(binary, tensor)
+            _strings(binary, tensor) if tensor.datatype == "BYTES" else _numbers(binary, tensor)
         )
     elif tensor.data is None:
         raise InputError(f"The input {tensor.name!r} has no data.", "Send some.")
@@ -55,10 +53,10 @@ def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
     return np.frombuffer(binary, kind)
 
 
-def _strings(binary: memoryview, tensor: InputTensor, most: int) -> Array:
-    found, place = list[str](), 0
+def _strings(binary: memoryview, tensor: InputTensor) -> Array:
+    found, place, count = list[str](), 0, math.prod(tensor.shape)
     while place < len(binary):
-        if len(found) == most:
+        if len(found) == count:
             raise InputError(
                 f"The input {tensor.name!r} has more values than its shape {tensor.shape}.",
                 "Send as many as the shape says.",

@@ -76,7 +76,7 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
     [
         ([text()], "no documents"),
         ([text("a", shape=[2])], r"has 1 values, its shape \[2\] has 2"),
-        ([text("a", datatype="INT64")], "more than integers"),
+        ([text("a", datatype="INT64")], "is INT64"),
         ([text("a", datatype="FP64")], "datatype"),
         ([text("a", datatype="FP32")], "is FP32"),
         ([text(*"ab", data=["a", 1])], "more than texts"),
@@ -85,10 +85,16 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
         ([text("a", shape=[1, 1, 1])], "shape"),
         ([text("a", name="texts")], "The inputs are texts"),
         ([text("a"), ids([1], [1, 1])], "The inputs are text, input_ids"),
+        ([text("a"), text("b")], "The inputs are text, text"),
         ([text("a", parameters={"binary_data_size": 5})], "said to have 5 bytes, 0 follow"),
         ([lengths(1)], "The inputs are lengths"),
         ([ids([1, 2], [2])], r"not \[documents, tokens\]"),
-        ([ids([], [0, 4])], r"not \[documents, tokens\]"),
+        ([ids([], [0, 4])], "no documents"),
+        ([text(shape=[0, 10**30])], "shape"),
+        ([ids([], [0, 1 << 62])], "shape"),
+        ([ids([], [10**4000, 10**4000])], "shape"),
+        ([ids(["a"], [1, 1], datatype="BYTES")], r"not \[documents, tokens\]"),
+        ([ids([1], [1, 1]), lengths(1) | {"datatype": "BYTES"}], r"lengths are not \[1\]"),
         ([ids([], [1, 0])], "no tokens"),
         ([ids([[1], [2, 3]], [2, 2])], "rows"),
         ([ids([1.5], [1, 1])], "more than integers"),
@@ -144,10 +150,21 @@ def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
     assert "more values than its shape [2]" in response.json()["error"]
 
 
-def test_too_many_documents(client: httpx.Client) -> None:
-    response = client.post(INFER, json={"inputs": [text(*["a"] * 257)]})
+@pytest.mark.parametrize("tensor", [text(*["a"] * 257), text(shape=[1, 257]), ids([], [257, 0])])
+def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> None:
+    response = client.post(INFER, json={"inputs": [tensor]})
     assert response.status_code == 413
     assert "257 documents, this server takes 256" in response.json()["error"]
+
+
+def test_no_more_texts_are_read_than_the_shape_says(client: httpx.Client) -> None:
+    parameters = {"binary_data_size": 400}
+    tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "parameters": parameters}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    response = client.post(INFER, content=head + bytes(400), headers=headers)
+    assert response.status_code == 422
+    assert "has more values than its shape [2]" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
