@@ -16,6 +16,7 @@ from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 Model = TypeVar("Model", bound=BaseModel)
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
+_MOST_CHARACTERS = 1024
 
 
 class NotJsonError(RefusedError):
@@ -67,8 +68,11 @@ def check_encoding(request: Request) -> None:
 
 def check_charset(request: Request) -> None:
     """Raises NotJsonError where a body says that it is text in another encoding than UTF-8."""
+    content_type = request.headers.get("content-type", "")
+    if len(content_type) > _MOST_CHARACTERS:  # reading its parameters takes the square of that
+        raise NotJsonError("The body's content type is too long.", "Send text/plain.")
     header = Message()
-    header["Content-Type"] = request.headers.get("content-type", "")
+    header["Content-Type"] = content_type
     charset = header.get_content_charset("utf-8")
     if charset not in _CHARSETS:
         raise NotJsonError(f"The body's charset is {charset[:100]}.", "Send UTF-8, and say so.")

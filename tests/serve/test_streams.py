@@ -69,6 +69,13 @@ def test_a_text_in_another_encoding_is_not_taken_for_utf8(charset: str, address:
     assert charset.strip('"').lower() in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("parameter", ["charset*" + "1" * 5000 + "=utf-8", '"a' + ";" * 60_000])
+def test_a_content_type_that_takes_long_to_read(parameter: str, address: str) -> None:
+    answer = post(address, b"a", f"text/plain; {parameter}")
+    assert answer.status_code == 415
+    assert "too long" in answer.json()["detail"]
+
+
 def test_a_byte_order_mark_is_no_part_of_a_text(address: str) -> None:
     answer = post(address, b"\xef\xbb\xbfAn invoice.", "text/plain")
     assert answer.json()["tokens_total"] == len("An invoice.")
