@@ -108,6 +108,7 @@ class Connection(HttpToolsProtocol):
         """Checks what the parser does not, and starts the application."""
         self._in_headers = False
         self._silent_bytes = 0
+        self._unset_keepalive_if_required()  # what was read in time may be parsed later
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("CONNECT is for proxies")
@@ -115,6 +116,8 @@ class Connection(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":
             raise httptools.HttpParserError(f"{hosts} Host headers")
+        if not self.url.startswith((b"/", b"*")) and not httptools.parse_url(self.url).path:
+            raise httptools.HttpParserError("a URL without a path")
         self._rest()
         super().on_headers_complete()
 
@@ -162,11 +165,17 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             # The parser takes all that follows for another protocol's, also the body.
             self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
+            self.parser = self._parser()  # the one before may take no more
         except httptools.HttpParserError as error:
             self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
         else:
             if self._silent_bytes > _MOST_HEADER_BYTES:
                 self._refuse(431, f"The headers have more than {_MOST_HEADER_BYTES} bytes.")
+
+    def _parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def _without_upgrade(self) -> bytes:
         """The headers that were parsed, of a request that asks for no other protocol."""

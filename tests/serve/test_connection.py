@@ -3,14 +3,20 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from clients import head, metric, raw_connection, response
+import uvicorn
+from clients import eventually, head, metric, raw_connection, response
+from prometheus_client import Counter
 from servers import serving
+
+from aftserve.connection import Connection
 
 MIB = 1 << 20
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -108,6 +114,12 @@ def test_what_is_no_http_is_refused_and_counted(sent: bytes, address: str) -> No
     assert metric(address, "aftserve_responses_total", **series) == before + 1
 
 
+def test_a_url_without_a_path_is_refused(address: str) -> None:
+    status, problem = refused(address, GET.replace(b"/healthz", b"http://x"))
+    assert status == 400
+    assert "without a path" in problem
+
+
 def test_http_1_0_needs_no_host(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
@@ -139,6 +151,47 @@ def test_who_asks_for_another_protocol_gets_an_answer_in_this_one(address: str) 
         assert response(connection)[0] == 200
         connection.sendall(GET)
         assert response(connection)[1].startswith(ANSWER)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_who_asks_for_another_protocol_and_the_end_gets_both(version: bytes, address: str) -> None:
+    body = b'{"text": "a"}'
+    asks = head(len(body), "Connection: close, Upgrade", "Upgrade: h2c") + body
+    with raw_connection(address) as connection:
+        connection.sendall(asks.replace(b"HTTP/1.1", b"HTTP/" + version))
+        assert response(connection)[0] == 200
+        assert connection.recv(1) == b""
+
+
+def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
+    """One that is ahead of its turn, whose headers are still parsed when that comes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    responses = Counter("responses", "", ["path", "status"], registry=None)
+    config = uvicorn.Config(
+        app, port=0, http=Connection.within(60, responses), lifespan="off", log_config=None,
+        timeout_keep_alive=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server starts")
+        host, port = server.servers[0].sockets[0].getsockname()
+        with raw_connection(f"http://{host}:{port}") as connection:
+            connection.sendall(GET + head(1)[:-2] + b"a:\r\n" * 15_000 + b"\r\n")
+            assert response(connection)[0] == 204
+            time.sleep(1.5)
+            connection.sendall(b"a")
+            assert response(connection)[0] == 204
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
