@@ -26,6 +26,8 @@ PIECE_CHARACTERS = 1 << 16
 """Texts are counted by pieces of so many: fast, and in little memory."""
 _MOST_GAINED = 256
 """By more tokens than this no piece differs from its share of the whole text."""
+_MOST_CHARACTERS = 8
+"""For each token; a text that has more is probably too long, and worth counting first."""
 _AND_MORE = {False: "", True: " and more"}
 
 
@@ -150,12 +152,10 @@ class Classifier:
             DocumentTooLongError: over ``max_characters`` or ``max_tokens``.
         """
         self.check_text(text)
-        tokens = 0
-        for start in range(0, len(text), PIECE_CHARACTERS):
-            # Few tokens have less than a character: with the rest it is not too long by far.
-            if self._cuts or tokens + len(text) - start <= self.max_tokens:
-                break
-            tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
+        if len(text) > _MOST_CHARACTERS * self.max_tokens and not self._cuts:
+            tokens = 0
+            for start in range(0, len(text), PIECE_CHARACTERS):
+                tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
         return self.check(self.tokenize(text))
 
     def tokenize(self, text: str) -> Tokens:
