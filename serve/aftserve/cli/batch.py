@@ -17,7 +17,7 @@ server would answer, or an error. It is whole or not there.
 Other settings of the server hold as AFTSERVE_* or in FILE.
 
 Exit status: 0 every document is answered; 3 some have an error in their row; 1 the run failed,
-2 it could not begin, and nothing was written; 130 interrupted.
+2 it could not begin, and nothing was written; 130 interrupted, or told to stop.
 """
 
 

@@ -149,18 +149,22 @@ def run(
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """An event that says what KeyboardInterrupt does, which may be lost in a callback of Ray's."""
+    """An event that says what KeyboardInterrupt does, which may be lost in a callback of Ray's.
+
+    SIGTERM does the same: Ray's own answer to it would leave its folder behind.
+    """
     seen = threading.Event()
 
     def note(*_: object) -> None:
         seen.set()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _progress(console: Console) -> Progress:
