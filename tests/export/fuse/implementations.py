@@ -107,6 +107,12 @@ def local_band_by_length(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return full_matmul(q, k, v, w * _band(w))
 
 
+def local_exponentials(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    w = bias(w, q.shape[1])
+    e = torch.where(_band(w), w.exp(), 1.0)
+    return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
+
+
 def local_factorised(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     w = left @ right.t()
@@ -363,7 +369,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     for f in (full_causal, full_causal_by_product):
         found[f.__name__] = "CausalAftFull", Layer(f, w)
     for f in (local_product, local_where, local_row_maximum, local_where_by_length,
-              local_band_by_length):  # fmt: skip
+              local_band_by_length, local_exponentials):  # fmt: skip
         found[f.__name__] = "AftLocal", Layer(f, w)
     simple = [simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
               simple_log_softmax, simple_keys_left_out, simple_mask_added,
