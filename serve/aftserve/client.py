@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
@@ -245,12 +246,14 @@ class Client:
             ServerError: by its kind, where one of them has no answer.
         """
         if isinstance(documents, str):
-            body = _json({"text": documents})
-            return Result.read(self._ask(_JSON, body, evidence, deadline).json())
+            response = self._ask(_JSON, _json({"text": documents}), evidence, deadline)
+            with _understanding():
+                return Result.read(response.json())
         listed = list(documents)
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        content = self._ask(_JSON, _json({form: listed}), evidence, deadline).json()
-        return [Result.read(result) for result in content["results"]]
+        response = self._ask(_JSON, _json({form: listed}), evidence, deadline)
+        with _understanding():
+            return [Result.read(result) for result in response.json()["results"]]
 
     def infer_each(
         self,
@@ -276,9 +279,12 @@ class Client:
         Raises:
             ServerError: where a request as a whole has no answer.
             TypeError: for one text, which would be taken letter by letter.
+            ValueError: where ``at_once`` is none.
         """
         if isinstance(documents, str):
             raise TypeError("infer_each takes several documents, infer takes one")
+        if at_once < 1:
+            raise ValueError(f"at_once is {at_once}, not 1 or more")
         left = iter(documents)
         while batch := list(islice(left, at_once)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
@@ -299,9 +305,13 @@ class Client:
         def ask(left: float) -> None:
             asked = list(filter(wanted, range(len(lines))))
             body = b"\n".join(lines[n] for n in asked)
-            # Of bytes: a text would be cut at every character that Unicode ends a line with.
-            found = self._try(_LINES, body, evidence, left).content.splitlines()
-            answers.update(zip(asked, map(_read_line, found), strict=True))
+            response = self._try(_LINES, body, evidence, left)
+            with _understanding():
+                # Of bytes: a text would be cut at every character that Unicode ends a line with.
+                found = [_answer(json.loads(line)) for line in response.content.splitlines()]
+                if len(found) != len(asked):
+                    raise ValueError(f"{len(found)} answers to {len(asked)} documents")
+            answers.update(zip(asked, found, strict=True))
             busy = [answer for answer in answers.values() if isinstance(answer, BusyError)]
             if busy:
                 raise max(busy, key=lambda error: error.retry_after or 0)
@@ -340,7 +350,12 @@ class Client:
             response = self._http.post(path, content=body, headers=headers, timeout=left + _GRACE)
         except httpx.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
-        except httpx.TransportError as error:
+        except httpx.UnsupportedProtocol as error:
+            raise InvalidRequestError(f"{self._http.base_url} is no address: {error}") from error
+        except httpx.LocalProtocolError:
+            # What it says holds the header, which may be the API key.
+            raise InvalidRequestError("The API key has characters that no key has.") from None
+        except httpx.RequestError as error:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
         if response.is_success:
             return response
@@ -351,6 +366,21 @@ class Client:
         if status in _PROXY_STATUSES:
             raise UnavailableError(text, status, _PROXY_PAUSE)
         raise _error(status, text, again)
+
+
+@contextmanager
+def _understanding() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ServerError(f"What answered is no aftserve: {error!r}.") from error
+
+
+def _answer(content: Mapping[str, Any]) -> Result | ServerError:
+    if "label" in content:
+        return Result.read(content)
+    again = content.get("retry_after")
+    return _error(content["status"], content["detail"], None if again is None else str(again))
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -372,13 +402,5 @@ def _detail(response: httpx.Response) -> str | None:
 
 def _error(status: int, detail: str, retry_after: str | None = None) -> ServerError:
     kind = _ERRORS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
-    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return kind(detail, status, seconds)
-
-
-def _read_line(line: bytes) -> Result | ServerError:
-    content = json.loads(line)
-    if "label" in content:
-        return Result.read(content)
-    again = content.get("retry_after")
-    return _error(content["status"], content["detail"], None if again is None else str(again))

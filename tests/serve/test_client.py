@@ -92,6 +92,12 @@ def test_one_text_is_not_taken_for_many(asking: Client) -> None:
         list(asking.infer_each("a text"))
 
 
+@pytest.mark.parametrize("count", [0, -1])
+def test_requests_of_no_documents_would_leave_all_out(count: int, asking: Client) -> None:
+    with pytest.raises(ValueError, match="at_once"):
+        list(asking.infer_each(["a text"], at_once=count))
+
+
 @pytest.mark.parametrize(
     ("documents", "error"),
     [([], InvalidRequestError), ([[]], InvalidRequestError), ("x" * 6001, TooLongError)],
@@ -127,7 +133,10 @@ def test_nobody_there_is_said_after_the_tries(monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def answering(
-    *statuses: int, wait: str | None = "1", content: bytes = b'{"detail": "as it is"}'
+    *statuses: int,
+    wait: str | None = "1",
+    content: bytes = b'{"detail": "as it is"}',
+    encoding: str = "identity",
 ) -> Iterator[tuple[str, list[float]]]:
     """A server that answers so, one after the other, and the deadlines it was given."""
     deadlines: list[float] = []
@@ -142,6 +151,7 @@ def answering(
             self.send_response(status or 200)
             if wait is not None:
                 self.send_header("Retry-After", wait)
+            self.send_header("Content-Encoding", encoding)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -241,6 +251,48 @@ def test_what_will_not_change_is_not_asked_again() -> None:
             with pytest.raises(error):
                 client.infer("a")
             assert len(deadlines) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>Log in.</html>", b"[]", b'{"label": "a"}', b'{"results": [1]}', b"\xff"],
+)
+def test_what_no_server_of_ours_answers(content: bytes) -> None:
+    with answering(200, 200, 200, content=content) as (address, _), Client(address) as client:
+        with pytest.raises(ServerError, match="no aftserve"):
+            client.infer("a")
+        with pytest.raises(ServerError, match="no aftserve"):
+            client.infer(["a"])
+        with pytest.raises(ServerError, match="no aftserve"):
+            list(client.infer_each(["a"]))
+
+
+def test_each_document_has_its_own_answer_or_none_has() -> None:
+    line = b'{"detail": "as it is", "status": 422}\n'
+    with answering(200, content=line) as (address, deadlines), Client(address) as client:
+        with pytest.raises(ServerError, match="1 answers to 2 documents"):
+            list(client.infer_each(["a", "b"]))
+        assert len(deadlines) == 1
+
+
+def test_a_body_that_cannot_be_decoded_is_a_server_out_of_reach() -> None:
+    broken = answering(200, content=b"not compressed", encoding="gzip")
+    with broken as (address, deadlines), Client(address, retries=0) as client:
+        with pytest.raises(UnavailableError):
+            client.infer("a")
+        assert len(deadlines) == 1
+
+
+def test_what_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with Client("x:80") as client, pytest.raises(InvalidRequestError, match="no address"):
+        client.infer("a")
+    with answering() as (address, _), Client(address, api_key="secret\n") as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            client.infer("a")
+        assert "secret" not in str(caught.value)
+    assert not waits
 
 
 def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
