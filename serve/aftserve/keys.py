@@ -97,14 +97,17 @@ class Keys:
         Raises:
             BusyError: where there were too many.
         """
-        for rate in self._rates.get(name, ()):
-            if not self._limiter.hit(rate, name):
+        rates = self._rates.get(name, ())
+        for rate in rates:
+            if not self._limiter.test(rate, name):
                 reset = self._limiter.get_window_stats(rate, name).reset_time
                 raise BusyError(
                     f"This API key may ask {rate}.",
                     "Ask again later.",
                     max(1, math.ceil(reset - time.time())),
                 )
+        for rate in rates:  # once none of them refuses it
+            self._limiter.hit(rate, name)
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
         """What refuses a request, before its body is read, without a key or over its rate.

@@ -3,7 +3,7 @@
 import hmac
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -141,9 +141,9 @@ def test_every_key_takes_the_same_comparisons_right_or_wrong(
         assert sizes == [(32, 32)] * 5
 
 
-def test_a_rate_lets_in_again(tmp_path: Path) -> None:
-    _, section = make_key("hasty", "2/second")
-    file = tmp_path / "keys.toml"
+def letting_in(file: Path, rate: str) -> Callable[[], bool]:
+    """Whether one more request is let in, of a key with that rate."""
+    _, section = make_key("hasty", rate)
     file.write_text(section)
     keys = Keys.read(file)
 
@@ -154,8 +154,20 @@ def test_a_rate_lets_in_again(tmp_path: Path) -> None:
             return False
         return True
 
+    return let_in
+
+
+def test_a_rate_lets_in_again(tmp_path: Path) -> None:
+    let_in = letting_in(tmp_path / "keys.toml", "2/second")
     assert [let_in(), let_in(), let_in()] == [True, True, False]
     eventually(let_in, "the second is over")
+
+
+def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
+    let_in = letting_in(tmp_path / "keys.toml", "3/hour;1/second")
+    for _ in range(3):
+        eventually(let_in, "the second is over")
+    assert not let_in()
 
 
 def test_the_command_makes_a_key_that_the_file_lets_in(tmp_path: Path) -> None:
