@@ -1,20 +1,16 @@
 """The ``aftexport`` command."""
 
 import errno
-import math
 import signal
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
+from aftexport.cli.termination import TerminatedError, terminable
 from aftexport.errors import AftexportError
 from aftexport.report import accept_any_terminal
 
@@ -41,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
-        with warnings.catch_warnings(), _terminable():
+        with warnings.catch_warnings(), terminable():
             warnings.showwarning = lambda message, *_: errors.print(
                 f"[yellow]warning:[/] {escape(str(message))}"
             )
@@ -67,33 +63,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         errors.print("interrupted; no bundle was written")
-        return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets SIGTERM end the block as an interrupt does, so that nothing half done stays behind."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    before = -math.inf
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal before
-        now = time.monotonic()
-        # Often it comes twice, to the process and to its group: what cleans up is left to do so.
-        if now - before > 1:
-            before = now
-            raise _Terminated
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)

@@ -14,8 +14,8 @@ from aftserve.cli import batch, deploy, key
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
 """The subcommands; any other first word is of the server. A bundle of such a name is ``./key``."""
 _EXTRAS = {
-    **dict.fromkeys(("fastapi", "limits", "prometheus_client", "pydantic_settings"), "serve"),
-    "uvicorn": "serve",
+    **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
+    **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
     "ray": "ray",
     "pyarrow": "ray",
 }
