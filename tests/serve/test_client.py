@@ -13,7 +13,6 @@ import pytest
 from commands import run_python
 from servers import listening, serving
 
-from aftserve import client as clients
 from aftserve.client import (
     BusyError,
     Client,
@@ -25,6 +24,7 @@ from aftserve.client import (
     TooLongError,
     UnavailableError,
 )
+from aftserve.client import client as client_module
 from aftserve.keys import make_key
 
 DOCUMENTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
@@ -296,7 +296,7 @@ def test_what_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_GRACE", 0.1)
+    monkeypatch.setattr(client_module, "_GRACE", 0.1)
     with answering(0) as (address, deadlines), Client(address, deadline=0.5) as client:
         with pytest.raises(DeadlineError):
             client.infer("a")

@@ -1,23 +1,24 @@
-"""A client of the server; needs httpx, and nothing of the server's or of torch's.
-
-from aftserve.client import Client
-
-with Client("http://localhost:8000") as client:
-    print(client.infer("a long document ...").label)
-    for answer in client.infer_each(open("documents.txt")):
-        print(answer)
-"""
+"""Asking a server, until it answers or the deadline passes."""
 
 import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Self, TypeVar, overload
 
 import httpx
+
+from aftserve.client.errors import (
+    BusyError,
+    DeadlineError,
+    InvalidRequestError,
+    ServerError,
+    UnavailableError,
+    error_of,
+)
+from aftserve.client.results import Result
 
 T = TypeVar("T")
 
@@ -31,151 +32,6 @@ _PROXY_PAUSE = 1.0
 _JITTER = 0.1
 _GRACE = 1.0
 """Seconds after the deadline in which the server's own word of it may come."""
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Where the time went, in seconds; see the server's ``/openapi.json``."""
-
-    tokenize_seconds: float
-    queue_seconds: float
-    inference_seconds: float
-    predicted_seconds: float
-
-
-@dataclass(frozen=True)
-class Span:
-    """A passage that adds more to the logit than as many tokens do on average.
-
-    Attributes:
-        start_token, end_token: its first token, and the one after its last.
-        contribution: what its tokens add to the logit.
-        above_average: of that, what as many tokens do not add on average.
-        start, end: its first character and the one after its last, of a text.
-        text: the passage, of a text.
-    """
-
-    start_token: int
-    end_token: int
-    contribution: float
-    above_average: float
-    start: int | None = None
-    end: int | None = None
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What speaks for the label.
-
-    Attributes:
-        logit: of the label: what all tokens add, and the offset.
-        offset: what comes of no token.
-        spans: those that add the most above average, first.
-    """
-
-    logit: float
-    offset: float
-    spans: Sequence[Span]
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Self:
-        """Of a response's JSON."""
-        spans = [Span(**_known(Span, span)) for span in content["spans"]]
-        return cls(content["logit"], content["offset"], spans)
-
-
-@dataclass(frozen=True)
-class Result:
-    """The answer for one document.
-
-    Attributes:
-        label: the class with the largest score.
-        scores: probability of every class, by label.
-        tokens_total: of the document.
-        tokens_used: that the model saw.
-        truncated: whether those are fewer.
-        policy: for documents over the server's memory budget.
-        bundle: digest of the bundle that gave it.
-        timings: of it.
-        evidence: what speaks for the label, where it was asked for.
-    """
-
-    label: str
-    scores: Mapping[str, float]
-    tokens_total: int
-    tokens_used: int
-    truncated: bool
-    policy: str
-    bundle: str
-    timings: Timings
-    evidence: Evidence | None = None
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Self:
-        """Of a response's JSON; fields that are not known are left out."""
-        given = _known(cls, content)
-        given["timings"] = Timings(**_known(Timings, content["timings"]))
-        if "evidence" in given:
-            given["evidence"] = Evidence.read(given["evidence"])
-        return cls(**given)
-
-
-def _known(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in content.items() if name in names}
-
-
-class ServerError(Exception):
-    """There is no answer.
-
-    Attributes:
-        detail: one sentence of what is wrong and what helps.
-        status: of the HTTP response; None where there was none.
-        retry_after: seconds after which the server wants to be asked again, if ever.
-    """
-
-    def __init__(
-        self, detail: str, status: int | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(f"{status}: {detail}" if status else detail)
-        self.detail = detail
-        self.status = status
-        self.retry_after = retry_after
-
-
-class InvalidRequestError(ServerError):
-    """The request is malformed, or the document cannot be classified."""
-
-
-class TooLongError(InvalidRequestError):
-    """A document or the request is over a limit, or takes longer than the deadline alone."""
-
-
-class NotAllowedError(ServerError):
-    """There is no API key, a wrong one, or one that may not do this."""
-
-
-class BusyError(ServerError):
-    """The queue or the API key's rate was at its bound, at the last try too."""
-
-
-class UnavailableError(ServerError):
-    """The server cannot be reached, is not ready, or is stopping."""
-
-
-class DeadlineError(ServerError):
-    """The deadline passed."""
-
-
-_ERRORS = {
-    401: NotAllowedError,
-    403: NotAllowedError,
-    413: TooLongError,
-    429: BusyError,
-    503: UnavailableError,
-    504: DeadlineError,
-}
 
 
 class Client:
@@ -361,11 +217,11 @@ class Client:
             return response
         status, again = response.status_code, response.headers.get("Retry-After")
         if (detail := _detail(response)) is not None:
-            raise _error(status, detail, again)
+            raise error_of(status, detail, again)
         text = response.text[:500] or response.reason_phrase
         if status in _PROXY_STATUSES:
             raise UnavailableError(text, status, _PROXY_PAUSE)
-        raise _error(status, text, again)
+        raise error_of(status, text, again)
 
 
 @contextmanager
@@ -380,7 +236,7 @@ def _answer(content: Mapping[str, Any]) -> Result | ServerError:
     if "label" in content:
         return Result.read(content)
     again = content.get("retry_after")
-    return _error(content["status"], content["detail"], None if again is None else str(again))
+    return error_of(content["status"], content["detail"], None if again is None else str(again))
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -398,9 +254,3 @@ def _detail(response: httpx.Response) -> str | None:
         return str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _error(status: int, detail: str, retry_after: str | None = None) -> ServerError:
-    kind = _ERRORS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
-    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    return kind(detail, status, seconds)
