@@ -13,8 +13,13 @@ from typing import Any
 
 import httptools
 from prometheus_client import Counter
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 logger = logging.getLogger("aftserve.request")
 
@@ -47,23 +52,24 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is no request, and headers that are too large or too slow.
+    """Refuses what is no request, headers that are too large or too slow, and who reads nothing.
 
-    uvicorn bounds the time between two requests, not that of the first line to the last header.
-    Bodies are the application's to bound: it can say why.
+    uvicorn bounds the time between two requests, not that of the first line to the last header, nor
+    that of an answer which nobody reads. Bodies are the application's to bound: it can say why.
 
     Args:
-        header_seconds: from the moment that a request may come to the end of its headers.
+        seconds: from the moment that a request may come to the end of its headers, and those in
+            which nothing is read of an answer that waits.
         responses: counts refusals by path and status.
     """
 
-    def __init__(
-        self, *args: Any, header_seconds: float, responses: Counter, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, seconds: float, responses: Counter, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_seconds = header_seconds
+        self._seconds = seconds
         self._responses = responses
         self._waiting: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
         self._turn: asyncio.Handle | None = None
         self._unparsed = bytearray()
         self._silent_bytes = 0
@@ -73,7 +79,7 @@ class Connection(HttpToolsProtocol):
     @classmethod
     def within(cls, seconds: float, responses: Counter) -> Any:
         """The class, for a server whose clients have so long."""
-        return partial(cls, header_seconds=seconds, responses=responses)
+        return partial(cls, seconds=seconds, responses=responses)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for the first request."""
@@ -92,7 +98,21 @@ class Connection(HttpToolsProtocol):
         """Waits no more."""
         self._unparsed.clear()
         self._rest()
+        self._expect_no_reading()
+        if self._running is not None:  # uvicorn tells that to the one that came last
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Waits for the client to read."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """Goes on."""
+        super().resume_writing()
+        self._expect_no_reading()
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -130,6 +150,10 @@ class Connection(HttpToolsProtocol):
         """A request ends."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Waits for the next request, as long as uvicorn keeps the connection."""
@@ -201,9 +225,24 @@ class Connection(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[status] + headers.encode() + content)
         self.transport.close()
 
+    def _expect_reading(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self._seconds, self._check_read, left)
+
+    def _expect_no_reading(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _check_read(self, left: int) -> None:
+        if self.transport.get_write_buffer_size() < left:
+            self._expect_reading()
+        else:
+            self.transport.abort()  # to close it would be to wait until all is read
+
     def _watch(self) -> None:
         if self._waiting is None and not self.transport.is_closing():
-            self._waiting = self.loop.call_later(self._header_seconds, self._overdue)
+            self._waiting = self.loop.call_later(self._seconds, self._overdue)
 
     def _rest(self) -> None:
         if self._waiting is not None:
@@ -212,5 +251,5 @@ class Connection(HttpToolsProtocol):
 
     def _overdue(self) -> None:
         if not self.transport.is_closing():
-            problem = f"The headers did not arrive within {self._header_seconds:g} s."
+            problem = f"The headers did not arrive within {self._seconds:g} s."
             self._refuse(408, problem)

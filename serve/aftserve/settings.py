@@ -106,7 +106,9 @@ class Settings(BaseSettings):
     deadline_seconds: Positive = Field(
         300, description="longest wait of a client; the header Deadline-Seconds shortens it"
     )
-    receive_seconds: Positive = Field(30, description="time a client has to send its request")
+    receive_seconds: Positive = Field(
+        30, description="time a client has to send its request, and to read some of its answer"
+    )
     stall_seconds: Positive = Field(
         30, description="end the process where a run is late by this and ten times its prediction"
     )

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,33 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     with serving(bundle_folder, log, "--receive-seconds", "5") as (address, _):
         yield address
     assert "Traceback" not in log.read_text("utf-8")
+
+
+@contextmanager
+def answering(app: Any, **options: Any) -> Iterator[str]:
+    """The address of another application behind such connections."""
+    responses = Counter("responses", "", ["path", "status"], registry=None)
+    http = Connection.within(60, responses)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            port=0,
+            http=http,
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            **options,
+        )
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server starts")
+        host, port = server.servers[0].sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -172,26 +199,28 @@ def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
         await send({"type": "http.response.start", "status": 204})
         await send({"type": "http.response.body"})
 
-    responses = Counter("responses", "", ["path", "status"], registry=None)
-    config = uvicorn.Config(
-        app, port=0, http=Connection.within(60, responses), lifespan="off", log_config=None,
-        timeout_keep_alive=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the server starts")
-        host, port = server.servers[0].sockets[0].getsockname()
-        with raw_connection(f"http://{host}:{port}") as connection:
-            connection.sendall(GET + head(1)[:-2] + b"a:\r\n" * 15_000 + b"\r\n")
-            assert response(connection)[0] == 204
-            time.sleep(1.5)
-            connection.sendall(b"a")
-            assert response(connection)[0] == 204
-    finally:
-        server.should_exit = True
-        thread.join()
+    with answering(app, timeout_keep_alive=1) as address, raw_connection(address) as connection:
+        connection.sendall(GET + head(1)[:-2] + b"a:\r\n" * 15_000 + b"\r\n")
+        assert response(connection)[0] == 204
+        time.sleep(1.5)
+        connection.sendall(b"a")
+        assert response(connection)[0] == 204
+
+
+def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone() -> None:
+    runs, left = threading.Event(), threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    with answering(app) as address:
+        with raw_connection(address) as connection:
+            connection.sendall(GET * 2)
+            assert runs.wait(60)
+        assert left.wait(60)
 
 
 def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
@@ -202,6 +231,12 @@ def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
         status, content = response(connection)
     assert status == 200
     assert json.loads(content)["tokens_total"] > 0
+
+
+def test_who_reads_no_answers_is_cut_off(address: str) -> None:
+    requests = GET.replace(b"/healthz", b"/openapi.json") * 1_000_000
+    with raw_connection(address) as connection, pytest.raises(ConnectionError):
+        connection.sendall(requests)
 
 
 def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: str) -> None:
