@@ -213,7 +213,10 @@ class Connection(HttpToolsProtocol):
         self._responses.labels("other", str(status)).inc()
         self._refused = True
         self._unparsed.clear()
-        if self.pipeline or not (self._idle or self.cycle.more_body):
+        if self._running is not None and self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # nobody could answer it
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running
+        if not (self._idle or self.cycle.more_body):
             self.cycle.keep_alive = False  # those before are answered first
             return
         if self._idle or not self.cycle.response_started:

@@ -312,3 +312,13 @@ def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     for package in ("torch", "fastapi", "uvicorn", "onnxruntime", "numpy", "aftexport"):
         assert f"'{package}'" not in outcome.out
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="retries is -1"):
+        Client("http://127.0.0.1:1", retries=-1)
+    with Client("http://127.0.0.1:1", deadline=float("inf")) as client:
+        with pytest.raises(ValueError, match="deadline is inf"):
+            client.infer("a")
+        with pytest.raises(ValueError, match="deadline is nan"):
+            client.infer("a", deadline=float("nan"))

@@ -164,9 +164,12 @@ def test_requests_ahead_of_their_answers_are_answered_in_order(address: str) -> 
     assert places == sorted(places)
 
 
-def test_a_bad_request_does_not_cost_those_before_it_their_answers(address: str) -> None:
+@pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", head(None) + b"ZZ\r\n"])
+def test_a_bad_request_does_not_cost_those_before_it_their_answers(
+    bad: bytes, address: str
+) -> None:
     with raw_connection(address) as connection:
-        connection.sendall(GET * 20 + b"nonsense\r\n\r\n" + GET)
+        connection.sendall(GET * 20 + bad + GET)
         assert everything(connection).count(ANSWER) == 20
 
 

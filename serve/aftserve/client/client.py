@@ -1,6 +1,7 @@
 """Asking a server, until it answers or the deadline passes."""
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ class Client:
         deadline: seconds from the call to the answer, tries and waits included.
         retries: most further tries where the server is busy, unavailable or out of reach.
         most_wait: seconds; where the server says that it takes longer, that is the end.
+
+    Raises:
+        ValueError: where ``retries`` is negative; by a call, where the deadline is not finite.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class Client:
         retries: int = 4,
         most_wait: float = 60.0,
     ) -> None:
+        if retries < 0:
+            raise ValueError(f"retries is {retries}, not 0 or more")
         headers = {"X-API-Key": api_key} if api_key is not None else {}
         self._http = httpx.Client(base_url=url, headers=headers)
         self._deadline = deadline
@@ -181,7 +187,10 @@ class Client:
 
     def _repeat(self, ask: Callable[[float], T], deadline: float | None) -> T:
         """What ``ask`` returns, of the seconds left, once the server is there and not busy."""
-        end = time.monotonic() + (self._deadline if deadline is None else deadline)
+        seconds = self._deadline if deadline is None else deadline
+        if not math.isfinite(seconds):
+            raise ValueError(f"the deadline is {seconds}, not a number of seconds")
+        end = time.monotonic() + seconds
         for number in range(self._retries + 1):
             try:
                 return ask(end - time.monotonic())
