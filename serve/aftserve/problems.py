@@ -46,7 +46,7 @@ def handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(AftexportError)
     async def known(request: Request, error: AftexportError) -> JSONResponse:
-        if isinstance(error, EngineError):
+        if isinstance(error, EngineError | StorageError):
             logger.error("%s", error)
         headers = error.headers if isinstance(error, RefusedError) else None
         return _problem(request, str(error), status_of(error), headers)
