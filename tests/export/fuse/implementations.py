@@ -51,6 +51,12 @@ def full_factorised_by_length(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor)
     return full_matmul(q, k, v, left @ right.t())
 
 
+def full_relative(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """A bias of any length: from 20 tokens on, the distance makes no difference."""
+    place = torch.arange(q.shape[1])
+    return full_matmul(q, k, v, table[(place - place[:, None]).clamp(-20, 20) + 20])
+
+
 def full_factorised_einsum(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     return full_einsum_separate_maxima(q, k, v, torch.einsum("tr,ur->tu", left, right))
@@ -366,6 +372,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     long = [0.1 * torch.randn(250, 34) for _ in range(2)]
     for f in (full_factorised, full_factorised_by_length):
         found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
+    found["full_relative"] = "AftFull", Layer(full_relative, torch.randn(41))
     for f in (full_causal, full_causal_by_product):
         found[f.__name__] = "CausalAftFull", Layer(f, w)
     for f in (local_product, local_where, local_row_maximum, local_where_by_length,

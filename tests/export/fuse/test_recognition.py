@@ -51,16 +51,22 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
     assert_equal(layer, model, example())
 
 
-@pytest.mark.parametrize(("most", "constant"), [(10, False), (36**2, True)])
+@pytest.mark.parametrize(("most", "constant"), [(10, False), (250**2, True)])
 def test_factors_of_a_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aftexport.fuse.mechanisms._weighted_mean._MOST", most)
-    _, layer = LAYERS["full_factorised_by_length"]
+    _, layer = LAYERS["full_factorised_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses
-    assert any(list(tensor.dims) == [36, 36] for tensor in model.graph.initializer) == constant
-    assert_equal(layer, model, example(), example(1, 1), example(31, 3))
+    assert any(list(tensor.dims) == [250, 250] for tensor in model.graph.initializer) == constant
+    assert_equal(layer, model, example(), example(1, 1), example(31, 3), example(60, 1))
+
+
+def test_a_bias_without_an_end_gets_none() -> None:
+    _, layer = LAYERS["full_relative"]
+    _, model = fused(scripted(layer, example()))
+    assert_equal(layer, model, example(60, 1))
 
 
 @pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any size", "one size"])

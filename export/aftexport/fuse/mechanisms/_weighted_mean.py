@@ -280,14 +280,19 @@ def whole(
         return at({})
     corners = [at(run) for run in (*measured.runs, *measured.more)]
     sizes = {**sizes, **_sizes(value, measured)}
-    most = max(_MOST, *sizes.values(), 0)
+    if max(sizes, default=0) ** 2 > max(_MOST, *sizes.values()):
+        return None
     # The largest first: what is cut out for fewer is a corner of it as well.
-    for tokens in sorted((n for n in sizes if n**2 <= most), reverse=True):
-        for batch, length in ((1, tokens), (tokens, 1)):
-            array = at(measured.alone(part.inputs, batch, length))
+    for tokens in sorted(sizes, reverse=True):
+        for shape in (lambda n: (1, n), lambda n: (n, 1)):
+            array, longer = (
+                at(measured.alone(part.inputs, *shape(n))) for n in (tokens, tokens + 1)
+            )
             if (
                 array is not None
                 and tokens == max(array.shape, default=0)
+                # Where it grows on, there is no document that has all of it.
+                and (longer is None or longer.shape == array.shape)
                 and all(c is not None and _is_corner(c, array) for c in corners)
             ):
                 return array
@@ -305,11 +310,17 @@ def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
 
 def _sizes(value: ir.Value, measured: Measured) -> dict[int, int]:
     """The sizes that the dims of constants below a value have, each with how many entries."""
-    array, node = measured.constant(value), value.producer()
-    if array is not None:
-        return {n: array.size for n in array.shape if n > 1}
     found: dict[int, int] = {}
-    for given in node.inputs if node is not None else ():
-        for n, size in _sizes(given, measured).items() if given is not None else ():
-            found[n] = max(size, found.get(n, 0))
-    return found
+    seen, left = set[ir.Value](), [value]
+    while left:
+        below = left.pop()
+        if below in seen:
+            continue
+        seen.add(below)
+        array, node = measured.constant(below), below.producer()
+        if array is not None:
+            for n in array.shape:
+                found[n] = max(array.size, found.get(n, 0))
+        elif node is not None and node.op_type not in ("Shape", "Size"):  # of anything's
+            left.extend(given for given in node.inputs if given is not None)
+    return {n: size for n, size in found.items() if n > 1}
