@@ -127,7 +127,7 @@ def benchmark(
         engines["portable"] = OnnxRuntimeEngine(bundle.model_path, threads=threads, fused=False)
     if torch is not None:
         engines["torch"] = torch
-    timings, failures = [], []
+    timings, failures, errors = [], [], []
     for tokens in lengths:
         inputs = _document(bundle.manifest, tokens)
         runs = {}
@@ -138,13 +138,13 @@ def benchmark(
                 runs[name] = run
             except EngineError as error:
                 failures.append(Failure(name, tokens, error.problem))
-                reason = error
+                errors.append(error)
         seconds = interleave(runs, rounds, advance)
         for name, run in runs.items():
             engines[name].release()  # what it kept would not be counted
             timings.append(Timing(name, tokens, seconds[name], peak_mib(run)))
     if not timings:
-        raise reason
+        raise errors[-1]
     result = Result(timings, failures, operator_paths(bundle.model_path), {})
     if result.longest is None:
         return result

@@ -70,7 +70,9 @@ def check_charset(request: Request) -> None:
     """Raises NotJsonError where a body says that it is text in another encoding than UTF-8."""
     content_type = request.headers.get("content-type", "")
     if len(content_type) > _MOST_CHARACTERS:  # reading its parameters takes the square of that
-        raise NotJsonError("The body's content type is too long.", "Send text/plain.")
+        raise NotJsonError(
+            "The body's content type is too long.", "Send text/plain without parameters, in UTF-8."
+        )
     header = Message()
     header["Content-Type"] = content_type
     charset = header.get_content_charset("utf-8")

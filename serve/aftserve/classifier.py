@@ -140,7 +140,10 @@ class Classifier:
         Raises:
             DocumentTooLongError: as soon as those are over ``max_tokens``; see ``check_length``.
         """
-        tokens = before + max(0, len(self.tokenize(piece)) - _MOST_GAINED)
+        try:
+            tokens = before + max(0, len(self.tokenize(piece)) - _MOST_GAINED)
+        except InputError:  # a word that is cut in two may be none that the tokenizer knows
+            return before
         self.check_length(tokens, more=True)
         return tokens
 

@@ -140,6 +140,8 @@ class Connection(HttpToolsProtocol):
             raise httptools.HttpParserError("a URL without a path")
         self._rest()
         super().on_headers_complete()
+        if self.pipeline:
+            self._flow.resume_reading()  # or nobody would see that the client has left
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of the body."""
@@ -161,6 +163,17 @@ class Connection(HttpToolsProtocol):
         if self._idle:
             self._watch()
         self._parse()
+        self._expect_end()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection on which no request follows."""
+        super().timeout_keep_alive_handler()
+        self._expect_end()
+
+    def shutdown(self) -> None:
+        """Closes the connection, once the request that runs is answered."""
+        super().shutdown()
+        self._expect_end()
 
     @property
     def _idle(self) -> bool:
@@ -227,6 +240,12 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + headers.encode() + content)
         self.transport.close()
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        """What is written to a connection that closes must be read; uvicorn waits for that."""
+        if self.transport.is_closing() and self._unread is None:
+            self._expect_reading()
 
     def _expect_reading(self) -> None:
         left = self.transport.get_write_buffer_size()

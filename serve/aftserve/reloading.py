@@ -104,8 +104,10 @@ class Reloading:
                 logger.exception("the reload has failed")
                 problem = f"The reload has failed: {error!r}. The server's log says more."
             seconds = time.monotonic() - start
-            # Where the bundle is on this machine is for the log alone.
-            said = problem and problem.replace(f"{self._settings.bundle.parent}/", "")
+            said = problem
+            for path in (self._settings.bundle, self._settings.bundle.absolute()):
+                if said and path.parent.name:  # where it is on this machine is for the log alone
+                    said = said.replace(f"{path.parent}/", "")
             self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=said)
             self._metrics.reloads.labels("refused" if problem else "served").inc()
             if problem is None:

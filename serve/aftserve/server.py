@@ -49,8 +49,8 @@ def serve(settings: Settings, console: Console) -> int:
     server = Server(service, keys)
     try:
         server.run()
-    except SystemExit:  # uvicorn's, where the address was taken while the model was loaded
-        return 1
+    except SystemExit as end:  # of uvicorn, where the address was taken meanwhile; or by SIGTERM
+        return int(bool(end.code))
     traces.close()
     status = int(service.health.phase == "failed")
     if status or service.reloading.loading:
@@ -70,9 +70,10 @@ async def check_address(host: str, port: int) -> None:
     try:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"The server cannot listen at {host}, port {port} ({error.strerror}).",
+            f"The server cannot listen at {host}, port {port} ({reason}).",
             "Choose others by --host and --port.",
         ) from error
     listening.close()

@@ -10,6 +10,7 @@ from bundles import BAD_MANIFESTS, changed_manifest, resealed
 from commands import assert_refused, run_python, without
 from servers import serving
 from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 
@@ -137,8 +138,8 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
     assert "copy.bundle" in capsys.readouterr().err
 
 
-def ask(bundle: Path, log: Path, text: str) -> httpx.Response:
-    with serving(bundle, log) as (address, _):
+def ask(bundle: Path, log: Path, text: str, *options: str) -> httpx.Response:
+    with serving(bundle, log, *options) as (address, _):
         answer = httpx.post(f"{address}/infer", json={"text": text}, timeout=30)
     assert "Traceback" not in log.read_text("utf-8")
     return answer
@@ -152,6 +153,17 @@ def test_a_word_the_tokenizer_cannot_encode_is_the_senders_error(
     answer = ask(resealed(bundle_copy), tmp_path / "log", "unknown")
     assert answer.status_code == 422, answer.text
     assert isinstance(answer.json()["detail"], str)
+
+
+def test_long_words_are_counted_and_taken(bundle_copy: Path, tmp_path: Path) -> None:
+    word = "a" * 100
+    words = Tokenizer(models.WordLevel({word: 0}))
+    words.pre_tokenizer = WhitespaceSplit()
+    (bundle_copy / "tokenizer.json").write_text(words.to_str())
+    text = " ".join([word] * 5000)
+    answer = ask(resealed(bundle_copy), tmp_path / "log", text, "--max-tokens", "6000")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["tokens_total"] == 5000
 
 
 def test_a_tokenizer_that_truncates_and_pads_is_kept_from_both(

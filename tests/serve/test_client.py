@@ -322,3 +322,12 @@ def test_numbers_that_are_none_are_refused() -> None:
             client.infer("a")
         with pytest.raises(ValueError, match="deadline is nan"):
             client.infer("a", deadline=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("http://[::1", "Q7"), ("http://127.0.0.1:1", "schlüssel")]
+)
+def test_what_no_request_can_have_is_refused_at_once(url: str, key: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Client(url, api_key=key)
+    assert key not in str(refused.value)

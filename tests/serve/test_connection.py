@@ -1,5 +1,6 @@
 """What arrives on a connection and is no request, or not yet, or many."""
 
+import itertools
 import json
 import socket
 import threading
@@ -32,10 +33,10 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @contextmanager
-def answering(app: Any, **options: Any) -> Iterator[str]:
-    """The address of another application behind such connections."""
+def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.Server]:
+    """A server of another application behind such connections."""
     responses = Counter("responses", "", ["path", "status"], registry=None)
-    http = Connection.within(60, responses)
+    http = Connection.within(seconds, responses)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -51,11 +52,23 @@ def answering(app: Any, **options: Any) -> Iterator[str]:
     thread.start()
     try:
         eventually(lambda: server.started, "the server starts")
-        host, port = server.servers[0].sockets[0].getsockname()
-        yield f"http://{host}:{port}"
+        yield server
     finally:
         server.should_exit = True
         thread.join()
+
+
+def place(server: uvicorn.Server) -> tuple[str, int]:
+    host, port = server.servers[0].sockets[0].getsockname()
+    return host, port
+
+
+@contextmanager
+def answering(app: Any, **options: Any) -> Iterator[str]:
+    """The address of such a server."""
+    with running(app, **options) as server:
+        host, port = place(server)
+        yield f"http://{host}:{port}"
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -210,7 +223,10 @@ def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
         assert response(connection)[0] == 204
 
 
-def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone(
+    at_once: bool,
+) -> None:
     runs, left = threading.Event(), threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -221,8 +237,12 @@ def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone
 
     with answering(app) as address:
         with raw_connection(address) as connection:
-            connection.sendall(GET * 2)
+            connection.sendall(GET * 2 if at_once else GET)
             assert runs.wait(60)
+            if not at_once:
+                time.sleep(0.2)  # by then it waits for what comes
+                connection.sendall(GET)
+                time.sleep(0.2)
         assert left.wait(60)
 
 
@@ -242,6 +262,33 @@ def test_who_reads_no_answers_is_cut_off(address: str) -> None:
         connection.sendall(requests)
 
 
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
+def test_who_does_not_read_the_end_of_an_answer_is_cut_off(last: bytes) -> None:
+    answered = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal answered
+        length = (b"content-length", b"30000")
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": b"a" * 30_000})
+        answered += 1
+
+    def unsent() -> int:
+        return max(c.transport.get_write_buffer_size() for c in server.server_state.connections)  # type: ignore[union-attr]
+
+    with running(app, seconds=1, timeout_keep_alive=1) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(place(server))
+        for count in itertools.count(1):
+            connection.sendall(GET)
+            eventually(lambda: answered == count, "it is answered")  # noqa: B023
+            time.sleep(0.01)
+            if unsent():
+                break
+        connection.sendall(GET[:-2] + last + b"\r\n")
+        eventually(lambda: not server.server_state.connections, "the connection ends")
+
+
 def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: str) -> None:
     """Eight of them; parsed as they come, each turn of theirs took a second and more."""
     ended = threading.Event()
@@ -259,7 +306,7 @@ def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: 
         for thread in threads:
             thread.start()
         for _ in range(50):
-            assert httpx.get(f"{address}/healthz", timeout=5).status_code == 200
+            assert httpx.get(f"{address}/healthz", timeout=10).status_code == 200
     finally:
         ended.set()
         for thread in threads:

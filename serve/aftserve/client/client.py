@@ -31,6 +31,7 @@ _PROXY_STATUSES = (500, 502, 503)
 """Of a proxy in between that lost the server it had asked; Ray Serve's says 500."""
 _PROXY_PAUSE = 1.0
 _JITTER = 0.1
+_NO_KEY = "The API key has characters that no key has."
 _GRACE = 1.0
 """Seconds after the deadline in which the server's own word of it may come."""
 
@@ -47,6 +48,7 @@ class Client:
 
     Raises:
         ValueError: where ``retries`` is negative; by a call, where the deadline is not finite.
+        InvalidRequestError: where ``url`` is no address, or ``api_key`` no key.
     """
 
     def __init__(
@@ -61,7 +63,12 @@ class Client:
         if retries < 0:
             raise ValueError(f"retries is {retries}, not 0 or more")
         headers = {"X-API-Key": api_key} if api_key is not None else {}
-        self._http = httpx.Client(base_url=url, headers=headers)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers)
+        except httpx.InvalidURL as error:
+            raise InvalidRequestError(f"{url} is no address: {error}") from error
+        except UnicodeEncodeError:
+            raise InvalidRequestError(_NO_KEY) from None
         self._deadline = deadline
         self._retries = retries
         self._most_wait = most_wait
@@ -198,10 +205,11 @@ class Client:
                 wait = error.retry_after
                 if wait is None and error.status is None:
                     wait = _FIRST_PAUSE * 2**number
+                if wait is None or number == self._retries:
+                    raise
                 # Of many clients that were refused at once, not all come back at once.
-                wait = None if wait is None else wait * (1 + random.uniform(0, _JITTER))
-                hopeless = wait is None or wait > self._most_wait or number == self._retries
-                if wait is None or hopeless or time.monotonic() + wait > end:
+                wait *= 1 + random.uniform(0, _JITTER)
+                if wait > self._most_wait or time.monotonic() + wait > end:
                     raise
                 time.sleep(wait)
         raise AssertionError  # the last try returns or raises
@@ -219,7 +227,7 @@ class Client:
             raise InvalidRequestError(f"{self._http.base_url} is no address: {error}") from error
         except httpx.LocalProtocolError:
             # What it says holds the header, which may be the API key.
-            raise InvalidRequestError("The API key has characters that no key has.") from None
+            raise InvalidRequestError(_NO_KEY) from None
         except httpx.RequestError as error:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
         if response.is_success:

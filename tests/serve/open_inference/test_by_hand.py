@@ -157,16 +157,6 @@ def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> Non
     assert "257 documents, this server takes 256" in response.json()["error"]
 
 
-def test_no_more_texts_are_read_than_the_shape_says(client: httpx.Client) -> None:
-    parameters = {"binary_data_size": 400}
-    tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "parameters": parameters}
-    head = json.dumps({"inputs": [tensor]}).encode()
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    response = client.post(INFER, content=head + bytes(400), headers=headers)
-    assert response.status_code == 422
-    assert "has more values than its shape [2]" in response.json()["error"]
-
-
 @pytest.mark.parametrize(
     "path", ["/v2/nothing", "/v2/models/another", "/v2/models/model/versions/2/ready"]
 )
