@@ -236,6 +236,7 @@ def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> N
             eventually(
                 lambda: "running on" in log.read_text("utf-8") or process.poll() is not None,
                 "it runs",
+                seconds=120,
             )
             assert processes(mark, REPLICA) != []
             answer = httpx.post(f"http://{place}/infer", json={"text": "a"}, timeout=30)
