@@ -89,11 +89,9 @@ class Scheduler:
                 their parts.
             besides: documents that it waits for too, and that are left out.
         """
-        run, waiting = self._running, self._waiting.backlog
-        if besides is not None:
-            waiting -= besides
-            if run is not None and all(job.request is besides for job in run.batch):
-                run = None
+        run, waiting = self._running, self._waiting.backlog(besides)
+        if run is not None and besides and all(job.request is besides for job in run.batch):
+            run = None
         # A run that is late by some time may well take as long again.
         running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
         seconds = waiting.seconds

@@ -24,10 +24,10 @@ class Waiting:
         """Documents."""
         return len(self._jobs)
 
-    @property
-    def backlog(self) -> Backlog:
-        """All that waits."""
-        return self._backlog
+    def backlog(self, besides: Backlog | None = None) -> Backlog:
+        """What waits; of a request's backlog ``besides``, what waits but for that."""
+        with self._changed:
+            return self._backlog - (besides or Backlog())
 
     def put(self, job: Job) -> None:
         """Adds a job as the last."""

@@ -54,7 +54,7 @@ def test_its_seconds_are_those_of_its_jobs(
         else:
             assert waiting.remove(kept.pop(int(seconds) % len(kept)))
         assert len(waiting) == len(kept)
-        assert waiting.backlog.seconds == pytest.approx(sum(j.seconds for j in kept), abs=1e-9)
+        assert waiting.backlog().seconds == pytest.approx(sum(j.seconds for j in kept), abs=1e-9)
     assert waiting.close() == kept
 
 
