@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header; one behind the body is nobody's, who asked was told by those before."""
+        """Takes a header; those behind a body come too late for the application."""
         if self._in_headers:
             super().on_header(name, value)
 

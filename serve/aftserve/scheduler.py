@@ -147,8 +147,8 @@ class Scheduler:
             future.set_exception(self._closed)
             return future
         classifier, costs = served.model.classifier, served.model.costs
-        job = Job(served, ids, costs.alone(len(ids)), promised, future, alone)
-        job.request = request or job.request
+        seconds = costs.alone(len(ids))
+        job = Job(served, ids, seconds, promised, future, alone, request=request or Backlog())
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
                 classifier.parts(ids, evidence=evidence),

@@ -254,7 +254,7 @@ class Service:
         try:
             if not isinstance(document, str):
                 return classifier.check(document), 0.0
-            classifier.check_text(document)
+            classifier.check_text(document)  # before it waits for a thread
             start = time.perf_counter()
             if len(document) <= _SHORT_CHARACTERS:
                 ids = classifier.encode(document)

@@ -58,17 +58,9 @@ def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.S
         thread.join()
 
 
-def place(server: uvicorn.Server) -> tuple[str, int]:
+def address_of(server: uvicorn.Server) -> str:
     host, port = server.servers[0].sockets[0].getsockname()
-    return host, port
-
-
-@contextmanager
-def answering(app: Any, **options: Any) -> Iterator[str]:
-    """The address of such a server."""
-    with running(app, **options) as server:
-        host, port = place(server)
-        yield f"http://{host}:{port}"
+    return f"http://{host}:{port}"
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -215,7 +207,10 @@ def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
         await send({"type": "http.response.start", "status": 204})
         await send({"type": "http.response.body"})
 
-    with answering(app, timeout_keep_alive=1) as address, raw_connection(address) as connection:
+    with (
+        running(app, timeout_keep_alive=1) as server,
+        raw_connection(address_of(server)) as connection,
+    ):
         connection.sendall(GET + head(1)[:-2] + b"a:\r\n" * 15_000 + b"\r\n")
         assert response(connection)[0] == 204
         time.sleep(1.5)
@@ -235,8 +230,8 @@ def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone
             pass
         left.set()
 
-    with answering(app) as address:
-        with raw_connection(address) as connection:
+    with running(app) as server:
+        with raw_connection(address_of(server)) as connection:
             connection.sendall(GET * 2 if at_once else GET)
             assert runs.wait(60)
             if not at_once:
@@ -278,7 +273,7 @@ def test_who_does_not_read_the_end_of_an_answer_is_cut_off(last: bytes) -> None:
 
     with running(app, seconds=1, timeout_keep_alive=1) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(place(server))
+        connection.connect(server.servers[0].sockets[0].getsockname())
         for count in itertools.count(1):
             connection.sendall(GET)
             eventually(lambda: answered == count, "it is answered")  # noqa: B023

@@ -211,8 +211,7 @@ class ChunkedModel:
             return (yield from self._parts(ids, evidence=evidence))
         except OSError as error:
             raise StorageError(
-                "What a document in chunks keeps between layers cannot be written "
-                f"({error.strerror}).",
+                f"What is left between layers of a document cannot be kept ({error.strerror}).",
                 "Shorter documents need no space; make some, or name another folder by --spill.",
             ) from error
 

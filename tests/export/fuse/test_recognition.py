@@ -55,7 +55,7 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
 def test_factors_of_a_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftexport.fuse.mechanisms._weighted_mean._MOST", most)
+    monkeypatch.setattr("aftexport.fuse.constants._MOST", most)
     _, layer = LAYERS["full_factorised_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses

@@ -24,7 +24,7 @@ from aftexport.fuse.algebra import (
     times,
 )
 from aftexport.fuse.axes import Axis, flat
-from aftexport.fuse.mechanisms._weighted_mean import evaluated
+from aftexport.fuse.constants import evaluated
 from aftexport.fuse.pattern import NearMissError, Subject, same_size, sums, without
 
 

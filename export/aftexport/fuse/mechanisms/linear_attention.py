@@ -7,9 +7,9 @@ import numpy as np
 
 from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
 from aftexport.fuse.mechanisms._roles import roles_of
-from aftexport.fuse.mechanisms._weighted_mean import whole
 from aftexport.fuse.pattern import (
     Factor,
     NearMissError,
