@@ -1,6 +1,7 @@
 """The OpenAPI document: what the interface takes, with the limits of the bundle that answers."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -32,26 +33,30 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
 
     def openapi() -> Schema:
         described = document()
-        described["components"]["schemas"].update(_bodies(service))
+        classifier = service.model.classifier
+        bodies = _bodies(
+            classifier.manifest.vocab_size, classifier.min_tokens, classifier.has_tokenizer
+        )
+        described["components"]["schemas"].update(bodies)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _bodies(service: Service) -> dict[str, Schema]:
+@lru_cache(maxsize=1)  # who asks for it again and again, without a key, must not slow others
+def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
     # What is too long is no malformed request: 413 says so, and GET /info has the limits.
-    classifier = service.model.classifier
     text = {"type": "string", "minLength": 1}
     ids: Schema = {
         "type": "array",
-        "items": {"type": "integer", "minimum": 0, "maximum": classifier.manifest.vocab_size - 1},
-        "minItems": classifier.min_tokens,
+        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+        "minItems": min_tokens,
         "description": "Token ids of one document.",
     }
     several = {"type": "array", "minItems": 1}
     one = {"text": text, "input_ids": ids}
     many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
-    if not classifier.has_tokenizer:
+    if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
     template = _COMPONENTS + "{model}"
     protocol = InferenceRequest.model_json_schema(ref_template=template)
