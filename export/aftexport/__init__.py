@@ -3,6 +3,7 @@
 ``import aftexport`` does not import torch: a server needs no more than a bundle.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from aftexport.exporter import export
 
 __all__ = ["__version__", "export", "load", "save"]
+
+# ONNX Runtime's wheels report usage, and keep an identifier in the home folder, as soon as they are
+# imported; a tool that handles people's documents must not.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:

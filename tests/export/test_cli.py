@@ -322,6 +322,23 @@ def test_an_export_that_is_stopped_leaves_nothing(
     assert listing(tmp_path) == {}
 
 
+def test_nothing_is_kept_in_the_home_folder_or_among_temporary_files(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    """As ONNX Runtime's telemetry does."""
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.mkdir()
+    temporary.mkdir()
+    places = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "TMPDIR": str(temporary)}
+    code = (
+        "import os, sys; os.environ.pop('ORT_DISABLE_TELEMETRY', None); "
+        "from aftexport.cli import main; sys.exit(main())"
+    )
+    outcome = run_python("-c", code, "verify", bundle_folder, cwd=tmp_path, **places)
+    assert outcome.code == 0, outcome.err
+    assert listing(home) == listing(temporary) == {}
+
+
 def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: Path) -> None:
     from bundles import changed_manifest
 

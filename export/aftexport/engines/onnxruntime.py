@@ -21,7 +21,7 @@ from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError
 
-# The Linux wheel reports usage; a tool that handles people's documents must not.
+# It was too late to say so to one that was imported before aftexport.
 onnxruntime.disable_telemetry_events()
 
 VERSION: str = onnxruntime.__version__

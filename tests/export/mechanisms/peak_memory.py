@@ -20,7 +20,6 @@ def peak_kib() -> int:
 
 
 def main(model: str, inputs: str, output: str, *lengths: str) -> None:
-    onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False

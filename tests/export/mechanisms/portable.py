@@ -11,8 +11,6 @@ from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 
 from .cases import Inputs, Variant, run_reference, run_torch
 
-onnxruntime.disable_telemetry_events()
-
 _RANKS = {"position_bias": 2, "band": 2, "filter": 2, "alpha_weight": 2, "beta_weight": 2}
 
 
