@@ -2,12 +2,14 @@
 
 import os
 import secrets
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from aftexport.cli.termination import TerminatedError
 from aftexport.errors import AftexportError
 
 _OWN = {
@@ -95,14 +97,19 @@ def _ray(name: str, **options: Any) -> Iterator[None]:
     if not options["log_to_driver"]:
         # Ray's core calls it an error how Ray Data makes actors; what fails is an exception.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    terminates = signal.getsignal(signal.SIGTERM)
     try:
         try:
             ray.init(configure_logging=False, **options)
+        except SystemExit as end:  # while it starts, Ray answers to SIGTERM
+            raise TerminatedError from end
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise ClusterError(
                 f"{name} cannot be had: {str(error).rstrip('.')}.",
                 "Check the address, the space in /tmp and /dev/shm, and ray status.",
             ) from error
+        finally:
+            signal.signal(signal.SIGTERM, terminates)
         yield
     finally:
         ray.shutdown()

@@ -1,7 +1,6 @@
 """The ``aftexport`` command."""
 
 import errno
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
-from aftexport.cli.termination import TerminatedError, terminable
+from aftexport.cli.termination import exit_status, stoppable
 from aftexport.errors import AftexportError
 from aftexport.report import accept_any_terminal
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
-        with warnings.catch_warnings(), terminable():
+        with warnings.catch_warnings(), stoppable():
             warnings.showwarning = lambda message, *_: errors.print(
                 f"[yellow]warning:[/] {escape(str(message))}"
             )
@@ -63,4 +62,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         errors.print("interrupted; no bundle was written")
-        return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+        return exit_status(stop)

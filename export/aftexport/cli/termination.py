@@ -1,4 +1,4 @@
-"""SIGTERM, taken as an interrupt is."""
+"""SIGINT and SIGTERM, which end a command and leave nothing half done behind."""
 
 import math
 import signal
@@ -7,32 +7,57 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class TerminatedError(KeyboardInterrupt):
     """SIGTERM came."""
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Lets SIGTERM end the block as an interrupt does, so that nothing half done stays behind."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
+def exit_status(stop: KeyboardInterrupt) -> int:
+    """Of a command that was ended so, as a shell gives it."""
+    return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
 
-    before = -math.inf
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal before
+class Stop:
+    """Raises where a signal ends the command."""
+
+    def __init__(self) -> None:
+        self._raised: type[KeyboardInterrupt] | None = None
+        self._time = -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler."""
         now = time.monotonic()
         # Often it comes twice, to the process and to its group: what cleans up is left to do so.
-        if now - before > 1:
-            before = now
-            raise TerminatedError
+        if now - self._time > 1:
+            self._time = now
+            self._raised = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
+            raise self._raised
 
-    signal.signal(signal.SIGTERM, stop)
+    def check(self) -> None:
+        """Raises once more what a library may have lost, in whose callback it was raised."""
+        if self._raised is not None:
+            raise self._raised
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Lets both signals end the block by an exception; those that are taken otherwise stay so."""
+    defaults: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    in_main = threading.current_thread() is threading.main_thread()
+    taken = [n for n, default in defaults.items() if in_main and signal.getsignal(n) == default]
+    stop = Stop()
+    for number in taken:
+        signal.signal(number, stop)
     try:
-        yield
+        yield stop
+    except KeyboardInterrupt:
+        stop.check()  # a library may have raised its own in place of ours
+        raise
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in taken:
+            signal.signal(number, defaults[number])

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftexport import __version__
+from aftexport.cli.termination import exit_status
 from aftexport.errors import AftexportError
 from aftexport.report import accept_any_terminal
 from aftserve.cli import batch, deploy, key
@@ -40,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from aftserve.settings import Settings
 
         return serve(Settings.read(words), Console(emoji=False))
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        return exit_status(stop)
     except AftexportError as error:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code

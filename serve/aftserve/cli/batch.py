@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aftexport.cli.options import make_parser
+from aftexport.cli.termination import exit_status, stoppable
 
 _EPILOG = """\
 INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The
@@ -17,7 +18,7 @@ server would answer, or an error. It is whole or not there.
 Other settings of the server hold as AFTSERVE_* or in FILE.
 
 Exit status: 0 every document is answered; 3 some have an error in their row; 1 the run failed,
-2 it could not begin, and nothing was written; 130 interrupted, or told to stop.
+2 it could not begin, 130 interrupted, 143 told to stop by SIGTERM, and nothing was written.
 """
 
 
@@ -67,15 +68,17 @@ def run(words: Sequence[str]) -> int:
     found = documents.find(options.input, text=options.text, id=options.id)
     console = Console(stderr=True, emoji=False)
     try:
-        failed = classify(
-            settings,
-            found,
-            options.output,
-            actors=options.actors,
-            address=address,
-            console=console,
-        )
-    except KeyboardInterrupt:
+        with stoppable() as stop:
+            failed = classify(
+                settings,
+                found,
+                options.output,
+                actors=options.actors,
+                address=address,
+                console=console,
+                stop=stop,
+            )
+    except KeyboardInterrupt as end:
         console.print("interrupted; nothing was written")
-        return 130
+        return exit_status(end)
     return 3 if failed else 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser
+from aftexport.cli.termination import stoppable
 
 _EPILOG = """\
 Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose
@@ -20,7 +21,7 @@ every node must have aftexport and the bundle, at the same path; the command ret
 replicas are ready, and run again it replaces them one after the other.
 
 Exit status: 0 deployed, or stopped on request; 1 Ray Serve failed; 2 the bundle or a setting
-cannot be used.
+cannot be used; 130 interrupted and 143 terminated before it served.
 """
 
 
@@ -44,4 +45,6 @@ def run(words: Sequence[str]) -> int:
 
     from aftserve.deployment import DeploymentSettings, deploy
 
-    return deploy(DeploymentSettings.read(others), options.address, Console(emoji=False))
+    settings = DeploymentSettings.read(others)
+    with stoppable():
+        return deploy(settings, options.address, Console(emoji=False))

@@ -1,11 +1,8 @@
 """From a place with documents to a file with their answers."""
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aftexport.bundle import Bundle
+from aftexport.cli.termination import Stop
 from aftexport.errors import AftexportError
 from aftexport.files import replacing_file
 from aftserve.offline import documents, output
@@ -79,6 +77,7 @@ def run(
     actors: int,
     address: str | None,
     console: Console,
+    stop: Stop,
 ) -> int:
     """Classifies documents; returns how many have an error in place of an answer.
 
@@ -89,6 +88,7 @@ def run(
         actors: processes that hold the model.
         address: as ``resolve`` has it.
         console: where progress goes.
+        stop: whose exception may be lost in a callback of Ray's.
 
     Raises:
         AftexportError: where it cannot be run.
@@ -98,73 +98,68 @@ def run(
     columns = output.schema(bundle.manifest.labels, found.ids)
     threads = settings.threads or 1
     settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
-    failed, start = 0, time.monotonic()
-    with (
-        replacing_file(out) as aside,
-        connected(
-            address,
-            object_store_mib=_OBJECT_STORE_MIB,
-            cpus=actors * threads + _READERS,
-            logs=False,
-        ),
-        _progress(console) as progress,
-        _interrupts() as interrupted,
-    ):
-        import ray
+    start = time.monotonic()
+    cluster = connected(
+        address, object_store_mib=_OBJECT_STORE_MIB, cpus=actors * threads + _READERS, logs=False
+    )
+    failed = None
+    try:
+        with cluster:
+            import ray
 
-        _configure()
-        deaths = ray.remote(num_cpus=0)(Deaths).remote()
-        answered = found.blocks().map_batches(
-            Actor,
-            fn_constructor_args=(settings, bundle.digest, columns, deaths),
-            batch_format="pyarrow",
-            batch_size=None,
-            compute=ray.data.ActorPoolStrategy(size=actors),
-            num_cpus=threads,
-        )
-        task = progress.add_task("documents", total=found.count)
-        try:
-            # Within: the last rows are written when it is closed, and the disk may be full.
-            with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
-                for rows in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
-                    writer.write(rows)
-                    failed += len(rows) - rows[output.ERROR].null_count
-                    progress.advance(task, len(rows))
-                    if interrupted.is_set():
-                        raise KeyboardInterrupt
-        except (OSError, ray.exceptions.RayError) as error:
-            raise RunError(_reason(error), "Nothing was written.") from error
-        if writer.rows != found.count:
-            raise RunError(
-                f"{writer.rows} of {found.count} documents came back.", "Nothing was written."
+            _configure()
+            deaths = ray.remote(num_cpus=0)(Deaths).remote()
+            answered = found.blocks().map_batches(
+                Actor,
+                fn_constructor_args=(settings, bundle.digest, columns, deaths),
+                batch_format="pyarrow",
+                batch_size=None,
+                compute=ray.data.ActorPoolStrategy(size=actors),
+                num_cpus=threads,
             )
+            rows = answered.iter_batches(batch_size=None, batch_format="pyarrow")
+            failed = _write(rows, columns, found, out, console, stop)
+    except KeyboardInterrupt:
+        if failed is None:  # else all is there, and Ray alone was ended before its time
+            raise
     seconds = time.monotonic() - start
     console.print(
-        f"{writer.rows:,} documents in {seconds:.1f} s, {failed:,} of them without an answer: "
+        f"{found.count:,} documents in {seconds:.1f} s, {failed:,} of them without an answer: "
         f"{escape(str(out))}",
         soft_wrap=True,
     )
     return failed
 
 
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """An event that says what KeyboardInterrupt does, which may be lost in a callback of Ray's.
+def _write(
+    answered: Iterable[pa.Table],
+    columns: pa.Schema,
+    found: Documents,
+    out: Path,
+    console: Console,
+    stop: Stop,
+) -> int:
+    """Puts the file into its place before Ray ends, which would lose it to a signal meanwhile."""
+    import ray
 
-    SIGTERM does the same: Ray's own answer to it would leave its folder behind.
-    """
-    seen = threading.Event()
-
-    def note(*_: object) -> None:
-        seen.set()
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    failed = 0
+    with replacing_file(out) as aside, _progress(console) as progress:
+        task = progress.add_task("documents", total=found.count)
+        try:
+            # Within: the last rows are written when it is closed, and the disk may be full.
+            with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
+                for rows in answered:
+                    writer.write(rows)
+                    failed += len(rows) - rows[output.ERROR].null_count
+                    progress.advance(task, len(rows))
+                    stop.check()
+        except (OSError, ray.exceptions.RayError) as error:
+            raise RunError(_reason(error), "Nothing was written.") from error
+        if writer.rows != found.count:
+            raise RunError(
+                f"{writer.rows} of {found.count} documents came back.", "Nothing was written."
+            )
+    return failed
 
 
 def _progress(console: Console) -> Progress:

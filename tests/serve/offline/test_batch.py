@@ -163,7 +163,7 @@ def test_a_run_that_is_ended_leaves_what_was_there(
         else:
             eventually(lambda: not kill_at_work(ray) and process.poll() is not None, "it gives up")
         status, said = process.wait(60), (tmp_path / "log").read_text()
-    assert status == (130 if signalled else 1), said
+    assert status == (128 + signal.Signals[end] if signalled else 1), said
     assert (tmp_path / "out.parquet").read_text() == "of before"
     assert not list(tmp_path.glob(".*"))
 
