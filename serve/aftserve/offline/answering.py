@@ -1,12 +1,12 @@
 """Answers to documents as the server gives them, many at a time and without a server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from aftexport.bundle import Bundle
-from aftexport.errors import AftexportError, BundleError, EngineError, ParityError
+from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
 from aftserve.classifier import Answer, Tokens
 from aftserve.loading import load_model
 from aftserve.offline.sharing import shared_runs
@@ -54,15 +54,16 @@ class OfflineClassifier:
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
 
-    def answer(self, documents: Sequence[str | AftexportError]) -> list[Outcome]:
+    def answer(self, documents: Iterable[str | AftexportError]) -> list[Outcome]:
         """Answers texts in runs of several; one that fails fails alone.
 
         Args:
-            documents: texts, and errors in place of those that could not be read.
+            documents: texts, and errors in place of those that could not be read; no text is kept.
         """
-        outcomes: list[Outcome] = [Outcome()] * len(documents)
+        outcomes: list[Outcome] = []
         held: dict[int, Tokens] = {}
         for index, document in enumerate(documents):
+            outcomes.append(Outcome())
             try:
                 held[index] = self._tokens(document)
             except AftexportError as error:
@@ -99,7 +100,7 @@ class OfflineClassifier:
                     else Outcome(None, str(result), total, 0)
                 )
 
-    def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | EngineError]:
+    def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | AftexportError]:
         """Of one run; where that fails, of a run of each alone."""
         classifier = self._model.classifier
         try:
@@ -107,6 +108,8 @@ class OfflineClassifier:
                 yield self._in_chunks(documents[0])
             else:
                 yield from classifier.classify(documents)
+        except StorageError as error:
+            yield error
         except EngineError as error:
             if len(documents) == 1:
                 yield EngineError(f"The engine failed: {error}", "Leave the document out.")

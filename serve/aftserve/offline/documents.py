@@ -1,6 +1,7 @@
 """Where documents come from: a folder of text files, or Parquet with a column of texts."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from aftexport.errors import AftexportError, InputError, UsageError
+from aftserve.errors import DocumentTooLongError
 
 ROWS = 256
 """Documents of a block: what an actor takes at a time, and again if it dies."""
 PATH, TEXT = "path", "text"
+_MOST_BYTES = 4
+"""Of a character in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,20 @@ class Documents:
 class TextFiles(Documents):
     """Every file below a folder, but hidden ones; named by its path from there.
 
+    What is not UTF-8 in a name stands in it as ``\\x`` and two digits.
+
     Attributes:
         paths: absolute, by name.
     """
 
-    paths: dict[str, str]
+    paths: dict[str, bytes]
 
     @classmethod
     def find(cls, place: Path) -> "TextFiles":
         """Of a folder, or one file."""
         root = place if place.is_dir() else place.parent
         found = sorted(_files(place)) if place.is_dir() else [place]
-        paths = {path.relative_to(root).as_posix(): str(path.absolute()) for path in found}
+        paths = {_shown(path.relative_to(root)): os.fsencode(path.absolute()) for path in found}
         return cls(len(paths), pa.string(), paths)
 
     def blocks(self) -> Any:
@@ -81,33 +87,40 @@ class ParquetTexts(Documents):
         Raises:
             UsageError: where they cannot be read, or have no such column of texts.
         """
-        files = sorted(map(str, _files(place.absolute()))) if place.is_dir() else [str(place)]
-        files = [file for file in files if file.endswith(".parquet")]
+        files = [place.absolute()] if not place.is_dir() else sorted(_files(place.absolute()))
+        tables = [str(path) for path in files if path.suffix == ".parquet"]
+        _check_all_is_parquet(place, files)
         try:
-            dataset = pyarrow.dataset.dataset(files, format="parquet")
+            dataset = pyarrow.dataset.dataset(tables, format="parquet")
             count = dataset.count_rows()
+            schemas = {part.path: part.physical_schema for part in dataset.get_fragments()}
         except (OSError, ValueError) as error:
             raise UsageError(f"{place}: {error}.", "Check the file.") from error
-        names = dataset.schema.names
-        id = id or ("id" if "id" in names else None)
-        for name in filter(None, (text, id)):
-            if names.count(name) != 1:
-                raise UsageError(
-                    f"{place} has no one column {name!r}; it has {', '.join(names)}.",
-                    "Name them by --text and --id.",
-                )
-        kind = dataset.schema.field(text).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UsageError(f"Column {text!r} of {place} is {kind}.", "Name one of strings.")
-        ids = dataset.schema.field(id).type if id is not None else None
-        return cls(count, ids, [str(Path(file).absolute()) for file in files], text, id)
+        if id is None and "id" in dataset.schema.names and text != "id":
+            id = "id"
+        if id == text:
+            raise UsageError(f"--text and --id are both {text!r}.", "Name two columns.")
+        for path, schema in schemas.items():
+            _check_columns(path, schema, [text] if id is None else [text, id])
+            kind = schema.field(text).type
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                raise UsageError(f"Column {text!r} of {path} is {kind}.", "Name one of strings.")
+        kinds = {schema.field(id).type: path for path, schema in schemas.items() if id is not None}
+        if len(kinds) > 1:
+            said = ", ".join(f"{kind} in {path}" for kind, path in kinds.items())
+            raise UsageError(f"Column {id!r} is {said}.", "Give it one type.")
+        return cls(count, next(iter(kinds), None), tables, text, id)
 
     def blocks(self) -> Any:
         """See ``Documents``."""
         import ray
 
         columns = [name for name in (self.id, self.text) if name is not None]
-        dataset = ray.data.read_parquet(self.files, columns=columns)
+        dataset = ray.data.read_parquet(
+            self.files,
+            columns=columns,
+            partitioning=None,  # what the name of a folder says must not replace a column
+        )
         names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
         return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
 
@@ -132,26 +145,77 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
     return documents
 
 
-def texts_of(block: pa.Table) -> Iterator[str | AftexportError]:
-    """The text of each document of a block, or why it cannot be read."""
+def texts_of(block: pa.Table, most_characters: int) -> Iterator[str | AftexportError]:
+    """The text of each document of a block, or why it cannot be read; each as it is asked for.
+
+    Args:
+        block: of a dataset of ``Documents``.
+        most_characters: of a text; a file that has more is not read.
+    """
     if PATH in block.column_names:
-        yield from map(_read, block[PATH].to_pylist())
+        for path in block[PATH]:
+            yield _read(path.as_py(), most_characters)
         return
-    for text in block[TEXT].to_pylist():
+    for cell in block[TEXT]:
+        text = cell.as_py()
         yield text if text is not None else InputError("There is no text.", "Leave the row out.")
 
 
-def _read(path: str) -> str | AftexportError:
+def _read(path: bytes, most_characters: int) -> str | AftexportError:
+    most = _MOST_BYTES * most_characters
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")  # as the server reads plain text
+        with Path(os.fsdecode(path)).open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            return DocumentTooLongError(
+                f"The file has more than {most} bytes, a text at most {most_characters} "
+                "characters.",
+                "Leave it out.",
+            )
+        return content.decode("utf-8-sig")  # as the server reads plain text
     except OSError as error:
         return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
     except UnicodeDecodeError as error:
         return InputError(f"The file is not UTF-8 at byte {error.start}.", "Convert it.")
 
 
+def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:
+    """Refuses other files, but those of the system that wrote the table, whose names have a _."""
+    for path in files:
+        parts = path.relative_to(place.absolute()).parts
+        if path.suffix != ".parquet" and not any(part.startswith("_") for part in parts):
+            raise UsageError(
+                f"{place} has Parquet and other files, such as {Path(*parts)}.",
+                "Name a folder of one kind.",
+            )
+
+
+def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+    for name in columns:
+        if schema.names.count(name) != 1:
+            raise UsageError(
+                f"{path} has no one column {name!r}; it has {', '.join(schema.names)}.",
+                "Name them by --text and --id.",
+            )
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not hidden:
-            yield path
+    """The files below a folder, and links to nothing or to a folder: they are left out by none.
+
+    Raises:
+        UsageError: where a folder cannot be read.
+    """
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in (*folders, *names)):
+            nowhere = path.is_symlink() and (path.is_dir() or not path.exists())
+            if (path.is_file() or nowhere) and not path.name.startswith("."):
+                yield path
+
+
+def _unreadable(error: OSError) -> None:
+    raise UsageError(f"{error.filename} cannot be read ({error.strerror}).", "Check it.")

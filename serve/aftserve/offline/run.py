@@ -59,12 +59,14 @@ class Actor:
                 "Give it more, or look for the document.",
             )
         self._classifier = OfflineClassifier(settings, digest)
+        self._most_characters = settings.max_characters
         self._columns = columns
         self._marks: dict[str, Any] = {"policy": settings.long_documents, "bundle": digest}
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """The rows of a block's documents."""
-        outcomes = self._classifier.answer(list(documents.texts_of(block)))
+        texts = documents.texts_of(block, self._most_characters)
+        outcomes = self._classifier.answer(texts)
         ids = block["id"] if "id" in block.column_names else None
         return output.table(ids, outcomes, self._columns, **self._marks)
 

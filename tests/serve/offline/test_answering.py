@@ -1,8 +1,11 @@
 """Many documents at a time, without a server: each is answered as alone, and fails alone."""
 
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from drifting import always
 from load.documents import Document, bare_engine, make_documents
@@ -11,8 +14,10 @@ from aftexport.bundle import Bundle
 from aftexport.errors import EngineError, InputError, ParityError
 from aftexport.parity import TOLERANCES
 from aftserve.classifier import Answer, Classifier, Tokens
+from aftserve.errors import DocumentTooLongError
 from aftserve.offline import answering
 from aftserve.offline.answering import OfflineClassifier, Outcome
+from aftserve.offline.documents import texts_of
 from aftserve.settings import Settings
 
 BOUND = TOLERANCES["fp32"].bound
@@ -114,3 +119,56 @@ def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
 def test_a_bundle_outside_its_bound_answers_nothing(bundle_copy: Path) -> None:
     with pytest.raises(ParityError, match="golden"):
         OfflineClassifier(Settings.read([str(always(bundle_copy))]))
+
+
+def test_no_more_texts_are_held_than_one(
+    offline: OfflineClassifier, documents: list[Document]
+) -> None:
+    alive: list[weakref.ref[Text]] = []
+
+    def read() -> Iterator[str]:
+        for document in documents[:10]:
+            assert sum(text() is not None for text in alive) <= 1
+            text = Text(document.text)
+            alive.append(weakref.ref(text))
+            yield text
+            del text
+
+    for outcome, document in zip(offline.answer(read()), documents, strict=False):
+        assert_right(outcome, document)
+    assert len(alive) == 10
+
+
+class Text(str):
+    """One that can be seen to go."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_of_a_file_with_more_than_a_text_may_have_no_more_is_read(tmp_path: Path) -> None:
+    files = {"long": "\N{GRINNING FACE}" * 10, "too long": "a" * 41}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    block = pa.table({"path": [os.fsencode(tmp_path / name) for name in files]})
+    long, too_long = texts_of(block, 10)
+    assert long == files["long"]
+    assert isinstance(too_long, DocumentTooLongError)
+
+
+def test_one_that_finds_no_space_between_layers_fails_alone(
+    bundle_folder: Path, documents: list[Document], tmp_path: Path
+) -> None:
+    (tmp_path / "spill").mkdir()
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    budget, whole = str(600.5 * plan.token_bytes / (1 << 20)), 600
+    words = ["--memory-budget-mib", budget, "--spill", str(tmp_path / "spill")]
+    offline = OfflineClassifier(Settings.read([str(bundle_folder), *words]))
+    (tmp_path / "spill").rmdir()
+    outcomes = offline.answer([document.text for document in documents])
+    assert any(len(document.ids) > whole for document in documents)
+    for outcome, document in zip(outcomes, documents, strict=True):
+        if len(document.ids) > whole:
+            assert "--spill" in (outcome.error or "")
+        else:
+            assert_right(outcome, document)

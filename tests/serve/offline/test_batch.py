@@ -1,6 +1,7 @@
 """``aftserve batch``: what ``/infer`` answers, for a folder or for Parquet, whole or not at all."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -73,11 +74,20 @@ def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_erro
     marked = [b"\xef\xbb\xbf" + texts[0].encode(), *texts[1:]]  # by a byte order mark
     place = folder_of([*marked, b"\xff\xfe", ""], tmp_path / "documents")
     (place / ".hidden").write_text("no document")
+    (place / "link").symlink_to(place / "0")
+    (place / "link to nothing").symlink_to("absent")
+    Path(os.fsdecode(os.fsencode(place) + b"/\xe9.txt")).write_text(texts[0])
     outcome = batch(ray, tmp_path, bundle_folder, place, "--output", "out.jsonl")
     assert outcome.code == 3, outcome.err
-    assert "302 documents" in outcome.err
-    assert "2 of them without an answer" in outcome.err
+    assert "305 documents" in outcome.err
+    assert "4 of them without an answer" in outcome.err
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    *rows, link, to_nothing, not_unicode = rows
+    assert (link["id"], to_nothing["id"]) == ("link", "link to nothing")
+    assert "directory" in link["error"]
+    assert "No such file" in to_nothing["error"]
+    assert_answered(not_unicode, client.post("/infer", json={"text": texts[0]}).json())
+    assert not_unicode["id"] == r"\xe9.txt"
     assert [row["id"] for row in rows] == sorted(f"{n % 7}/{n:05}.txt" for n in range(302))
     by_number = {int(row["id"].split("/")[1][:5]): row for row in rows}
     for number, text in enumerate(texts):
@@ -90,11 +100,12 @@ def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_erro
 def test_parquet_is_answered_in_its_order(
     ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
 ) -> None:
-    (tmp_path / "parts").mkdir()
     columns = {"body": [*texts, None], "name": [f"document {n}" for n in range(301)]}
     for number, start in enumerate((0, 200)):
         part = pa.table({name: column[start:][:200] for name, column in columns.items()})
-        pq.write_table(part, tmp_path / "parts" / f"{number}.parquet", row_group_size=70)
+        folder = tmp_path / "parts" / f"body={number}"  # Hive has a value of a column there
+        folder.mkdir(parents=True)
+        pq.write_table(part, folder / "part.parquet", row_group_size=70)
     words = ["--text", "body", "--id", "name", "--actors", "2"]
     outcome = batch(ray, tmp_path, bundle_folder, "parts", "--output", "out.parquet", *words)
     assert outcome.code == 3, outcome.err
@@ -224,7 +235,11 @@ def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
         (["table.parquet", "--output", "out.jsonl"], "'text'"),
         (["table.parquet", "--text", "number", "--output", "out.jsonl"], "int64"),
         (["table.parquet", "--text", "body", "--id", "x", "--output", "out.jsonl"], "'x'"),
+        (["table.parquet", "--text", "body", "--id", "body", "--output", "out.jsonl"], "both"),
         (["no.parquet", "--output", "out.jsonl"], "no.parquet"),
+        (["mixed", "--text", "body", "--output", "out.jsonl"], "notes.txt"),
+        (["unlike", "--text", "body", "--output", "out.jsonl"], "2.parquet has no one column"),
+        (["unlike", "--text", "name", "--id", "number", "--output", "out.jsonl"], "double in"),
         (["documents", "--long-documents", "cut", "--output", "out.jsonl"], "--long-documents"),
         (["documents", "--output", "/proc/out.jsonl"], "/proc/out.jsonl"),
     ],
@@ -240,6 +255,13 @@ def test_what_cannot_be_run_is_refused_before_ray_is_asked(
     (tmp_path / "empty.jsonl").mkdir()
     pq.write_table(pa.table({"body": ["a"], "number": [1]}), tmp_path / "table.parquet")
     (tmp_path / "no.parquet").write_text("no")
+    for folder in ("mixed", "unlike"):
+        (tmp_path / folder).mkdir()
+        one = pa.table({"body": ["a"], "name": ["a"], "number": [1]})
+        pq.write_table(one, tmp_path / folder / "1.parquet")
+    (tmp_path / "mixed" / "notes.txt").write_text("notes")
+    other = pa.table({"name": ["a"], "number": [1.5]})
+    pq.write_table(other, tmp_path / "unlike" / "2.parquet")
     code = main(["batch", str(bundle_folder), *words])
     captured = capsys.readouterr()
     assert_refused(commands.Outcome(code, captured.out, captured.err), said)
