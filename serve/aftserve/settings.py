@@ -5,19 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import from_json
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from aftexport.errors import UsageError
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Origin = Annotated[str, Field(pattern=r"^(\*|[^/\s]+//[^/\s]+)$")]
+"""As a browser sends it, without a path; or * for all."""
 Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
 
@@ -86,8 +91,10 @@ class Settings(BaseSettings):
         None,
         description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
     )
-    cors_origins: list[str] = Field(
-        [], description="origins whose pages a browser lets ask, as https://example.org; none"
+    cors_origins: Annotated[list[Origin], NoDecode] = Field(
+        [],
+        description="origins whose pages a browser lets ask, as https://example.org, with commas "
+        "between; none",
     )
 
     max_tokens: PositiveInt | None = Field(
@@ -142,6 +149,16 @@ class Settings(BaseSettings):
     )
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _listed(cls, origins: Any) -> Any:
+        """Of a flag or a variable: a list as JSON has it, or with commas between."""
+        if not isinstance(origins, str):
+            return origins
+        if origins.startswith("["):
+            return from_json(origins)
+        return [origin for origin in origins.split(",") if origin]
 
     @property
     def served_name(self) -> str:
@@ -198,6 +215,8 @@ class Settings(BaseSettings):
             flag = name if name == "bundle" else "--" + name.replace("_", "-")
             message = first["msg"][:1].lower() + first["msg"][1:]
             raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
+        except SettingsError as error:
+            raise UsageError(f"{error}.", "See aftserve --help.") from error
 
 
 class _ConfigFile(PydanticBaseSettingsSource):

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from aftexport.errors import UsageError
+from aftserve.deployment import DeploymentSettings
 from aftserve.settings import Settings
 
 
@@ -67,3 +68,33 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
     with pytest.raises(UsageError, match=words[0]):
         Settings.read(["bundle", *words])
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["https://a.example,http://b.example:81", '["https://a.example","http://b.example:81"]'],
+)
+def test_origins_are_listed_in_the_environment_as_in_a_flag(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ["https://a.example", "http://b.example:81"]
+    assert Settings.read(["bundle", "--cors-origins", given]).cors_origins == expected
+    monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
+    assert Settings.read(["bundle"]).cors_origins == expected
+    monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", "")
+    assert Settings.read(["bundle"]).cors_origins == []
+
+
+@pytest.mark.parametrize("given", ["[", "https://a.example/", "a.example", "https://a.example, *"])
+def test_what_no_browser_sends_as_an_origin_is_refused(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
+    with pytest.raises(UsageError, match="--cors-origins"):
+        Settings.read(["bundle"])
+
+
+def test_a_variable_that_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFTSERVE_RAY", "{")
+    with pytest.raises(UsageError, match="ray"):
+        DeploymentSettings.read(["bundle"])
