@@ -4,8 +4,10 @@ Shapes in a file are incomplete, and names of its dims prove nothing: what diffe
 is a dynamic axis, what does not is a fixed one.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -16,9 +18,15 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 
 Arrays = Mapping[str, NDArray[np.generic]]
+Naming = Literal["apart", "alike", "none"]
 
 _BATCH_AND_TOKENS = ((2, 7), (3, 5))
 """Of the runs that axes are told apart by."""
+_NAMINGS: Sequence[Naming] = ("apart", "alike", "none")
+"""What the names of dynamic dims say, the most first: one size for each name, as queries and keys
+may be of different sequences; which dims are equal, as exporters give one axis several names; or
+nothing.
+"""
 _MORE = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
 
@@ -35,11 +43,13 @@ class Measured:
         model: that was run.
         runs: by name, for the runs that tell axes apart.
         more: the same, at sizes on the edge.
+        naming: what the names of dims say.
     """
 
     model: onnx.ModelProto
     runs: Sequence[Arrays]
     more: Sequence[Arrays]
+    naming: Naming
 
     @property
     def opset(self) -> int:
@@ -100,7 +110,7 @@ class Measured:
         model = _with_outputs(self.model, [str(value.name) for value in values])
         try:
             engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
-            return _run(engine, self.model, batch, tokens, True)
+            return _run(engine, self.model, batch, tokens, self.naming)
         except EngineError:
             return None
 
@@ -118,21 +128,21 @@ def measure(model: onnx.ModelProto) -> Measured:
     except (EngineError, ValueError) as error:
         raise UnmeasurableError(str(error)) from error
     reason = ""
-    for names_matter in (True, False):
+    for naming in _NAMINGS:
         runs = []
         try:
             for batch, tokens in _BATCH_AND_TOKENS:
-                runs.append(_run(engine, model, batch, tokens, names_matter))
+                runs.append(_run(engine, model, batch, tokens, naming))
         except EngineError as error:
             reason = reason or str(error)
             continue
         more = []
         for batch, tokens in _MORE:
             try:
-                more.append(_run(engine, model, batch, tokens, names_matter))
+                more.append(_run(engine, model, batch, tokens, naming))
             except EngineError:
                 continue  # not every model takes one token, or 33
-        return Measured(model, runs, more)
+        return Measured(model, runs, more, naming)
     raise UnmeasurableError(reason)
 
 
@@ -146,10 +156,11 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPro
 
 
 def _run(
-    engine: OnnxRuntimeEngine, model: onnx.ModelProto, batch: int, tokens: int, names_matter: bool
+    engine: OnnxRuntimeEngine, model: onnx.ModelProto, batch: int, tokens: int, naming: Naming
 ) -> Arrays:
     constants = {tensor.name for tensor in model.graph.initializer}
     sizes: dict[str, int] = {}
+    free = itertools.count(batch), itertools.count(tokens)
     random = np.random.default_rng(0)
     inputs: dict[str, NDArray[np.generic]] = {}
     for given in model.graph.input:
@@ -159,11 +170,16 @@ def _run(
         for index, dim in enumerate(given.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
                 shape.append(dim.dim_value)
-            elif names_matter and dim.dim_param in sizes:
-                shape.append(sizes[dim.dim_param])
+                continue
+            place = min(index, 1)
+            if naming == "apart":
+                name = dim.dim_param or f"{given.name} {index}"
+                if name not in sizes:
+                    sizes[name] = next(free[place])
             else:
-                shape.append(batch if index == 0 else tokens)
-                sizes[dim.dim_param] = shape[-1]
+                name = naming == "alike" and dim.dim_param or str(place)
+                sizes.setdefault(name, (batch, tokens)[place])
+            shape.append(sizes[name])
         dtype = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
         if dtype.kind in "iub":
             # 1 is an id, a length, and what a mask has where a token counts.

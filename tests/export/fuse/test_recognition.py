@@ -157,6 +157,21 @@ def test_inputs_of_the_graph_and_an_addition_of_nothing() -> None:
     assert operators(found) == ["AftSimple"]
 
 
+def test_queries_and_keys_of_different_sequences_are_left_alone() -> None:
+    text = _TEXT % (20, "0", *_SUMS)
+    for name in "kv":
+        text = text.replace(f"tokens, 8] {name}", f"others, 8] {name}")
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == []
+    assert "of different sequences" in found.near_misses[0].reason
+
+
+def test_one_axis_may_have_several_names() -> None:
+    text = (_TEXT % (20, "0", *_SUMS)).replace("tokens, 8] k", "others, 8] k")
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["AftSimple"]
+
+
 def test_files_of_older_opsets_are_converted() -> None:
     sums = ("ReduceSum <axes = [1]> (weighted)", "ReduceSum <axes = [1]> (e)")
     found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
