@@ -104,7 +104,7 @@ def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.gene
     if not part.inputs:
         return at({})
     corners = [at(run) for run in (*measured.runs, *measured.more)]
-    if max(sizes, default=0) ** 2 > max(_MOST, *sizes.values()):
+    if max(sizes, default=0) ** 2 > max((_MOST, *sizes.values())):
         return None
     # The largest first: what is cut out for fewer is a corner of it as well.
     for tokens in sorted(sizes, reverse=True):

@@ -57,6 +57,12 @@ def full_relative(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     return full_matmul(q, k, v, table[(place - place[:, None]).clamp(-20, 20) + 20])
 
 
+def full_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A bias of no weights at all."""
+    place = torch.arange(q.shape[1])
+    return full_matmul(q, k, v, -0.1 * (place - place[:, None]).abs())
+
+
 def full_factorised_einsum(q: Tensor, k: Tensor, v: Tensor, *factors: Tensor) -> Tensor:
     left, right = (factor[: q.shape[1]] for factor in factors)
     return full_einsum_separate_maxima(q, k, v, torch.einsum("tr,ur->tu", left, right))
@@ -373,6 +379,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     for f in (full_factorised, full_factorised_by_length):
         found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
     found["full_relative"] = "AftFull", Layer(full_relative, torch.randn(41))
+    found["full_distance"] = "AftFull", Layer(full_distance)
     for f in (full_causal, full_causal_by_product):
         found[f.__name__] = "CausalAftFull", Layer(f, w)
     for f in (local_product, local_where, local_row_maximum, local_where_by_length,
