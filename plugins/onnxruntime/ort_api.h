@@ -38,6 +38,7 @@ enum class MemoryType : int { kDefault = 0 };
   X(GetTensorMutableData, 51, Status*, Value*, void**)                                                  \
   X(GetDimensionsCount, 61, Status*, const TensorShape*, size_t*)                                       \
   X(GetDimensions, 62, Status*, const TensorShape*, int64_t*, size_t)                                   \
+  X(GetSymbolicDimensions, 63, Status*, const TensorShape*, const char**, size_t)                       \
   X(GetTensorTypeAndShape, 65, Status*, const Value*, TensorShape**)                                    \
   X(AllocatorAlloc, 75, Status*, Allocator*, size_t, void**)                                            \
   X(AllocatorFree, 76, Status*, Allocator*, void*)                                                      \

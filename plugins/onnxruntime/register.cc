@@ -51,15 +51,31 @@ ort::Status* compute(void* kernel, ort::KernelContext* context) {
   return ort::guarded(api, node.registration->settings.name, [&] { node.kernel->compute(ort::Run(api, context)); });
 }
 
+// Whether the runtime knows a shape: one that it does not is that of a scalar, which no input here is,
+// and a size that it does not is negative and has no name.
+bool is_known(const Api& api, const ort::TensorShape* shape) {
+  size_t rank = 0;
+  ort::check(api, api.GetDimensionsCount(shape, &rank));
+  std::vector<int64_t> sizes(rank);
+  std::vector<const char*> names(rank, "");
+  ort::check(api, api.GetDimensions(shape, sizes.data(), rank));
+  ort::check(api, api.GetSymbolicDimensions(shape, names.data(), rank));
+  for (size_t axis = 0; axis < rank; ++axis)
+    if (sizes[axis] < 0 && *names[axis] == '\0') return false;
+  return rank > 0;
+}
+
 // Every output has the shape of one of the inputs.
 ort::Status* infer_shape(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const Api& api = *self(op).api;
-  const size_t like = static_cast<size_t>(self(op).op->output_like);
-  ort::TensorShape* shape = nullptr;  // stays the context's
-  if (ort::Status* status = api.ShapeInferContext_GetInputTypeShape(context, like, &shape)) return status;
-  for (size_t index = 0; index < self(op).op->outputs; ++index)
-    if (ort::Status* status = api.ShapeInferContext_SetOutputTypeShape(context, index, shape)) return status;
-  return nullptr;
+  return ort::guarded(api, self(op).settings.name, [&] {
+    ort::TensorShape* shape = nullptr;  // stays the context's
+    const size_t like = static_cast<size_t>(self(op).op->output_like);
+    ort::check(api, api.ShapeInferContext_GetInputTypeShape(context, like, &shape));
+    if (!is_known(api, shape)) return;
+    for (size_t index = 0; index < self(op).op->outputs; ++index)
+      ort::check(api, api.ShapeInferContext_SetOutputTypeShape(context, index, shape));
+  });
 }
 
 Registration describe(const ops::Operator& op, bool causal, aft::Element element, const Api* api) {

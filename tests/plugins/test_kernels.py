@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
 from aftexport.parity import TOLERANCES
 
 from .checks import OPS, attributes_of, check
-from .runner import random_inputs, run, run_with_constant
+from .runner import INPUTS, one_node, random_inputs, run, run_with_constant, session_of
 
 GATED = [op for op in OPS if "Aft" in op]
 AFT_FULL = ["AftFull", "CausalAftFull"]
@@ -307,6 +308,32 @@ def test_any_shape_and_scale(op, data):
         seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
     )
     check(op, inputs, **attributes_of(op, heads))
+
+
+@pytest.mark.parametrize("shape", [None, [None] * 3, ["batch", None, 4], ["batch", "tokens", 4]])
+def test_what_is_not_known_of_a_shape_is_left_open(shape):
+    model = one_node("AftSimple")
+    node, graph = model.graph.node[0], model.graph
+    node.input[0] = "given"
+    graph.node.insert(0, helper.make_node("Reshape", ["query", "target"], ["given"]))
+    graph.node.extend([
+        helper.make_node("Shape", ["result"], ["shape"]),
+        helper.make_node("MatMul", ["result", "value"], ["product"]),
+    ])  # fmt: skip
+    graph.input.append(helper.make_tensor_value_info("target", TensorProto.INT64, [None]))
+    if shape is not None:
+        graph.value_info.append(helper.make_tensor_value_info("given", TensorProto.FLOAT, shape))
+    graph.output.extend([
+        helper.make_tensor_value_info("shape", TensorProto.INT64, [3]),
+        helper.make_tensor_value_info("product", TensorProto.FLOAT, [None] * 3),
+    ])  # fmt: skip
+    inputs = random_inputs("AftSimple", 2, 4, 4)
+    feeds = dict(zip(INPUTS["AftSimple"], inputs, strict=True))
+    found, product = session_of(model).run(
+        ["shape", "product"], {**feeds, "target": np.array([2, 4, 4])}
+    )
+    assert found.tolist() == [2, 4, 4]
+    assert product.shape == (2, 4, 4)
 
 
 def test_errors_name_operator_shapes_and_reason():
