@@ -69,7 +69,7 @@ def capture(
     """
     parameters = inspect.signature(model.forward).parameters
     names = tuple(parameters)
-    model = copy.deepcopy(model).eval().to(dtype)
+    model = copied(model).eval().to(dtype)
     if names not in (("input_ids", "lengths"), ("input_ids",)):
         if not _takes_one(parameters.values()):
             raise TraceError(
@@ -104,6 +104,24 @@ def capture(
             "torch.export cannot capture the model for every batch and length: "
             f"{_violation(str(error)) or first_line(error)}",
             _remedy(model, str(error)),
+        ) from error
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module, with weights of its own.
+
+    Raises:
+        TraceError: where the module holds something that cannot be copied.
+    """
+    held = (value for part in module.modules() for value in vars(part).values())
+    # What was computed from weights, as weight_norm holds it, autograd does not let be copied.
+    results = {id(v): v.detach() for v in held if isinstance(v, Tensor) and not v.is_leaf}
+    try:
+        return copy.deepcopy(module, results)
+    except Exception as error:  # a module of others holds anything
+        raise TraceError(
+            f"The module cannot be copied: {first_line(error)}",
+            "Take what it names out of the module's attributes.",
         ) from error
 
 

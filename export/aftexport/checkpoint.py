@@ -27,7 +27,7 @@ from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
-from aftexport.weights import load_weights, refuse_nan, state_dict_in
+from aftexport.weights import load_weights, refuse_nan, state_dict_in, unwrapped
 
 FORMAT = "aftexport"
 VERSION = 1
@@ -128,7 +128,7 @@ def from_factory(factory: str) -> Checkpoint:
         UsageError: where it cannot be imported or called, or returns something else.
         CheckpointError: where weights are NaN.
     """
-    path, module = Path(factory.rpartition(":")[2]), call_factory(factory)
+    path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
     refuse_nan(path, module)
     return Checkpoint(path, f"module of {factory}", module)
 
@@ -277,7 +277,7 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
             "a bare state dict: weights without the module they belong to",
             "Add --model package.module:factory, a callable that returns the module.",
         )
-    module = call_factory(factory)
+    module = unwrapped(call_factory(factory))
     load_weights(path, module, state)
     return Checkpoint(path, f"state dict for {factory}", module)
 
@@ -303,6 +303,7 @@ def _unpickle(path: Path, factory: str | None) -> Checkpoint:
         raise CheckpointError(
             path, f"it holds a {type(module).__name__}, not a module", "Give a pickled nn.Module."
         )
+    module = unwrapped(module)
     refuse_nan(path, module)
     return Checkpoint(path, "pickled module", module)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from aftexport.errors import CheckpointError
 
@@ -39,6 +41,17 @@ def state_dict_in(path: Path, content: object) -> Mapping[str, Tensor]:
         keys = _names([repr(key) for key in content])
         raise CheckpointError(path, f"a dict without weights; it has {keys}", _GIVE_WEIGHTS)
     return content
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile, DataParallel or AveragedModel were given."""
+    while True:
+        if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
+            module = module.module
+        elif isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
+            module = compiled
+        else:
+            return module
 
 
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -88,17 +101,22 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
 
 
 def refuse_nan(path: Path, module: nn.Module) -> None:
-    """Refuses a module that was read with weights that are no numbers.
+    """Refuses a module that was read with weights that are no numbers to export.
 
     Raises:
         CheckpointError: naming them.
     """
     state = module.state_dict()
-    if empty := [name for name, tensor in state.items() if tensor.is_meta]:
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    if empty := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise CheckpointError(
             path,
             f"weights on the device meta, which has no numbers: {_names(empty)}",
             "Give a module that was made on the cpu, or loaded with its weights.",
+        )
+    if strange := [name for name, value in state.items() if not _is_plain(value)]:
+        raise CheckpointError(
+            path, f"no dense real tensors: {_names(strange)}", "Give it as it was trained."
         )
     if bad := [name for name, tensor in state.items() if bool(tensor.isnan().any())]:
         raise CheckpointError(

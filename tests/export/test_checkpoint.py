@@ -1,5 +1,6 @@
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -9,9 +10,10 @@ from bad_models import BAD_MODELS, Hostile, config, holding, model_folder, weigh
 from commands import assert_refused, listing, run_here, run_python, within
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.optim.swa_utils import AveragedModel
 
 import aftexport
-from aftexport.checkpoint import load
+from aftexport.checkpoint import from_factory, load
 from aftexport.errors import AftexportError, CheckpointError, UsageError
 from aftexport.nn import DocumentClassifier
 
@@ -246,6 +248,26 @@ def test_a_module_without_its_numbers_is_refused_by_name(tmp_path: Path) -> None
     torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
         load(tmp_path / "model.pt", allow_pickle=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*TypedStorage")
+def test_a_quantized_module_is_refused_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantized() -> torch.nn.Module:
+        return torch.ao.quantization.quantize_dynamic(toy.Bag(), {torch.nn.Linear})
+
+    monkeypatch.setattr(toy, "quantized", quantized, raising=False)
+    with pytest.raises(CheckpointError, match=r"tensors: head\."):
+        from_factory("toy:quantized")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel, AveragedModel])
+def test_a_wrapped_module_is_read(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = toy.Bag()
+    monkeypatch.setattr(toy, "wrapped", lambda: wrap(module), raising=False)
+    found = from_factory("toy:wrapped").module
+    assert type(found) is toy.Bag
+    assert torch.equal(found.head.weight, module.head.weight)
 
 
 def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:

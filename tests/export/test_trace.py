@@ -1,4 +1,5 @@
 import inspect
+import threading
 from collections import Counter
 
 import numpy as np
@@ -186,6 +187,20 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
     for name, tensor in module.state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, before[name])
+
+
+def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
+    module = toy.Bag()
+    module.kept = module.head.weight * 2
+    assert input_spec(capture(module)).names == ("input_ids",)
+    assert module.kept.requires_grad
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    module = toy.Bag()
+    module.lock = threading.Lock()
+    with pytest.raises(TraceError, match=r"copied: .*lock"):
+        capture(module)
 
 
 @pytest.mark.parametrize(

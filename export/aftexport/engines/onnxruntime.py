@@ -27,7 +27,7 @@ onnxruntime.disable_telemetry_events()
 VERSION: str = onnxruntime.__version__
 _ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.InvalidProtobuf,
            native.NotImplemented, native.RuntimeException, native.NoSuchFile,
-           ValueError)  # fmt: skip
+           RuntimeError, ValueError)  # fmt: skip
 
 Provider = Literal["cpu", "cuda"]
 """An execution provider, which runs what it can; the rest of a model runs on the CPU."""

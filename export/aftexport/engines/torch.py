@@ -41,7 +41,7 @@ class TorchEngine:
         try:
             with torch.inference_mode(), _threads(self._threads):
                 logits = self._module(*arguments)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except Exception as error:  # a module of others raises anything
             raise EngineError(
                 f"The PyTorch model failed: {error}.", "Check that it takes this batch and length."
             ) from error
@@ -50,6 +50,8 @@ class TorchEngine:
                 f"The model's forward returns a {type(logits).__name__}.",
                 "Wrap it in a module that returns the logits [batch, classes] alone.",
             )
+        if logits.dtype == torch.bfloat16:  # numpy has none
+            logits = logits.float()
         return {"logits": logits.numpy()}
 
     def release(self) -> None:

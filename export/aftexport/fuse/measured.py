@@ -177,7 +177,7 @@ def _run(
                 if name not in sizes:
                     sizes[name] = next(free[place])
             else:
-                name = naming == "alike" and dim.dim_param or str(place)
+                name = (naming == "alike" and dim.dim_param) or str(place)
                 sizes.setdefault(name, (batch, tokens)[place])
             shape.append(sizes[name])
         dtype = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)

@@ -1,6 +1,5 @@
 """The inputs parity is checked on, with PyTorch's answers in float64."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import onnx
 import torch
 from torch import nn
 
-from aftexport.capture import InputSpec
+from aftexport.capture import InputSpec, copied, first_line
 from aftexport.domain import DOMAIN
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, TraceError
@@ -36,7 +35,7 @@ def model_cases(
     Raises:
         TraceError: where the module is random, or runs in the type of its weights alone.
     """
-    reference = TorchEngine(copy.deepcopy(module).double() if double else module, spec.names)
+    reference = TorchEngine(copied(module).double() if double else module, spec.names)
     if double:
         _refuse_fixed_types(reference, module, spec)
     _refuse_random(reference, spec)
@@ -52,10 +51,10 @@ def _refuse_fixed_types(reference: TorchEngine, module: nn.Module, spec: InputSp
     try:
         reference.run(inputs)
     except EngineError as error:
-        TorchEngine(copy.deepcopy(module), spec.names).run(inputs)
+        TorchEngine(copied(module), spec.names).run(inputs)
         raise TraceError(
             "The module runs as it is, but not in float64, in which its outputs are what is "
-            f"compared with: {error.__cause__}.",
+            f"compared with: {first_line(error)}.",
             "Take fixed types out of its forward: x.to(weight.dtype) in place of x.float().",
         ) from error
 

@@ -22,6 +22,11 @@ def test_the_logits_are_the_modules() -> None:
     np.testing.assert_array_equal(TorchEngine(module, ("input_ids",)).run(IDS)["logits"], expected)
 
 
+def test_logits_of_a_type_that_numpy_lacks_are_float32() -> None:
+    engine = TorchEngine(toy.Bag().bfloat16(), ("input_ids",))
+    assert engine.run(IDS)["logits"].dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("module", "ids"),
     [
