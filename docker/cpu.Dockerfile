@@ -29,6 +29,6 @@ ENV PATH=/opt/aftserve/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+    CMD ["python", "-c", "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1:8080', timeout=2); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
 CMD ["/bundle"]

@@ -39,7 +39,7 @@ VOLUME /cache
 EXPOSE 8080
 # Building an engine takes minutes.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=900s \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+    CMD ["python", "-c", "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1:8080', timeout=2); c.request('GET', '/healthz'); sys.exit(c.getresponse().status != 200)"]
 # The base image's own prints a banner.
 ENTRYPOINT ["aftserve", "--host", "0.0.0.0", "--port", "8080"]
 CMD ["/bundle"]

@@ -1,9 +1,11 @@
 """The compose file and the images say the same; where there is compose, it takes the file."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,24 @@ def test_accepted_requests_are_answered_before_it_is_killed(service: dict[str, A
     fields = Settings.model_fields
     needed = fields["drain_seconds"].default + fields["shutdown_seconds"].default
     assert float(service["stop_grace_period"].removesuffix("s")) > needed
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_an_image_asks_the_server_itself_whether_it_is_healthy(
+    service: dict[str, Any], server: str
+) -> None:
+    image = (DOCKER.parent / service["build"]["dockerfile"]).read_text("utf-8")
+    (words,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", image, re.MULTILINE)
+    _, *rest = json.loads(words)
+    # Docker gives every container the variables of its user's proxy.
+    environment = os.environ | {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
+
+    def status(address: str) -> int:
+        command = [sys.executable, *(word.replace("127.0.0.1:8080", address) for word in rest)]
+        return subprocess.run(command, env=environment, capture_output=True).returncode
+
+    assert status(server.removeprefix("http://")) == 0
+    assert status("127.0.0.1:1") != 0
 
 
 def test_compose_takes_the_file_with_a_bundle_alone(tmp_path: Path) -> None:
