@@ -64,6 +64,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
     Raises:
         AftexportError: where the engine cannot be had.
     """
+    _check_folders(settings)
     # Apart from the stage below: building an engine shows its own progress.
     choice = choose(
         bundle,
@@ -100,6 +101,22 @@ def check_unchanged(bundle: Bundle) -> None:
         raise BundleError(
             bundle.path, "it changed while it was read", "Move a whole bundle into its place."
         )
+
+
+def _check_folders(settings: Settings) -> None:
+    """Checks that temporary files can be written: of long documents, and of the engine."""
+    for folder, remedy in (
+        (None, "Name a folder by the variable TMPDIR, or mount one at /tmp."),
+        (settings.spill, "Name a folder by --spill."),
+    ):
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            place = folder or "a folder for temporary files"
+            raise UsageError(
+                f"No file can be written to {place} ({error.strerror}).", remedy
+            ) from error
 
 
 def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) -> LoadedModel:
@@ -139,15 +156,6 @@ def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> 
     plan = bundle.manifest.chunked
     if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
         return None
-    try:
-        with tempfile.TemporaryFile(dir=settings.spill):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"No file can be written to {settings.spill or tempfile.gettempdir()} "
-            f"({error.strerror}).",
-            "Name a folder by --spill.",
-        ) from error
     return ChunkedModel(
         bundle.path / CHUNKED,
         plan,

@@ -104,6 +104,17 @@ def test_a_folder_to_spill_to_that_is_not_there_is_refused(
     assert_refused(run_python(*words, cwd=tmp_path), "absent", "--spill")
 
 
+@pytest.mark.parametrize("options", [[], ["--spill", "."]])
+def test_where_no_temporary_file_can_be_written_it_is_said(
+    options: list[str], bundle_folder: Path, tmp_path: Path
+) -> None:
+    # As in a container with a read-only root and no /tmp; here root could write anywhere.
+    nowhere = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/absent']; "
+    code = nowhere + "import sys; from aftserve.cli import main; sys.exit(main())"
+    outcome = run_python("-c", code, bundle_folder, "--port", "0", *options, cwd=tmp_path)
+    assert_refused(outcome, "/proc/absent", "TMPDIR")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
 def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_loaded(
     host: str, bundle_folder: Path, tmp_path: Path
