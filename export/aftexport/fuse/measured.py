@@ -31,6 +31,13 @@ _MORE = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
 
 
+_LONG = 521
+"""Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
+between, only the shapes are kept.
+"""
+_SHAPE_OF = "shape of "
+
+
 class UnmeasurableError(Exception):
     """No sizes were found that the model runs with."""
 
@@ -44,12 +51,15 @@ class Measured:
         runs: by name, for the runs that tell axes apart.
         more: the same, at sizes on the edge.
         naming: what the names of dims say.
+        long: the inputs and outputs of a run of ``_LONG`` tokens, or as many as the model takes,
+            and the shapes of all that is between; nothing where it takes no more than the others.
     """
 
     model: onnx.ModelProto
     runs: Sequence[Arrays]
     more: Sequence[Arrays]
     naming: Naming
+    long: Arrays
 
     @property
     def opset(self) -> int:
@@ -67,27 +77,44 @@ class Measured:
         return str(value.name) in self.runs[0]
 
     def steady(self, value: ir.Value | None) -> NDArray[np.generic] | None:
-        """What was the same in every run: constants, and what is made of sizes that are fixed."""
+        """What is the same at every size: constants, and what is made of sizes that are fixed."""
         if value is None:
             return None
         array = self.constant(value)
-        if array is not None:
+        node = value.producer()
+        if array is not None or node is None:
             return array
         arrays = [run.get(str(value.name)) for run in (*self.runs, *self.more)]
         first = arrays[0]
-        steady = all(
-            a is not None and first is not None and np.array_equal(a, first) for a in arrays
-        )
-        return first if steady else None
+        if first is None or not all(a is not None and np.array_equal(a, first) for a in arrays):
+            return None
+        # What is made of others may have been the same by its branch or clamp, for short documents.
+        size = node.inputs[0] if node.op_type in ("Gather", "Slice") else value
+        made = size.producer() if size is not None else None
+        if made is not None and made.op_type in ("Shape", "Size"):
+            return first
+        given = (v for v in node.inputs if v is not None)
+        return first if all(self.steady(v) is not None for v in given) else None
+
+    def number(self, value: ir.Value) -> float | None:
+        """The one number that a floating-point value is, if it is steady."""
+        array = self.constant(value)
+        if array is None:
+            array = self.runs[0].get(str(value.name))
+        if array is None or array.size != 1 or not self.is_float(value):
+            return None
+        array = self.steady(value)
+        return None if array is None else float(array.reshape(()))
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
         """The shape in every run."""
-        array = self.constant(value)
+        array, name = self.constant(value), str(value.name)
         if array is not None:
-            return [array.shape] * len(self.runs)
-        if any(value.name not in run for run in self.runs):
+            return [array.shape] * (len(self.runs) + bool(self.long))
+        if any(name not in run for run in self.runs):
             return None
-        return [run[str(value.name)].shape for run in self.runs]
+        shapes = [run[name].shape for run in self.runs]
+        return [*shapes, tuple(map(int, self.long[_SHAPE_OF + name]))] if self.long else shapes
 
     def dtype(self, value: ir.Value) -> np.dtype[np.generic]:
         """The type of the numbers."""
@@ -142,8 +169,27 @@ def measure(model: onnx.ModelProto) -> Measured:
                 more.append(_run(engine, model, batch, tokens, naming))
             except EngineError:
                 continue  # not every model takes one token, or 33
-        return Measured(model, runs, more, naming)
+        return Measured(model, runs, more, naming, _long_run(model, list(runs[0]), naming))
     raise UnmeasurableError(reason)
+
+
+def _long_run(model: onnx.ModelProto, names: Sequence[str], naming: Naming) -> Arrays:
+    """What ``Measured.long`` is."""
+    outputs = [value.name for value in model.graph.output]
+    described = _with_outputs(model, [*outputs, *(_SHAPE_OF + name for name in names)])
+    described.graph.node.extend(
+        onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in names
+    )
+    engine = OnnxRuntimeEngine(described.SerializeToString(), threads=1, fused=False)
+    found: Arrays = {}
+    taken, refused, tokens = _MORE[-1][1], _LONG + 1, _LONG
+    while tokens > taken:
+        try:
+            found, taken = _run(engine, model, 1, tokens, naming), tokens
+        except EngineError:
+            refused = tokens
+        tokens = (taken + refused) // 2
+    return found
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

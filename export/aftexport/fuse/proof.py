@@ -92,6 +92,8 @@ def part_of(
 
     def walk(of: ir.Value) -> None:
         array = (new_constants or {}).get(of, measured.constant(of))
+        if array is None and measured.number(of) is not None:
+            array = measured.steady(of)  # in float64 it would be another than the rewrite has
         if array is not None:
             constants[str(of.name)] = array
         elif (

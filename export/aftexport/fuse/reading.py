@@ -69,11 +69,10 @@ class Reader:
             LayoutError: where a reshape does not come apart into axes.
         """
         array = self.measured.constant(value)
-        if array is None and self.measured.is_float(value) and not rests_on_inputs(value):
-            steady = self.measured.steady(value)
-            if steady is not None and steady.size == 1:
-                return number(float(steady.reshape(())))
-        if array is not None and array.size == 1 and array.dtype.kind in "fiub":
+        steady = self.measured.number(value)
+        if steady is not None:
+            return number(steady)
+        if array is not None and array.size == 1 and array.dtype.kind in "iub":
             return number(float(array.reshape(())))
         node = value.producer()
         if array is not None:

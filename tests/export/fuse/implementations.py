@@ -211,6 +211,13 @@ def efficient_one_head_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q @ (k.transpose(1, 2).softmax(-1) @ v)
 
 
+def efficient_scaled_by_width(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The older exporter has the root computed in the graph, in float32."""
+    q, k, v = map(heads, (q, k, v))
+    scale = q.shape[-1] ** -0.25
+    return merged((q * scale).softmax(-1) @ ((k * scale).softmax(-2).transpose(-1, -2) @ v))
+
+
 def efficient_exp_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     ek = (k - k.amax(2, keepdim=True)).exp()
@@ -393,7 +400,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     found |= implementations_aft_conv.layers(0.5 * _matrix(4, 5)[:HEADS])
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
-        efficient_exp_sum, efficient_batch_of_heads, efficient_masked,
+        efficient_exp_sum, efficient_scaled_by_width, efficient_batch_of_heads, efficient_masked,
     ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
     linear = [linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied]

@@ -199,6 +199,26 @@ def linear_weighed_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / den)
 
 
+# What only a long document shows
+
+
+def simple_of_the_first_50_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.sigmoid() * (k[:, :50].softmax(1) * v[:, :50]).sum(1, keepdim=True)
+
+
+def simple_in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    tokens = q.shape[1]
+    q, k, v = (nn.functional.pad(x, (0, 0, 0, -tokens % 64)) for x in (q, k, v))
+    q, k, v = (x.view(x.shape[0], -1, 64, DIM) for x in (q, k, v))
+    mixed = q.sigmoid() * (k.softmax(2) * v).sum(2, keepdim=True)
+    return mixed.reshape(q.shape[0], -1, DIM)[:, :tokens]
+
+
+def simple_scaled_beyond_64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    by = torch.arange(q.shape[1]).amax().clamp(min=64) / 64
+    return q.sigmoid() * ((k * by).softmax(1) * v).sum(1, keepdim=True)
+
+
 class FastformerPoolsKeys(nn.Module):
     """The second pooling is of the keys, not of keys times the pooled query."""
 
@@ -252,3 +272,9 @@ def layers() -> dict[str, nn.Module]:
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()
     return found
+
+
+def of_long_documents() -> dict[str, nn.Module]:
+    """By name, what is a mechanism for documents of a few tokens."""
+    few = [simple_of_the_first_50_keys, simple_in_blocks, simple_scaled_beyond_64]
+    return {f.__name__: Layer(f) for f in few}

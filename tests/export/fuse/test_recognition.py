@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.parser
 import pytest
 import torch
+
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 
 from . import implementations, look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 LAYERS = implementations.layers()
 LOOK_ALIKES = look_alikes.layers()
+OF_LONG_DOCUMENTS = look_alikes.of_long_documents()
 
 
 def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
@@ -75,6 +79,18 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
     found, _ = fused(scripted(LOOK_ALIKES[name], example(), axes=axes))
     assert operators(found) == []
     assert not found.unexamined
+
+
+@pytest.mark.parametrize("name", OF_LONG_DOCUMENTS)
+def test_what_long_documents_show_is_seen(name: str) -> None:
+    original = scripted(OF_LONG_DOCUMENTS[name], example())
+    _, model = fused(original)
+    x = {"x": example(76).numpy()}  # the older exporter has written 52 tokens of padding
+    expected, output = (
+        next(iter(OnnxRuntimeEngine(m.SerializeToString(), fused=False).run(x).values()))
+        for m in (original, model)
+    )
+    np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
