@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product
 from aftexport.fuse.axes import Axis, Dims, flat_dims
-from aftexport.fuse.measured import Arrays, Measured
+from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
 from aftexport.fuse.pattern import leaves
 from aftexport.fuse.proof import part_of, run_once, runner
-from aftexport.fuse.reading import rests_on_inputs
 
 Sizes = Mapping[int, int]
 """The sizes that the dims of constants have, each with the entries of the largest one."""

@@ -142,6 +142,22 @@ class Measured:
             return None
 
 
+def rests_on_inputs(value: ir.Value) -> bool:
+    """Whether a value depends on what the graph is given, and not only on the shape of it."""
+    seen: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if node is None and value.const_value is None:
+            return True
+        if node is None or value in seen or node.op_type in ("Shape", "Size"):
+            continue
+        seen.add(value)
+        waiting += [v for v in node.inputs if v is not None]
+    return False
+
+
 def measure(model: onnx.ModelProto) -> Measured:
     """Runs a model at several sizes.
 

@@ -17,8 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from aftexport.domain import DOMAIN
-from aftexport.fuse.measured import Arrays, Measured
-from aftexport.fuse.reading import rests_on_inputs
+from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
 from aftexport.operators import OnnxOperator
 
 RELATIVE = 1e-9

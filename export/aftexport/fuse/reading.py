@@ -13,7 +13,7 @@ import onnx_ir as ir
 from aftexport.fuse.algebra import Exp, Function, Greatest, Leaf, Product, number, one, plus
 from aftexport.fuse.axes import Dims, LayoutError, fresh
 from aftexport.fuse.formulas import FORMULAS
-from aftexport.fuse.measured import Measured
+from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.windows import has_window
 
 ELEMENTWISE = frozenset({
@@ -159,22 +159,6 @@ class Reader:
         if len(inputs) != 2 or len(constants) != 1 or len(node.inputs) > 3:
             return False
         return not self.is_of_weights(inputs[1] if constants[0] is inputs[0] else inputs[0])
-
-
-def rests_on_inputs(value: ir.Value) -> bool:
-    """Whether a value depends on what the graph is given, and not only on the shape of it."""
-    seen: set[ir.Value] = set()
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        if node is None and value.const_value is None:
-            return True
-        if node is None or value in seen or node.op_type in ("Shape", "Size"):
-            continue
-        seen.add(value)
-        waiting += [v for v in node.inputs if v is not None]
-    return False
 
 
 def _named(node: ir.Node) -> str:

@@ -324,6 +324,27 @@ def linear_causal_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
 
 
+def linear_causal_tril(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    scores = torch.tril(elu_features(q) @ elu_features(k).transpose(2, 3))
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(q.shape[2], q.shape[2]).tril()
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * lower
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_ellipses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    total = torch.einsum("...nd,...d->...n", q, k.sum(-2))
+    return merged(torch.einsum("...nd,...de->...ne", q, context) / total[..., None])
+
+
 # Fastformer
 
 
@@ -403,9 +424,10 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         efficient_exp_sum, efficient_scaled_by_width, efficient_batch_of_heads, efficient_masked,
     ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
-    linear = [linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied]
+    linear = [linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied,
+              linear_ellipses]  # fmt: skip
     found |= {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear}
-    for f in (linear_causal, linear_causal_scores):
+    for f in (linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones):
         found[f.__name__] = "CausalNormalizedLinearAttention", Layer(f)
     for pool in ("matmul", "einsum", "exp-sum"):
         found[f"fastformer_{pool}"] = "Fastformer", Fastformer(pool)

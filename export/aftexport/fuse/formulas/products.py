@@ -50,7 +50,16 @@ def _gemm(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
 def _einsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     left, arrow, right = node.attributes.get_string("equation").replace(" ", "").partition("->")
     terms = left.split(",")
-    if not arrow or "." in left or any(len(set(t)) != len(t) for t in (*terms, right)):
+    if "..." in right:
+        # The dims that have no letters, the last of them the same in every term.
+        rest = [chr(0x3B1 + i) for i in range(len(dims) - len(right) + 3)]
+        ranks = [len(reader.shape(v)) for v in node.inputs if v is not None]
+        terms = [
+            term.replace("...", "".join(rest[len(rest) - (rank - len(term) + 3) :]))
+            for term, rank in zip(terms, ranks, strict=True)
+        ]
+        right = right.replace("...", "".join(rest))
+    if not arrow or any("." in t or len(set(t)) != len(t) for t in (*terms, right)):
         return None
     axes = dict(zip(right, dims, strict=True))
     summed: list[Axis] = []

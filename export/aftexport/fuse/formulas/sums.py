@@ -8,6 +8,7 @@ import onnx_ir as ir
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Function, Greatest, Product, one, plus, times
 from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh
+from aftexport.fuse.measured import rests_on_inputs
 from aftexport.fuse.windows import over
 
 if TYPE_CHECKING:
@@ -108,7 +109,27 @@ def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return over(summed, times(reach, reader.read(reader.input(node, 0), inner)))
 
 
+def _trilu(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    if len(node.inputs) > 1:
+        diagonal = reader.measured.steady(node.inputs[1])
+        if diagonal is None or diagonal.any():
+            return None
+    if node.attributes.get_int("upper", 1) or any(len(axes) != 1 for axes in dims[-2:]):
+        return None
+    source = reader.input(node, 0)
+    body = reader.read(source, dims)
+    if body.factors and not rests_on_inputs(source):
+        return None  # a constant, which is read whole
+    return times(one(algebra.UpTo(dims[-2][0], dims[-1][0])), body)
+
+
+def _constant_of_shape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    value = node.attributes.get_tensor("value") if "value" in node.attributes else None
+    return algebra.number(0.0 if value is None else float(value.numpy().reshape(())))
+
+
 FORMULAS = {
+    "ConstantOfShape": _constant_of_shape,
     "CumSum": _cumsum,
     "LogSoftmax": _log_softmax,
     "ReduceLogSumExp": _reduce_log_sum_exp,
@@ -116,4 +137,5 @@ FORMULAS = {
     "ReduceMean": _reduce_mean,
     "ReduceSum": _reduce_sum,
     "Softmax": _softmax,
+    "Trilu": _trilu,
 }
