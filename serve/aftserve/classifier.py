@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from aftexport.bundle import Bundle
 from aftexport.engines import Engine, Stop
@@ -179,11 +180,10 @@ class Classifier:
             ) from error
         return np.array(encoded.ids, dtype=np.int64)
 
-    def places(self, text: str) -> list[tuple[int, int]]:
-        """The first character of each token of a text that was tokenized, and the one after."""
+    def encoding(self, text: str) -> Encoding:
+        """Of a text that was tokenized, again: with the characters of each token."""
         assert self._tokenizer is not None  # it was tokenized
-        found: list[tuple[int, int]] = self._tokenizer.encode_batch([text])[0].offsets
-        return found
+        return self._tokenizer.encode_batch([text])[0]
 
     def check_evidence(self, tokens: int) -> None:
         """Raises InputError where the model cannot say what each of so many tokens adds."""

@@ -6,10 +6,11 @@ that it overlaps: the maximal scoring subsequences of Ruzzo and Tompa ("A linear
 finding all maximal scoring subsequences", ISMB 1999), of what each token adds above the average.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tokenizers import Encoding
 
 from aftserve.classifier import Added, Answer, Classifier, Document
 from aftserve.schemas import Evidence, EvidenceSpan
@@ -44,7 +45,7 @@ def explain(
         most: of the passages.
     """
     assert answer.added is not None  # check_evidence sees to it
-    places = classifier.places(document) if isinstance(document, str) else []
+    encoding = classifier.encoding(document) if isinstance(document, str) else None
     spans = []
     for passage in passages(answer.added, most):
         start, end = first + passage.start, first + passage.end
@@ -54,13 +55,27 @@ def explain(
             contribution=passage.added,
             above_average=passage.above,
         )
-        # A token that the tokenizer put in has no characters.
-        shown = [place for place in places[start:end] if place[0] < place[1]]
-        if shown:
-            span.start, span.end = shown[0][0], shown[-1][1]
+        place = _characters(encoding, start, end) if encoding is not None else None
+        if place is not None:
+            span.start, span.end = place
             span.text = str(document[span.start : span.end])
         spans.append(span)
     return Evidence(logit=float(answer.logits.max()), offset=answer.offset, spans=spans)
+
+
+def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:
+    """The first character of a run of tokens, and the one after its last.
+
+    Asked for token by token: the list of all would be made while nothing else runs.
+    """
+
+    def shown(tokens: Iterable[int]) -> tuple[int, int] | None:
+        places = map(encoding.token_to_chars, tokens)
+        # A token that the tokenizer put in has no characters.
+        return next((place for place in places if place and place[0] < place[1]), None)
+
+    first, last = shown(range(start, end)), shown(reversed(range(start, end)))
+    return (first[0], last[1]) if first and last else None
 
 
 def passages(added: Added, most: int) -> list[Passage]:
