@@ -65,6 +65,17 @@ def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -
     assert lengths == [n for n in range(1, 301) if n != 151]
 
 
+def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
+    documents = ["x" * (number + 1) for number in range(299)]  # in one request, more than it takes
+    documents[20] = "x" * (17 << 20)  # more than any request may have
+    answers = list(asking.infer_each(documents, at_once=len(documents)))
+    too_long = answers.pop(20)
+    assert isinstance(too_long, TooLongError)
+    assert "bytes" in too_long.detail
+    lengths = [answer.tokens_total for answer in answers if isinstance(answer, Result)]
+    assert lengths == [n for n in range(1, 300) if n != 21]
+
+
 def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) -> None:
     expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
     assert asking.infer(DOCUMENTS[2]).evidence is None
@@ -292,6 +303,8 @@ def test_what_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(InvalidRequestError) as caught:
             client.infer("a")
         assert "secret" not in str(caught.value)
+    with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequestError, match="bytes"):
+        client.infer([b"a text"])  # type: ignore[list-item]
     assert not waits
 
 

@@ -16,6 +16,7 @@ from aftserve.client.errors import (
     DeadlineError,
     InvalidRequestError,
     ServerError,
+    TooLongError,
     UnavailableError,
     error_of,
 )
@@ -134,7 +135,8 @@ class Client:
     ) -> Iterator[Result | ServerError]:
         """Classifies any number of documents; one without an answer does not hold up others.
 
-        Those of a request that the server was too busy for are asked again without the others.
+        Those of a request that the server was too busy for are asked again without the others, and
+        those of one that was too large in two.
 
         Args:
             documents: texts or token ids; taken as they are needed.
@@ -187,6 +189,12 @@ class Client:
 
         try:
             self._repeat(ask, deadline)
+        except TooLongError as error:  # the request as a whole; with one document, that is
+            if len(lines) == 1:
+                return [error]
+            half = len(lines) // 2
+            first = self._ask_each(lines[:half], evidence, deadline)
+            return first + self._ask_each(lines[half:], evidence, deadline)
         except ServerError:
             if not answers:
                 raise
@@ -262,7 +270,10 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Token ids that come as an array."""
-    return value.tolist()
+    try:
+        return value.tolist()
+    except AttributeError:
+        raise InvalidRequestError(f"A document cannot have {type(value).__name__}.") from None
 
 
 def _detail(response: httpx.Response) -> str | None:
