@@ -70,13 +70,13 @@ def handle_problems(app: FastAPI) -> None:
 def _methods(request: Request) -> list[str]:
     """What can be done with the address of a request."""
     methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-    scopes = [{**request.scope, "method": method} for method in methods]
     routes = request.app.routes
-    return [
-        scope["method"]
-        for scope in scopes
-        if any(route.matches(scope)[0] is Match.FULL for route in routes)
-    ]
+
+    def can(method: str) -> bool:
+        scope = {**request.scope, "method": "GET" if method == "HEAD" else method}
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    return list(filter(can, methods))
 
 
 def _problem(

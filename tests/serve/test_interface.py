@@ -32,7 +32,7 @@ def test_whatever_the_document_allows_is_answered_as_it_says(
 
 
 @pytest.mark.parametrize(
-    ("path", "methods"), [("/parity", "GET, POST"), ("/infer", "POST"), ("/v2/models/model", "GET")]
+    ("path", "methods"), [("/parity", "GET, HEAD, POST"), ("/infer", "POST"), ("/v2", "GET, HEAD")]
 )
 def test_another_method_is_refused_with_those_there_are(
     path: str, methods: str, client: httpx.Client
@@ -40,6 +40,14 @@ def test_another_method_is_refused_with_those_there_are(
     answer = client.put(path)
     assert answer.status_code == 405
     assert answer.headers["Allow"] == methods
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/info", "/v2/health/ready"])
+def test_a_head_is_answered_without_the_body(path: str, client: httpx.Client) -> None:
+    answer, whole = client.head(path), client.get(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["Content-Type"] == whole.headers["Content-Type"]
+    assert client.head("/infer").status_code == 405
 
 
 def test_a_number_without_a_fraction_is_a_token_id(client: httpx.Client) -> None:

@@ -85,9 +85,10 @@ def test_a_response_is_counted_by_the_whole_path_of_its_route(
 ) -> None:
     before = metric(address, "aftserve_responses_total", path=counted, status="200")
     name = bundle_folder.name.removesuffix(".bundle")
-    assert httpx.get(address + asked.replace("MODEL", name)).status_code == 200
+    for ask in (httpx.get, httpx.head):
+        assert ask(address + asked.replace("MODEL", name)).status_code == 200
     after = metric(address, "aftserve_responses_total", path=counted, status="200")
-    assert after == before + 1
+    assert after == before + 2
 
 
 def test_every_stage_is_measured(address: str) -> None:

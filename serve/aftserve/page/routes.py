@@ -40,7 +40,7 @@ def create_router() -> APIRouter:
     """Builds what answers a browser; none of it needs an API key, or is in the OpenAPI document."""
     router = APIRouter(include_in_schema=False)
     for path, (name, media_type) in _FILES.items():
-        router.add_api_route(path, _file(name, media_type), methods=["GET", "HEAD"])
+        router.add_api_route(path, _file(name, media_type))
     return router
 
 
