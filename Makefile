@@ -10,7 +10,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native test-cuda cuda gpu-check bench bench-model bench-quick load soak lint format clean
+.PHONY: demo test test-native test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick load soak lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -40,12 +40,16 @@ cuda: $(VENV)/installed
 	$(BIN)/cmake --build build/cuda --parallel 2
 	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 
-# The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, and under each sanitizer.
-test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind))
+# The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, under each sanitizer, and with
+# faults planted in them that must be noticed.
+test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind)) cuda-mutations
 
 cuda-emulated-%: $(VENV)/installed
 	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
 	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
+
+cuda-mutations: $(VENV)/installed
+	AFT_CUDA_MUTATIONS=1 $(BIN)/pytest tests/plugins/cuda/test_mutations.py
 
 # The CUDA kernels on this machine's NVIDIA GPU: checked, timed, recorded in tests/benchmarks/gpu; and the models that
 # this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT where $(PYTHON) has them. It needs PyTorch;

@@ -11,7 +11,12 @@ import pytest
 from . import emulated
 from .mutations import MUTATIONS, Mutation
 
-pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
+pytestmark = [
+    pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing())),
+    pytest.mark.skipif(
+        "AFT_CUDA_MUTATIONS" not in os.environ, reason="it takes minutes: make cuda-mutations"
+    ),
+]
 
 TESTS = Path(__file__).parent
 
