@@ -30,7 +30,7 @@ def run(words: list[str]) -> int:
         _EPILOG,
     )
     add = parser.add_argument
-    add("source", type=Path, metavar="IN", help="an ONNX model in one file")
+    add("source", type=Path, metavar="IN", help="an ONNX model of up to 2 GiB")
     add("target", type=Path, metavar="OUT", help="where the result goes")
     add("--report", type=Path, metavar="FILE", help="write what was found there, in JSON")
     options = parser.parse_args(words)

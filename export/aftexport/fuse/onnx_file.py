@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
+from aftexport.bundle import MAX_MODEL_BYTES
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
@@ -25,14 +26,18 @@ _OLDEST_IR = 8
 def fuse_file(source: Path, target: Path) -> Recognition:
     """Writes ``source`` to ``target`` with the mechanisms that were found made operators.
 
-    Where none was found, the file is copied as it is.
+    Where none was found, the file is copied as it is. Weights beside the source, as torch.onnx
+    writes them, are in the target itself.
 
     Raises:
-        UsageError: where the source is no ONNX model in one file, or has such operators already.
+        UsageError: where the source is no ONNX model of up to 2 GiB, or has such operators already.
         EngineError: where the result does not run.
         ParityError: where the whole model's outputs differ; nothing is written.
     """
     original = _load(source)
+    is_whole = not _files_beside(original)
+    if not is_whole:
+        _read_weights(original, source)
     try:
         graph = normalised(original)
     except Exception as error:  # libraries of others, on files of others
@@ -44,7 +49,10 @@ def fuse_file(source: Path, target: Path) -> Recognition:
     if not found.matches:
         if source.resolve() != target.resolve():
             with replacing_file(target) as aside:
-                shutil.copyfile(source, aside)
+                if is_whole:
+                    shutil.copyfile(source, aside)
+                else:
+                    aside.write_bytes(_serialized(original))
         return found
     fused = ir.to_proto(graph)
     fused.ir_version = max(fused.ir_version, _OLDEST_IR)
@@ -63,15 +71,37 @@ def _load(source: Path) -> onnx.ModelProto:
         raise UsageError(f"{source}: it is no ONNX model ({error}).", "Check the file.") from error
     if not model.graph.node or not model.graph.output:
         raise UsageError(f"{source}: it holds no graph.", "Give an ONNX model.")
-    if any(tensor.data_location for tensor in model.graph.initializer):
-        raise UsageError(
-            f"{source}: its weights lie in another file.", "Save it as one file of up to 2 GiB."
-        )
     if any(node.domain == DOMAIN for node in model.graph.node):
         raise UsageError(
             f"{source}: it has operators of {DOMAIN} already.", "Give the model as it was before."
         )
     return model
+
+
+def _files_beside(model: onnx.ModelProto) -> set[str]:
+    """The names of the files that hold weights of a model."""
+    return {
+        entry.value
+        for tensor in model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _read_weights(model: onnx.ModelProto, source: Path) -> None:
+    try:
+        size = sum((source.parent / name).stat().st_size for name in _files_beside(model))
+        if size > MAX_MODEL_BYTES:
+            raise UsageError(
+                f"{source}: it has {size / 2**30:.1f} GiB of weights, and one ONNX file holds 2.",
+                "Fuse a model of fewer or smaller weights.",
+            )
+        onnx.load_external_data_for_model(model, str(source.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise UsageError(
+            f"{source}: its weights cannot be read ({error}).", "Put the files it names beside it."
+        ) from error
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:

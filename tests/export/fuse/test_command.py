@@ -8,7 +8,7 @@ import onnx
 import pytest
 import theirs
 import torch
-from commands import run_here
+from commands import assert_refused, run_here
 
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import operator_paths
@@ -47,6 +47,24 @@ def test_fuse_writes_the_model_and_the_report(
     before, after = onnx.load(files / "simple.onnx").graph, onnx.load(out).graph
     assert [v.name for v in before.input] == [v.name for v in after.input]
     assert [v.name for v in before.output] == [v.name for v in after.output]
+
+
+@pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("eps", set())])
+def test_weights_in_another_file_are_taken_in(
+    name: str,
+    operators: set[str],
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, out = tmp_path / "model.onnx", tmp_path / "fused.onnx"
+    model = onnx.load(files / f"{name}.onnx")
+    onnx.save(model, source, save_as_external_data=True, location="weights", size_threshold=0)
+    assert run_here(["fuse", source, out], capsys).code == 0
+    (tmp_path / "weights").unlink()
+    assert set(operator_paths(out)) == operators
+    assert_refused(run_here(["fuse", source, out], capsys), "weights")
+    assert set(operator_paths(out)) == operators
 
 
 def test_where_nothing_is_recognised_the_file_is_copied_and_said_why(
