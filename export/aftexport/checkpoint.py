@@ -87,7 +87,7 @@ def save(
         torch.save(content, aside)
 
 
-def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
+def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
     """Reads a model file of any of the five kinds.
 
     Args:
@@ -98,6 +98,7 @@ def load(path: Path, *, factory: str | None = None, allow_pickle: bool = False) 
     Raises:
         CheckpointError: with file, reason and remedy.
     """
+    path = Path(path)
     try:
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
@@ -275,7 +276,8 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
         raise CheckpointError(
             path,
             "a bare state dict: weights without the module they belong to",
-            "Add --model package.module:factory, a callable that returns the module.",
+            "Add --model package.module:factory, a callable that returns the module; of verify and "
+            "bench, --factory.",
         )
     module = unwrapped(call_factory(factory))
     load_weights(path, module, state)

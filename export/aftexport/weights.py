@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from aftexport.errors import CheckpointError
 
-_WRAPPERS = ("_orig_mod.", "module.")
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "module")
 """What training scripts call the state dict of the model in a file that has more."""
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --model."
@@ -57,9 +56,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads a state dict that was read from ``path``.
 
-    What torch.compile and DistributedDataParallel put before every name is left out. A weight may
-    be missing where the module shares it with one that is there; entries may be infinite where
-    the module's own are, as in the buffer of a mask.
+    What torch.compile, DistributedDataParallel or a trainer put before every name is left out. A
+    weight may be missing where the module shares it with one that is there; entries may be
+    infinite where the module's own are, as in the buffer of a mask.
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
@@ -129,13 +128,13 @@ def _has_weights(state: Mapping[Any, Any]) -> bool:
 
 
 def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[str, Any]:
-    """The weights by their names in the module itself, if they are those of a wrapped one."""
-    while given and not expected.keys() & given.keys():
-        prefix = next((w for w in _WRAPPERS if all(n.startswith(w) for n in given)), None)
-        if prefix is None:
-            break
-        given = {name.removeprefix(prefix): value for name, value in given.items()}
-    return given
+    """The weights by their names in the module itself, if all are those of one that holds it."""
+    inner = given
+    while not expected.keys() & inner.keys():
+        if len({name.partition(".")[:2] for name in inner}) != 1 or "" in inner:
+            return given
+        inner = {name.partition(".")[2]: value for name, value in inner.items()}
+    return inner
 
 
 def _shared(expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:

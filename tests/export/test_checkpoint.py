@@ -190,12 +190,12 @@ def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
     assert module.head.bias.tolist() == module.again.bias.tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "model."])
 def test_the_weights_of_a_wrapped_module_are_read(prefix: str, tmp_path: Path) -> None:
     trained = toy.Bag()
     state = {prefix + name: weight for name, weight in trained.state_dict().items()}
     torch.save(state, tmp_path / "model.pt")
-    module = load(tmp_path / "model.pt", factory="toy:Bag").module
+    module = load(str(tmp_path / "model.pt"), factory="toy:Bag").module
     assert isinstance(module, toy.Bag)
     assert torch.equal(module.head.weight, trained.head.weight)
     state["head.bias"] = state.pop(prefix + "head.bias")
