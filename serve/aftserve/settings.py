@@ -1,7 +1,9 @@
 """Every setting of the server: as a flag, in the environment, or in a file."""
 
+import os
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,6 +13,7 @@ from pydantic_core import from_json
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,6 +30,11 @@ Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
 
 _MIB = 1 << 20
+_PREFIX = "AFTSERVE_"
+_LINK = "tcp://"
+"""Begins AFTSERVE_PORT, as Kubernetes sets it in every pod beside a service named aftserve."""
+_ALIKE = 0.9
+"""Of two names, as difflib has it."""
 
 
 class Settings(BaseSettings):
@@ -34,7 +42,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         frozen=True,
-        env_prefix="AFTSERVE_",
+        env_prefix=_PREFIX,
         cli_prog_name="aftserve",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -195,7 +203,13 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources after the command line, the first to have a value wins."""
-        return init_settings, env_settings, _ConfigFile(settings_cls)
+        environment = EnvSettingsSource(settings_cls)
+        environment.env_vars = {
+            name: value
+            for name, value in environment.env_vars.items()
+            if not (value or "").startswith(_LINK)
+        }
+        return init_settings, environment, _ConfigFile(settings_cls)
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> Self:
@@ -207,6 +221,7 @@ class Settings(BaseSettings):
         Raises:
             UsageError: for a value that is out of range, and for a file that cannot be read.
         """
+        cls._check_variables()
         try:
             return cls(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
         except ValidationError as error:
@@ -217,6 +232,17 @@ class Settings(BaseSettings):
             raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
         except SettingsError as error:
             raise UsageError(f"{error}.", "See aftserve --help.") from error
+
+    @classmethod
+    def _check_variables(cls) -> None:
+        """Refuses a variable whose name is nearly that of a setting: it would not hold, unsaid."""
+        known = [f"{_PREFIX}{name.upper()}" for name in cls.model_fields]
+        for name, value in os.environ.items():
+            name = name.upper()
+            if not name.startswith(_PREFIX) or name in known or value.startswith(_LINK):
+                continue
+            if meant := get_close_matches(name, known, 1, _ALIKE):
+                raise UsageError(f"{name} is no setting.", f"Write {meant[0]}, or unset it.")
 
 
 class _ConfigFile(PydanticBaseSettingsSource):

@@ -98,3 +98,45 @@ def test_a_variable_that_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AFTSERVE_RAY", "{")
     with pytest.raises(UsageError, match="ray"):
         DeploymentSettings.read(["bundle"])
+
+
+def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = {
+        "AFTSERVE_SERVICE_HOST": "10.0.0.1",
+        "AFTSERVE_SERVICE_PORT": "80",
+        "AFTSERVE_SERVICE_PORT_HTTP": "80",
+        "AFTSERVE_PORT": "tcp://10.0.0.1:80",
+        "AFTSERVE_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "AFTSERVE_PORT_80_TCP_PROTO": "tcp",
+        "AFTSERVE_PORT_80_TCP_PORT": "80",
+        "AFTSERVE_PORT_80_TCP_ADDR": "10.0.0.1",
+        "AFTSERVE_V2_PORT": "tcp://10.0.0.2:80",
+        "AFTSERVE_V2_SERVICE_HOST": "10.0.0.2",
+    }
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert Settings.read(["bundle"]).port == Settings.model_fields["port"].default
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("AFTSERVE_API_KEY", "AFTSERVE_API_KEYS"),
+        ("aftserve_max_token", "AFTSERVE_MAX_TOKENS"),
+        ("AFTSERVE_MAX_BODY_MB", "AFTSERVE_MAX_BODY_MIB"),
+        ("AFTSERVE_THREAD", "AFTSERVE_THREADS"),
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_refused(
+    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UsageError, match=meant):
+        Settings.read(["bundle"])
+
+
+def test_a_variable_of_a_setting_is_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("aftserve_port", "81")
+    assert Settings.read(["bundle"]).port == 81
