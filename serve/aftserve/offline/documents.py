@@ -15,6 +15,8 @@ from aftserve.errors import DocumentTooLongError
 ROWS = 256
 """Documents of a block: what an actor takes at a time, and again if it dies."""
 PATH, TEXT = "path", "text"
+_TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
+"""Whoever names such a file means its rows."""
 _MOST_BYTES = 4
 """Of a character in UTF-8."""
 
@@ -137,6 +139,11 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
     """
     if not place.exists():
         raise UsageError(f"{place} does not exist.", "Check the path.")
+    if place.is_file() and place.suffix in _TABLES:
+        raise UsageError(
+            f"{place} would be one document, not one for each of its rows.",
+            "Convert it to Parquet.",
+        )
     listed = _files(place) if place.is_dir() else [place]
     parquet = any(path.suffix == ".parquet" for path in listed)
     documents = ParquetTexts.find(place, text, id) if parquet else TextFiles.find(place)

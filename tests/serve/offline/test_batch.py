@@ -237,6 +237,7 @@ def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
         (["table.parquet", "--text", "body", "--id", "x", "--output", "out.jsonl"], "'x'"),
         (["table.parquet", "--text", "body", "--id", "body", "--output", "out.jsonl"], "both"),
         (["no.parquet", "--output", "out.jsonl"], "no.parquet"),
+        (["lines.jsonl", "--output", "out.jsonl"], "one document"),
         (["mixed", "--text", "body", "--output", "out.jsonl"], "notes.txt"),
         (["unlike", "--text", "body", "--output", "out.jsonl"], "2.parquet has no one column"),
         (["unlike", "--text", "name", "--id", "number", "--output", "out.jsonl"], "double in"),
@@ -255,6 +256,7 @@ def test_what_cannot_be_run_is_refused_before_ray_is_asked(
     (tmp_path / "empty.jsonl").mkdir()
     pq.write_table(pa.table({"body": ["a"], "number": [1]}), tmp_path / "table.parquet")
     (tmp_path / "no.parquet").write_text("no")
+    (tmp_path / "lines.jsonl").write_text('{"text": "a"}')
     for folder in ("mixed", "unlike"):
         (tmp_path / folder).mkdir()
         one = pa.table({"body": ["a"], "name": ["a"], "number": [1]})
