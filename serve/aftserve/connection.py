@@ -58,8 +58,8 @@ class Connection(HttpToolsProtocol):
     that of an answer which nobody reads. Bodies are the application's to bound: it can say why.
 
     Args:
-        seconds: from the moment that a request may come to the end of its headers, and those in
-            which nothing is read of an answer that waits.
+        seconds: from the connection, or the first byte of a later request, to the end of the
+            headers, and those in which nothing is read of an answer that waits.
         responses: counts refusals by path and status.
     """
 
@@ -89,6 +89,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parses what it can in its turn."""
+        if self.timeout_keep_alive_task is not None:  # of a request that is not the first
+            self._watch()
         self._unset_keepalive_if_required()
         if not self._refused:
             self._unparsed += data
@@ -160,8 +162,6 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Waits for the next request, as long as uvicorn keeps the connection."""
         super().on_response_complete()
-        if self._idle:
-            self._watch()
         self._parse()
         self._expect_end()
 

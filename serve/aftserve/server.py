@@ -111,6 +111,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=settings.keep_alive_seconds,
                 # Later than every accepted request has its answer or its error.
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )

@@ -124,6 +124,11 @@ class Settings(BaseSettings):
     receive_seconds: Positive = Field(
         30, description="time a client has to send its request, and to read some of its answer"
     )
+    keep_alive_seconds: PositiveInt = Field(
+        75,
+        description="time a connection is kept for another request; longer than a proxy before "
+        "the server keeps it, or that meets closed ones",
+    )
     stall_seconds: Positive = Field(
         30, description="end the process where a run is late by this and ten times its prediction"
     )

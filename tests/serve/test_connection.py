@@ -94,6 +94,34 @@ def test_a_connection_kept_for_a_second_request_is_watched_too(address: str) -> 
         assert response(connection)[0] == 408
 
 
+def test_a_connection_is_kept_for_longer_than_a_request_may_take() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    with (
+        running(app, seconds=1, timeout_keep_alive=60) as server,
+        raw_connection(address_of(server)) as connection,
+    ):
+        for pause in (1.5, 0):
+            connection.sendall(GET)
+            assert response(connection)[0] == 204
+            time.sleep(pause)
+
+
+def test_a_connection_is_kept_as_long_as_the_setting_says(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    options = ("--keep-alive-seconds", "1")
+    with (
+        serving(bundle_folder, tmp_path / "log", *options) as (address, _),
+        raw_connection(address) as connection,
+    ):
+        connection.sendall(GET)
+        assert response(connection)[0] == 200
+        assert connection.recv(1) == b""
+
+
 @pytest.mark.parametrize(
     "start",
     [
