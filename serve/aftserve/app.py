@@ -108,7 +108,14 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "Deadline-Seconds", "X-API-Key"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Deadline-Seconds",
+                "X-API-Key",
+                "X-Request-ID",
+            ],
+            expose_headers=["Retry-After", "X-Request-ID"],
         )
     handle_problems(app)
     problems = responses(Problem)

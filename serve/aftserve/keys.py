@@ -121,7 +121,8 @@ class Keys:
             bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
             header: Annotated[str | None, Security(_HEADER)],
         ) -> None:
-            name = self.owner(bearer.credentials if bearer else header or "")
+            # The header of our own first: a gateway in front may want the other for itself.
+            name = self.owner(header or (bearer.credentials if bearer else ""))
             note(request, key=name)
             self.count(name)
             if admin and name not in self._admins:

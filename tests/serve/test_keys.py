@@ -63,6 +63,8 @@ def test_everything_else_does(address: str, path: str, made: tuple[Path, str, st
     assert httpx.get(address + path).status_code == 401
     allowed = {"X-API-Key": made[1]}
     assert httpx.get(address + path, headers=allowed).status_code == 200
+    of_a_gateway = {"Authorization": "Bearer of-a-gateway"}
+    assert httpx.get(address + path, headers=allowed | of_a_gateway).status_code == 200
 
 
 def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:
@@ -219,6 +221,9 @@ def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: 
         assert header not in httpx.options(f"{address}/infer", headers=asked).headers
         allowed = httpx.options(f"{address}/infer", headers=named).headers
         assert allowed[header] == "https://good.example"
+        answer = httpx.get(f"{address}/readyz", headers=named)
+        readable = answer.headers["access-control-expose-headers"].lower()
+        assert {"retry-after", "x-request-id"} <= set(readable.split(", "))
 
 
 def test_without_named_origins_no_page_asks(server: str) -> None:
