@@ -61,6 +61,7 @@ class Settings(BaseSettings):
 
     model_name: str | None = Field(
         None,
+        pattern="^[^/]+$",  # it is one part of an address
         description="of the model below /v2; the bundle's folder, without .bundle, where left out",
     )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
