@@ -162,6 +162,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Waits for the next request, as long as uvicorn keeps the connection."""
         super().on_response_complete()
+        if self._idle and (self._in_headers or self._unparsed):  # of which some came ahead
+            self._watch()
         self._parse()
         self._expect_end()
 

@@ -86,11 +86,13 @@ def test_headers_that_do_not_arrive_close_the_connection(start: bytes, address: 
     assert "5 s" in problem
 
 
-def test_a_connection_kept_for_a_second_request_is_watched_too(address: str) -> None:
+@pytest.mark.parametrize("ahead", [b"", GET[:10]])
+def test_a_connection_kept_for_a_second_request_is_watched_too(ahead: bytes, address: str) -> None:
     with raw_connection(address) as connection:
-        connection.sendall(GET)
+        connection.sendall(GET + ahead)
         assert response(connection)[0] == 200
-        connection.sendall(GET[:10])
+        if not ahead:
+            connection.sendall(GET[:10])
         assert response(connection)[0] == 408
 
 
