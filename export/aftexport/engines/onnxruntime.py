@@ -50,6 +50,7 @@ class OnnxRuntimeEngine:
         threads: of one operator; 0 for as many as there are cores.
         fused: register the provider's kernel library where it is built.
         provider: the execution provider.
+        optimized: let the runtime fuse and rearrange operators.
 
     Raises:
         EngineError: where the runtime lacks the provider, or refuses the model or the
@@ -65,8 +66,11 @@ class OnnxRuntimeEngine:
         threads: int = 0,
         fused: bool = True,
         provider: Provider = "cpu",
+        optimized: bool = True,
     ) -> None:
         options = session_options(threads=threads, fused=fused, provider=provider)
+        if not optimized:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = session(model, options, provider)
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 

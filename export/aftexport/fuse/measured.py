@@ -136,7 +136,7 @@ class Measured:
         """
         model = _with_outputs(self.model, [str(value.name) for value in values])
         try:
-            engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False)
+            engine = _engine(model)
             return _run(engine, self.model, batch, tokens, self.naming)
         except EngineError:
             return None
@@ -167,7 +167,7 @@ def measure(model: onnx.ModelProto) -> Measured:
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
     try:
-        engine = OnnxRuntimeEngine(traced.SerializeToString(), threads=1, fused=False)
+        engine = _engine(traced)
     except (EngineError, ValueError) as error:
         raise UnmeasurableError(str(error)) from error
     reason = ""
@@ -196,7 +196,7 @@ def _long_run(model: onnx.ModelProto, names: Sequence[str], naming: Naming) -> A
     described.graph.node.extend(
         onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in names
     )
-    engine = OnnxRuntimeEngine(described.SerializeToString(), threads=1, fused=False)
+    engine = _engine(described)
     found: Arrays = {}
     taken, refused, tokens = _MORE[-1][1], _LONG + 1, _LONG
     while tokens > taken:
@@ -206,6 +206,11 @@ def _long_run(model: onnx.ModelProto, names: Sequence[str], naming: Naming) -> A
             refused = tokens
         tokens = (taken + refused) // 2
     return found
+
+
+def _engine(model: onnx.ModelProto) -> OnnxRuntimeEngine:
+    """Runs a graph as it is: ONNX Runtime 1.31 crashes where it optimizes some with all outputs."""
+    return OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False, optimized=False)
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
