@@ -31,7 +31,7 @@ _MORE = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
 
 
-_LONG = 521
+_LONG = 269
 """Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
 between, only the shapes are kept.
 """
