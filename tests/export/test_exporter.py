@@ -113,6 +113,27 @@ def test_half_precision_is_in_the_weights_and_within_its_bound(
     assert max(case["error"] for case in record["cases"]) > 1e-6
 
 
+_LAYER_OF_PYTORCH = """
+from torch import nn
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+def make():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.Sequential(nn.Embedding(50, 16), layer, Mean(), nn.Linear(16, 3))
+"""
+
+
+def test_half_precision_of_pytorchs_own_layer_does_not_crash_the_runtime(tmp_path: Path) -> None:
+    """As ONNX Runtime 1.31 did while it optimized the graph, and the process with it."""
+    (tmp_path / "own.py").write_text(_LAYER_OF_PYTORCH)
+    words = ["--model", "own:make", "--to", "onnx", "--precision", "fp16", "--out", "own.bundle"]
+    outcome = run_python("-m", "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_aft_full_with_rounded_products_is_within_its_bound(tmp_path: Path, precision: str) -> None:
     torch.manual_seed(0)
