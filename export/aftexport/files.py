@@ -13,11 +13,13 @@ from pathlib import Path
 def replacing_file(path: Path) -> Iterator[Path]:
     """Yields a path beside ``path`` to write to; moves it into place if the block succeeds.
 
-    A device or a pipe, such as ``/dev/stdout``, is not replaced: it is yielded itself.
+    A device or a pipe, such as ``/dev/stdout``, is not replaced: it is yielded itself. Of a link,
+    what it leads to is replaced.
     """
     if is_device(path):
         yield path
         return
+    path = path.resolve()
     with _parents(path):
         handle, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
         os.close(handle)

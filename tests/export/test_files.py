@@ -41,6 +41,15 @@ def test_a_file_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
     assert listing(path.parent).keys() == {"file"}
 
 
+def test_of_a_link_the_file_is_replaced_that_it_leads_to(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("elsewhere/file")
+    with replacing_file(link) as aside:
+        aside.write_text("new")
+    assert link.is_symlink()
+    assert (tmp_path / "elsewhere" / "file").read_text() == "new"
+
+
 def test_a_replaced_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     with replacing_file(tmp_path / "file"):
