@@ -29,11 +29,9 @@ nothing.
 """
 _MORE = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
-
-
 _LONG = 269
 """Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
-between, only the shapes are kept.
+between, only the shapes and the sizes are kept.
 """
 _SHAPE_OF = "shape of "
 
@@ -52,7 +50,8 @@ class Measured:
         more: the same, at sizes on the edge.
         naming: what the names of dims say.
         long: the inputs and outputs of a run of ``_LONG`` tokens, or as many as the model takes,
-            and the shapes of all that is between; nothing where it takes no more than the others.
+            and of what is between the shapes, and the integers of up to one dimension, which are
+            sizes; nothing where it takes no more than the others.
     """
 
     model: onnx.ModelProto
@@ -80,21 +79,32 @@ class Measured:
         """What is the same at every size: constants, and what is made of sizes that are fixed."""
         if value is None:
             return None
-        array = self.constant(value)
-        node = value.producer()
-        if array is not None or node is None:
+        seen: set[ir.Value] = set()
+        waiting = [value]
+        while waiting:
+            made = waiting.pop()
+            if made in seen:
+                continue
+            seen.add(made)
+            if self._repeated(made) is None:
+                return None
+            # What is made of others may be the same by its branch or clamp, for short documents.
+            node = made.producer()
+            if node is not None and not _is_size(made):
+                waiting += [v for v in node.inputs if v is not None]
+        return self._repeated(value)
+
+    def _repeated(self, value: ir.Value) -> NDArray[np.generic] | None:
+        """A constant, or what was computed and came out the same in every run that kept it."""
+        array, name = self.constant(value), str(value.name)
+        if array is not None or value.producer() is None:
             return array
-        arrays = [run.get(str(value.name)) for run in (*self.runs, *self.more)]
+        arrays = [run.get(name) for run in (*self.runs, *self.more)]
+        arrays += [self.long[name]] if name in self.long else []
         first = arrays[0]
         if first is None or not all(a is not None and np.array_equal(a, first) for a in arrays):
             return None
-        # What is made of others may have been the same by its branch or clamp, for short documents.
-        size = node.inputs[0] if node.op_type in ("Gather", "Slice") else value
-        made = size.producer() if size is not None else None
-        if made is not None and made.op_type in ("Shape", "Size"):
-            return first
-        given = (v for v in node.inputs if v is not None)
-        return first if all(self.steady(v) is not None for v in given) else None
+        return first
 
     def number(self, value: ir.Value) -> float | None:
         """The one number that a floating-point value is, if it is steady."""
@@ -158,6 +168,14 @@ def rests_on_inputs(value: ir.Value) -> bool:
     return False
 
 
+def _is_size(value: ir.Value) -> bool:
+    """Whether a value is made of the shape of another, not of its numbers."""
+    node = value.producer()
+    if node is not None and node.op_type in ("Gather", "Slice"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type in ("Shape", "Size")
+
+
 def measure(model: onnx.ModelProto) -> Measured:
     """Runs a model at several sizes.
 
@@ -185,16 +203,19 @@ def measure(model: onnx.ModelProto) -> Measured:
                 more.append(_run(engine, model, batch, tokens, naming))
             except EngineError:
                 continue  # not every model takes one token, or 33
-        return Measured(model, runs, more, naming, _long_run(model, list(runs[0]), naming))
+        return Measured(model, runs, more, naming, _long_run(model, runs[0], naming))
     raise UnmeasurableError(reason)
 
 
-def _long_run(model: onnx.ModelProto, names: Sequence[str], naming: Naming) -> Arrays:
-    """What ``Measured.long`` is."""
+def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
+    """What ``Measured.long`` is, of a model that had this other run."""
+    given = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
-    described = _with_outputs(model, [*outputs, *(_SHAPE_OF + name for name in names)])
+    sizes = [n for n, a in run.items() if a.dtype.kind == "i" and a.ndim <= 1 and n not in given]
+    wanted = dict.fromkeys((*outputs, *sizes, *(_SHAPE_OF + name for name in run)))
+    described = _with_outputs(model, list(wanted))
     described.graph.node.extend(
-        onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in names
+        onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in run
     )
     engine = _engine(described)
     found: Arrays = {}
@@ -253,4 +274,6 @@ def _run(
             inputs[given.name] = np.ones(shape, dtype)
         else:
             inputs[given.name] = random.standard_normal(shape).astype(dtype)
-    return {**inputs, **engine.run(inputs)}
+    # Sequences of tensors come out as lists, and have no shape.
+    found = engine.run(inputs).items()
+    return inputs | {name: array for name, array in found if isinstance(array, np.ndarray)}

@@ -219,6 +219,12 @@ def simple_scaled_beyond_64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * ((k * by).softmax(1) * v).sum(1, keepdim=True)
 
 
+def simple_scaled_by_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    padded = nn.functional.pad(k, (0, 0, 0, -k.shape[1] % 64))
+    blocks = padded.view(k.shape[0], -1, 64, DIM).shape[1]
+    return q.sigmoid() * (k.softmax(1) * v).sum(1, keepdim=True) * blocks
+
+
 class FastformerPoolsKeys(nn.Module):
     """The second pooling is of the keys, not of keys times the pooled query."""
 
@@ -276,5 +282,6 @@ def layers() -> dict[str, nn.Module]:
 
 def of_long_documents() -> dict[str, nn.Module]:
     """By name, what is a mechanism for documents of a few tokens."""
-    few = [simple_of_the_first_50_keys, simple_in_blocks, simple_scaled_beyond_64]
+    few = [simple_of_the_first_50_keys, simple_in_blocks, simple_scaled_beyond_64,
+           simple_scaled_by_blocks]  # fmt: skip
     return {f.__name__: Layer(f) for f in few}

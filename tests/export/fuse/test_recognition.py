@@ -188,6 +188,30 @@ def test_one_axis_may_have_several_names() -> None:
     assert operators(found) == ["AftSimple"]
 
 
+def test_a_graph_may_have_sequences_of_tensors() -> None:
+    joined = """whole = Mul(gate, mean)
+  parts = SplitToSequence <axis = 2> (whole)
+  y = ConcatFromSequence <axis = 2> (parts)"""
+    text = (_TEXT % (20, "0", *_SUMS)).replace("y = Mul(gate, mean)", joined)
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["AftSimple"]
+
+
+def test_what_is_made_of_a_size_by_many_ways_is_read_once() -> None:
+    # A size is squared and its root taken, 40 times: there are 2^40 ways from the last to it.
+    steps = "\n".join(f"b{n} = Mul(a{n}, a{n})  a{n + 1} = Sqrt(b{n})" for n in range(40))
+    scaled = f"""shape = Shape(q)
+  two = Constant <value_int = 2> ()
+  size = Gather(shape, two)
+  a0 = Cast <to = 1> (size)
+  {steps}
+  scaled = Mul(q, a40)
+  gate = Sigmoid(scaled)"""
+    text = (_TEXT % (20, "0", *_SUMS)).replace("gate = Sigmoid(q)", scaled)
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["AftSimple"]
+
+
 def test_files_of_older_opsets_are_converted() -> None:
     sums = ("ReduceSum <axes = [1]> (weighted)", "ReduceSum <axes = [1]> (e)")
     found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
