@@ -113,9 +113,13 @@ def copied(module: nn.Module) -> nn.Module:
     Raises:
         TraceError: where the module holds something that cannot be copied.
     """
-    held = (value for part in module.modules() for value in vars(part).values())
+    held = (
+        value
+        for part in module.modules()
+        for value in (*vars(part).values(), *part.buffers(recurse=False))
+    )
     # What was computed from weights, as weight_norm holds it, autograd does not let be copied.
-    results = {id(v): v.detach() for v in held if isinstance(v, Tensor) and not v.is_leaf}
+    results = {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
     try:
         return copy.deepcopy(module, results)
     except Exception as error:  # a module of others holds anything

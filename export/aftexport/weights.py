@@ -47,8 +47,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
             module = module.module
-        elif isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):
-            module = compiled
+        elif (compiled := module._modules.get("_orig_mod")) is not None:
+            module = compiled  # asked for by getattr, it may be that of a module within
         else:
             return module
 

@@ -270,6 +270,25 @@ def test_a_wrapped_module_is_read(wrap: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(found.head.weight, module.head.weight)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_that_shows_the_attributes_of_a_wrapped_one_is_read_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(toy.Bag())
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.inner, name)
+
+    monkeypatch.setattr(toy, "Outer", Outer, raising=False)
+    assert type(from_factory("toy:Outer").module) is Outer
+
+
 def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
     with (

@@ -9,7 +9,7 @@ import torch
 import toy
 from torch.export import ExportedProgram
 
-from aftexport.capture import capture, input_spec
+from aftexport.capture import capture, copied, input_spec
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
@@ -192,8 +192,11 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
 def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
     module = toy.Bag()
     module.kept = module.head.weight * 2
+    module.register_buffer("scale", module.head.weight.norm())
     assert input_spec(capture(module)).names == ("input_ids",)
     assert module.kept.requires_grad
+    copied(module).kept.zero_()
+    assert module.kept.any()
 
 
 def test_a_module_that_cannot_be_copied_is_refused() -> None:
