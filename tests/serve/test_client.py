@@ -76,6 +76,37 @@ def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
     assert lengths == [n for n in range(1, 300) if n != 21]
 
 
+def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_second(
+    server: str,
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        """The real server's answers, but to one document at a time, and none to the last."""
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            status, content = 413, b'{"detail": "too large"}'
+            if body == b'{"text": "last"}':
+                status, content = 401, b'{"detail": "no more"}'
+            elif b"\n" not in body:
+                kind = {"Content-Type": self.headers["Content-Type"]}
+                answer = httpx.post(f"{server}/infer", content=body, headers=kind)
+                status, content = answer.status_code, answer.content
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with listening(Handler) as address, Client(address) as client:
+        answers = client.infer_each(["a", "bb", "last"])
+        first = [next(answers), next(answers)]
+        assert [one.tokens_total for one in first if isinstance(one, Result)] == [1, 2]
+        with pytest.raises(NotAllowedError):
+            next(answers)
+
+
 def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) -> None:
     expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
     assert asking.infer(DOCUMENTS[2]).evidence is None

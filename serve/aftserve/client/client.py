@@ -166,7 +166,7 @@ class Client:
 
     def _ask_each(
         self, lines: Sequence[bytes], evidence: int, deadline: float | None
-    ) -> list[Result | ServerError]:
+    ) -> Iterator[Result | ServerError]:
         """The answers of all lines; of those that the server was too busy for, the last."""
         answers: dict[int, Result | ServerError] = {}
 
@@ -189,16 +189,18 @@ class Client:
 
         try:
             self._repeat(ask, deadline)
-        except TooLongError as error:  # the request as a whole; with one document, that is
+        except TooLongError as error:  # said of the whole request
             if len(lines) == 1:
-                return [error]
+                yield error
+                return
             half = len(lines) // 2
-            first = self._ask_each(lines[:half], evidence, deadline)
-            return first + self._ask_each(lines[half:], evidence, deadline)
+            for part in (lines[:half], lines[half:]):
+                yield from self._ask_each(part, evidence, deadline)
+            return
         except ServerError:
             if not answers:
                 raise
-        return [answers[n] for n in range(len(lines))]
+        yield from (answers[n] for n in range(len(lines)))
 
     def _repeat(self, ask: Callable[[float], T], deadline: float | None) -> T:
         """What ``ask`` returns, of the seconds left, once the server is there and not busy."""
