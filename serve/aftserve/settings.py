@@ -24,8 +24,8 @@ from aftexport.errors import UsageError
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Origin = Annotated[str, Field(pattern=r"^(\*|[^/\s]+//[^/\s]+)$")]
-"""As a browser sends it, without a path; or * for all."""
+Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
+"""As a browser sends it, in small letters and without a path; or * for all."""
 Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
 

@@ -86,7 +86,17 @@ def test_origins_are_listed_in_the_environment_as_in_a_flag(
     assert Settings.read(["bundle"]).cors_origins == []
 
 
-@pytest.mark.parametrize("given", ["[", "https://a.example/", "a.example", "https://a.example, *"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "[",
+        "https://a.example/",
+        "a.example",
+        "https//a.example",
+        "https://A.example",
+        "https://a, *",
+    ],
+)
 def test_what_no_browser_sends_as_an_origin_is_refused(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
