@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from aftexport.cli.termination import TerminatedError
 from aftexport.errors import AftexportError
+from aftexport.termination import TerminatedError
 
 _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone

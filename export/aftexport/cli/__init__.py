@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
-from aftexport.cli.termination import exit_status, stoppable
 from aftexport.errors import AftexportError
 from aftexport.report import accept_any_terminal
+from aftexport.termination import exit_status, stoppable
 
 COMMANDS = {
     "verify": verify.run,

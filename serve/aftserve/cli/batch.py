@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aftexport.cli.options import make_parser
-from aftexport.cli.termination import exit_status, stoppable
+from aftexport.termination import exit_status, stoppable
 
 _EPILOG = """\
 INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The

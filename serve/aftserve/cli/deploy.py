@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser
-from aftexport.cli.termination import stoppable
+from aftexport.termination import stoppable
 
 _EPILOG = """\
 Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aftexport.bundle import Bundle
-from aftexport.cli.termination import Stop
 from aftexport.errors import AftexportError
 from aftexport.files import replacing_file
+from aftexport.termination import Stop
 from aftserve.offline import documents, output
 from aftserve.offline.answering import OfflineClassifier
 from aftserve.offline.documents import Documents
