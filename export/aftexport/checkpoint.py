@@ -276,7 +276,7 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
         raise CheckpointError(
             path,
             "a bare state dict: weights without the module they belong to",
-            "Add --model package.module:factory, a callable that returns the module; of verify and "
+            "Add --model package.module:factory, a callable that returns the module; to verify and "
             "bench, --factory.",
         )
     module = unwrapped(call_factory(factory))

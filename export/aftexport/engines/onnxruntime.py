@@ -21,7 +21,7 @@ from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError
 
-# It was too late to say so to one that was imported before aftexport.
+# Where this was imported before aftexport, the variable that says so came too late.
 onnxruntime.disable_telemetry_events()
 
 VERSION: str = onnxruntime.__version__

@@ -211,7 +211,7 @@ def _shown(path: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, and links to nothing or to a folder: they are left out by none.
+    """The files below a folder, and links to nothing or to a folder, which are not left out unsaid.
 
     Raises:
         UsageError: where a folder cannot be read.
