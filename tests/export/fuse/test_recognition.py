@@ -85,7 +85,7 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
 def test_what_long_documents_show_is_seen(name: str) -> None:
     original = scripted(OF_LONG_DOCUMENTS[name], example())
     _, model = fused(original)
-    x = {"x": example(76).numpy()}  # the older exporter has written 52 tokens of padding
+    x = {"x": example(76).numpy()}
     expected, output = (
         next(iter(OnnxRuntimeEngine(m.SerializeToString(), fused=False).run(x).values()))
         for m in (original, model)
