@@ -115,7 +115,9 @@ def refuse_nan(path: Path, module: nn.Module) -> None:
         )
     if strange := [name for name, value in state.items() if not _is_plain(value)]:
         raise CheckpointError(
-            path, f"no dense real tensors: {_names(strange)}", "Give it as it was trained."
+            path,
+            f"no dense real tensors on the cpu: {_names(strange)}",
+            "Give it as it was trained, moved to the cpu.",
         )
     if bad := [name for name, tensor in state.items() if bool(tensor.isnan().any())]:
         raise CheckpointError(

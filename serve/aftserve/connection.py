@@ -163,6 +163,7 @@ class Connection(HttpToolsProtocol):
         """Waits for the next request, as long as uvicorn keeps the connection."""
         super().on_response_complete()
         if self._idle and (self._in_headers or self._unparsed):  # of which some came ahead
+            self._unset_keepalive_if_required()
             self._watch()
         self._parse()
         self._expect_end()

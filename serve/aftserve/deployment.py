@@ -13,6 +13,7 @@ from rich.console import Console
 
 from aftexport.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
+from aftexport.interruption import Interruption
 from aftserve import logs, tracing
 from aftserve.app import create_app
 from aftserve.keys import Keys
@@ -62,13 +63,16 @@ class Replica:
             raise RuntimeError(f"The server is {self._service.health.status}.")
 
 
-def deploy(settings: DeploymentSettings, address: str | None, console: Console) -> int:
+def deploy(
+    settings: DeploymentSettings, address: str | None, console: Console, interruption: Interruption
+) -> int:
     """Deploys a bundle; on a Ray of its own, serves until it is told to stop.
 
     Args:
         settings: of each replica, and of the deployment.
         address: of a Ray cluster; see ``resolve``.
         console: where progress goes.
+        interruption: whose exception may be lost in a callback of Ray's.
 
     Returns:
         The exit status.
@@ -97,6 +101,7 @@ def deploy(settings: DeploymentSettings, address: str | None, console: Console) 
                 f"Ray Serve cannot deploy it: {str(error).strip().rstrip('.')}.",
                 "Look at the replicas' log.",
             ) from error
+        interruption.check()
         where = f"http://{settings.host}:{settings.port}"
         console.print(f"{settings.bundle.name} running on {where}", soft_wrap=True)
         if address is not None:

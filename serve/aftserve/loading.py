@@ -105,10 +105,11 @@ def check_unchanged(bundle: Bundle) -> None:
 
 def _check_folders(settings: Settings) -> None:
     """Checks that temporary files can be written: of long documents, and of the engine."""
-    for folder, remedy in (
-        (None, "Name a folder by the variable TMPDIR, or mount one at /tmp."),
-        (settings.spill, "Name a folder by --spill."),
-    ):
+    remedies = {
+        settings.spill: "Name a folder by --spill.",
+        None: "Name a folder by the variable TMPDIR, or mount one at /tmp.",
+    }
+    for folder, remedy in remedies.items():
         try:
             with tempfile.TemporaryFile(dir=folder):
                 pass

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aftexport.errors import AftexportError
-from aftexport.termination import TerminatedError
+from aftexport.interruption import TerminatedError
 
 _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone

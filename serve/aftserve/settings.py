@@ -1,6 +1,7 @@
 """Every setting of the server: as a flag, in the environment, or in a file."""
 
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -31,10 +32,10 @@ Policy = Literal["exact", "reject", "head", "tail"]
 
 _MIB = 1 << 20
 _PREFIX = "AFTSERVE_"
-_LINK = "tcp://"
+_LINK = re.compile(r"(tcp|udp|sctp)://")
 """Begins AFTSERVE_PORT, as Kubernetes sets it in every pod beside a service named aftserve."""
-_ALIKE = 0.9
-"""Of two names, as difflib has it."""
+_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+"""End the other variables that it sets."""
 
 
 class Settings(BaseSettings):
@@ -213,7 +214,7 @@ class Settings(BaseSettings):
         environment.env_vars = {
             name: value
             for name, value in environment.env_vars.items()
-            if not (value or "").startswith(_LINK)
+            if not (name.upper() == f"{_PREFIX}PORT" and _LINK.match(value or ""))
         }
         return init_settings, environment, _ConfigFile(settings_cls)
 
@@ -241,14 +242,16 @@ class Settings(BaseSettings):
 
     @classmethod
     def _check_variables(cls) -> None:
-        """Refuses a variable whose name is nearly that of a setting: it would not hold, unsaid."""
+        """Refuses a variable that is no setting: it would not hold, unsaid."""
         known = [f"{_PREFIX}{name.upper()}" for name in cls.model_fields]
         for name, value in os.environ.items():
             name = name.upper()
-            if not name.startswith(_PREFIX) or name in known or value.startswith(_LINK):
+            if not name.startswith(_PREFIX) or name in known or _OF_SERVICES.search(name):
                 continue
-            if meant := get_close_matches(name, known, 1, _ALIKE):
-                raise UsageError(f"{name} is no setting.", f"Write {meant[0]}, or unset it.")
+            if name.endswith("_PORT") and _LINK.match(value):
+                continue
+            meant = " or ".join([*get_close_matches(name, known, 1), "aftserve --help"])
+            raise UsageError(f"{name} is no setting.", f"Unset it, or see {meant}.")
 
 
 class _ConfigFile(PydanticBaseSettingsSource):

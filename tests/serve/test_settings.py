@@ -138,14 +138,23 @@ def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
         ("aftserve_max_token", "AFTSERVE_MAX_TOKENS"),
         ("AFTSERVE_MAX_BODY_MB", "AFTSERVE_MAX_BODY_MIB"),
         ("AFTSERVE_THREAD", "AFTSERVE_THREADS"),
+        ("AFTSERVE_API_KEYS_FILE", "AFTSERVE_API_KEYS"),
+        ("AFTSERVE_SOMETHING", "aftserve --help"),
     ],
 )
-def test_a_variable_that_is_nearly_a_setting_is_refused(
+def test_a_variable_that_is_no_setting_is_refused(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
     with pytest.raises(UsageError, match=meant):
         Settings.read(["bundle"])
+
+
+def test_a_link_is_taken_for_one_of_kubernetes_in_the_port_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AFTSERVE_HOST", "tcp://10.0.0.1:80")
+    assert Settings.read(["bundle"]).host == "tcp://10.0.0.1:80"
 
 
 def test_a_variable_of_a_setting_is_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
 from aftexport.errors import AftexportError
+from aftexport.interruption import exit_status, interruptible
 from aftexport.report import accept_any_terminal
-from aftexport.termination import exit_status, stoppable
 
 COMMANDS = {
     "verify": verify.run,
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
-        with warnings.catch_warnings(), stoppable():
+        with warnings.catch_warnings(), interruptible():
             warnings.showwarning = lambda message, *_: errors.print(
                 f"[yellow]warning:[/] {escape(str(message))}"
             )

@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
+from aftexport.interruption import exit_status
 from aftexport.report import accept_any_terminal
-from aftexport.termination import exit_status
 from aftserve.cli import batch, deploy, key
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}

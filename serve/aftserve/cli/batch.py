@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aftexport.cli.options import make_parser
-from aftexport.termination import exit_status, stoppable
+from aftexport.interruption import exit_status, interruptible
 
 _EPILOG = """\
 INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The
@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> int:
     found = documents.find(options.input, text=options.text, id=options.id)
     console = Console(stderr=True, emoji=False)
     try:
-        with stoppable() as stop:
+        with interruptible() as interruption:
             failed = classify(
                 settings,
                 found,
@@ -76,7 +76,7 @@ def run(words: Sequence[str]) -> int:
                 actors=options.actors,
                 address=address,
                 console=console,
-                stop=stop,
+                interruption=interruption,
             )
     except KeyboardInterrupt as end:
         console.print("interrupted; nothing was written")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser
-from aftexport.termination import stoppable
+from aftexport.interruption import interruptible
 
 _EPILOG = """\
 Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose
@@ -46,5 +46,5 @@ def run(words: Sequence[str]) -> int:
     from aftserve.deployment import DeploymentSettings, deploy
 
     settings = DeploymentSettings.read(others)
-    with stoppable():
-        return deploy(settings, options.address, Console(emoji=False))
+    with interruptible() as interruption:
+        return deploy(settings, options.address, Console(emoji=False), interruption)

@@ -142,7 +142,7 @@ class Client:
             documents: texts or token ids; taken as they are needed.
             at_once: most of one request.
             evidence: see ``infer``.
-            deadline: of each request, in place of the client's.
+            deadline: of each request, also of half of one, in place of the client's.
 
         Yields:
             A result for each document, in order, or the error of that document.

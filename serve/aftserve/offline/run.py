@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError
 from aftexport.files import replacing_file
-from aftexport.termination import Stop
+from aftexport.interruption import Interruption
 from aftserve.offline import documents, output
 from aftserve.offline.answering import OfflineClassifier
 from aftserve.offline.documents import Documents
@@ -79,7 +79,7 @@ def run(
     actors: int,
     address: str | None,
     console: Console,
-    stop: Stop,
+    interruption: Interruption,
 ) -> int:
     """Classifies documents; returns how many have an error in place of an answer.
 
@@ -90,7 +90,7 @@ def run(
         actors: processes that hold the model.
         address: as ``resolve`` has it.
         console: where progress goes.
-        stop: whose exception may be lost in a callback of Ray's.
+        interruption: whose exception may be lost in a callback of Ray's.
 
     Raises:
         AftexportError: where it cannot be run.
@@ -120,7 +120,7 @@ def run(
                 num_cpus=threads,
             )
             rows = answered.iter_batches(batch_size=None, batch_format="pyarrow")
-            failed = _write(rows, columns, found, out, console, stop)
+            failed = _write(rows, columns, found, out, console, interruption)
     except KeyboardInterrupt:
         if failed is None:  # else all is there, and Ray alone was ended before its time
             raise
@@ -139,7 +139,7 @@ def _write(
     found: Documents,
     out: Path,
     console: Console,
-    stop: Stop,
+    interruption: Interruption,
 ) -> int:
     """Puts the file into its place before Ray ends, which would lose it to a signal meanwhile."""
     import ray
@@ -154,7 +154,7 @@ def _write(
                     writer.write(rows)
                     failed += len(rows) - rows[output.ERROR].null_count
                     progress.advance(task, len(rows))
-                    stop.check()
+                    interruption.check()
         except (OSError, ray.exceptions.RayError) as error:
             raise RunError(_reason(error), "Nothing was written.") from error
         if writer.rows != found.count:

@@ -14,13 +14,13 @@ class TerminatedError(KeyboardInterrupt):
     """SIGTERM came."""
 
 
-def exit_status(stop: KeyboardInterrupt) -> int:
+def exit_status(end: KeyboardInterrupt) -> int:
     """Of a command that was ended so, as a shell gives it."""
-    return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+    return 128 + (signal.SIGTERM if isinstance(end, TerminatedError) else signal.SIGINT)
 
 
-class Stop:
-    """Raises where a signal ends the command."""
+class Interruption:
+    """Raises where a signal ends a command."""
 
     def __init__(self) -> None:
         self._raised: type[KeyboardInterrupt] | None = None
@@ -42,7 +42,7 @@ class Stop:
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
+def interruptible() -> Iterator[Interruption]:
     """Lets both signals end the block by an exception; those that are taken otherwise stay so."""
     defaults: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
@@ -50,13 +50,13 @@ def stoppable() -> Iterator[Stop]:
     }
     in_main = threading.current_thread() is threading.main_thread()
     taken = [n for n, default in defaults.items() if in_main and signal.getsignal(n) == default]
-    stop = Stop()
+    interruption = Interruption()
     for number in taken:
-        signal.signal(number, stop)
+        signal.signal(number, interruption)
     try:
-        yield stop
+        yield interruption
     except KeyboardInterrupt:
-        stop.check()  # a library may have raised its own in place of ours
+        interruption.check()  # a library may have raised its own in place of ours
         raise
     finally:
         for number in taken:
