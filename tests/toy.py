@@ -82,6 +82,12 @@ class NoEmbedding(Bag):
         return self.head(input_ids[..., None].float().expand(-1, -1, 16).mean(1))
 
 
+class Autocast(Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(input_ids).float()
+
+
 class Pair(Bag):
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean = self.mean(input_ids)

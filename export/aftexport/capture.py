@@ -19,6 +19,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
@@ -210,6 +211,14 @@ def input_spec(program: ExportedProgram) -> InputSpec:
             )
     tables = [n.args[0] for n in ids.users if n.target is torch.ops.aten.embedding.default]
     if not tables:
+        blocks = [n.target for n in ids.users if isinstance(n.target, HigherOrderOperator)]
+        if blocks:
+            name = str(blocks[0]).removeprefix("wrap_with_")
+            raise TraceError(
+                f"The model looks its input_ids up inside a block of its forward: {name}.",
+                "Take torch.autocast and the like out of forward; --precision says in which "
+                "type products are computed.",
+            )
         raise TraceError(
             "The model does not look its input_ids up in an embedding.",
             "Export models whose first step is an nn.Embedding of input_ids.",

@@ -242,6 +242,11 @@ def test_a_program_that_indexes_no_embedding_is_refused() -> None:
         input_spec(capture(toy.NoEmbedding()))
 
 
+def test_an_embedding_under_autocast_is_refused_for_what_it_is() -> None:
+    with pytest.raises(TraceError, match="block of its forward: autocast"):
+        input_spec(capture(toy.Autocast()))
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 32])
 def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
     program = capture(toy.Positions(), max_tokens=limit)
