@@ -13,6 +13,8 @@ from aftexport.errors import CheckpointError
 
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "module")
 """What training scripts call the state dict of the model in a file that has more."""
+_COUNT = "n_averaged"
+"""What AveragedModel has beside the module it averages."""
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --model."
 
 
@@ -56,7 +58,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads a state dict that was read from ``path``.
 
-    What torch.compile, DistributedDataParallel or a trainer put before every name is left out. A
+    What torch.compile, DistributedDataParallel or a trainer put before every name is left out, and
+    the count that AveragedModel keeps beside the weights. A
     weight may be missing where the module shares it with one that is there; entries may be
     infinite where the module's own are, as in the buffer of a mask.
 
@@ -133,9 +136,10 @@ def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[st
     """The weights by their names in the module itself, if all are those of one that holds it."""
     inner = given
     while not expected.keys() & inner.keys():
-        if len({name.partition(".")[:2] for name in inner}) != 1 or "" in inner:
+        held = {name: value for name, value in inner.items() if name != _COUNT}
+        if len({name.partition(".")[:2] for name in held}) != 1 or "" in held:
             return given
-        inner = {name.partition(".")[2]: value for name, value in inner.items()}
+        inner = {name.partition(".")[2]: value for name, value in held.items()}
     return inner
 
 

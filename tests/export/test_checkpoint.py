@@ -204,6 +204,16 @@ def test_the_weights_of_a_wrapped_module_are_read(prefix: str, tmp_path: Path) -
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("wrap", [lambda module: module, torch.compile])
+def test_the_weights_of_an_averaged_module_are_read(wrap: Any, tmp_path: Path) -> None:
+    trained = toy.Bag()
+    torch.save(wrap(AveragedModel(trained)).state_dict(), tmp_path / "model.pt")
+    module = load(tmp_path / "model.pt", factory="toy:Bag").module
+    assert isinstance(module, toy.Bag)
+    assert torch.equal(module.head.weight, trained.head.weight)
+
+
 def test_a_mask_may_be_infinite_where_the_modules_own_is(tmp_path: Path) -> None:
     path, state = tmp_path / "model.pt", toy.Tied().state_dict()
     torch.save(state, path)
