@@ -9,6 +9,7 @@ from onnx_ir.passes.common import (
     IdentityEliminationPass,
     LiftConstantsToInitializersPass,
     NameFixPass,
+    RemoveInitializersFromInputsPass,
     RemoveUnusedNodesPass,
 )
 from onnxscript import optimizer
@@ -16,19 +17,25 @@ from onnxscript import optimizer
 OLDEST = 18
 """The first opset that the operators' portable bodies are written in."""
 TARGET = 20
+_OVERRIDES = 4
+"""The first version of the file format where an initializer that is an input may be overridden."""
 
 
 def normalised(model: onnx.ModelProto) -> ir.Model:
     """A copy, with functions inlined, constants folded and common subexpressions computed once.
 
-    Models of an opset that the portable bodies do not know are converted to a later one.
+    Models of an opset that the portable bodies do not know are converted to a later one. Where the
+    file's format asks for every initializer among the inputs, they are inputs no more.
     """
+    is_old = model.ir_version < _OVERRIDES
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST:
         model = onnx.version_converter.convert_version(model, TARGET)
     graph = ir.from_proto(model)
+    if is_old:
+        RemoveInitializersFromInputsPass()(graph)
     LiftConstantsToInitializersPass()(graph)
     optimizer.fold_constants(graph)
     LiftConstantsToInitializersPass()(graph)

@@ -94,7 +94,14 @@ def recognise(model: ir.Model) -> Recognition:
         measured = measure(ir.to_proto(model))
     except UnmeasurableError as error:
         return Recognition(unexamined=str(error))
-    return _Recogniser(model, measured).run()
+    found = _Recogniser(model, measured).run()
+    given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
+    if given and not found.matches and not found.near_misses:
+        found.unexamined = (
+            f"{len(given)} of its weights are inputs too, as {given[0]}, and may be any numbers:"
+            " export it without keep_initializers_as_inputs"
+        )
+    return found
 
 
 class _Recogniser:
