@@ -250,8 +250,11 @@ def _cases(
             random = np.random.default_rng([index, place])
             if measured.is_float(value):
                 feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
-            elif given.dtype.kind == "b" and rests_on_inputs(value):
-                feeds[str(value.name)] = _mask(random, given) if index else given
+            elif (
+                index and rests_on_inputs(value) and (given.dtype.kind == "b" or (given == 1).all())
+            ):
+                # 1 is what a mask of integers has where a token counts.
+                feeds[str(value.name)] = _mask(random, given)
             else:
                 feeds[str(value.name)] = given
         yield f"{case}, {_largest(run)}", feeds
@@ -277,7 +280,7 @@ def _largest(run: Arrays) -> str:
 def _mask(random: np.random.Generator, given: Array) -> Array:
     mask = random.random(given.shape) < 0.7
     mask.reshape(-1)[:1] = True
-    return mask
+    return mask.astype(given.dtype)
 
 
 def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -325,4 +328,4 @@ def _double(node: onnx.NodeProto) -> onnx.NodeProto:
 
 def _widened(array: Array) -> Array:
     is_float = array.dtype.kind == "f" or "float" in array.dtype.name
-    return np.ascontiguousarray(array.astype(np.float64) if is_float else array)
+    return np.asarray(array.astype(np.float64) if is_float else array, order="C")
