@@ -5,7 +5,7 @@ the order of factors, division and reciprocal, how dims lie, which product is ta
 particular
 
     exp(a + b) = exp(a) exp(b),  softmax_u(a) = exp(a) / sum_u exp(a),  sum_u sum_v = sum_uv,
-    sum_u f g[u] = f sum_u g[u],  f / f = 1:
+    sum_u f g[u] = f sum_u g[u],  f / f = 1,  c^2 = c for a condition c, which is 1 or 0:
 
 a maximum that is subtracted from logits leaves the sum where it does not depend on the summed
 axis, and cancels; where it does depend on it, it stays and is seen.
@@ -30,12 +30,21 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
+class Truth:
+    """1 where a condition, a tensor of the graph, is ``holds``, else 0."""
+
+    value: ir.Value
+    dims: Dims
+    holds: bool = True
+
+
+@dataclass(frozen=True, eq=False)
 class Function:
-    """An elementwise function of formulas, which a tensor of the graph holds."""
+    """An elementwise function of formulas; ``value`` holds it where the graph has it as it is."""
 
     name: str
     arguments: "tuple[Product, ...]"
-    value: ir.Value
+    value: ir.Value | None
     dims: Dims
 
 
@@ -101,7 +110,7 @@ class Window:
     shift: int
 
 
-Atom = Leaf | Function | Plus | Exp | Over | Greatest | Count | UpTo | Window
+Atom = Leaf | Truth | Function | Plus | Exp | Over | Greatest | Count | UpTo | Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +154,15 @@ def times(*products: Product) -> Product:
     for product in products:
         for atom, power in product.factors:
             name = key(one(atom))
-            merged[name] = (atom, merged[name][1] + power if name in merged else power)
+            merged[name] = _factor(atom, merged[name][1] + power if name in merged else power)
     factors = tuple(pair for _, pair in sorted(merged.items()) if pair[1] != 0.0)
     coefficient = math.prod(product.coefficient for product in products)
     return Product(factors, coefficient, sum(product.exponent for product in products))
+
+
+def _factor(atom: Atom, power: float) -> tuple[Atom, float]:
+    """An atom to a power; of what is 1 or 0 all powers above 0 are the same."""
+    return atom, 1.0 if isinstance(atom, Truth | UpTo | Window) and power > 0.0 else power
 
 
 def power(product: Product, to: float) -> Product:
@@ -158,7 +172,7 @@ def power(product: Product, to: float) -> Product:
         raise ValueError
     if product.coefficient == 0.0 and to < 0:
         raise ValueError
-    factors = tuple((atom, p * to) for atom, p in product.factors)
+    factors = tuple(_factor(atom, p * to) for atom, p in product.factors)
     return Product(factors, product.coefficient**to, product.exponent * to)
 
 
@@ -176,6 +190,15 @@ def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = (
     if not left:
         return number(0.0)
     return left[0] if len(left) == 1 else one(Plus(tuple(left), value, dims))
+
+
+def negation(product: Product) -> Product:
+    """1 less a formula, which is 1 or 0."""
+    atom = sole(product)
+    if isinstance(atom, Truth):
+        return one(Truth(atom.value, atom.dims, not atom.holds))
+    terms = atom.terms if isinstance(atom, Plus) else (product,)
+    return plus((ONE, *(scaled(term, -1.0) for term in terms)))
 
 
 def exponential(product: Product) -> Product:
@@ -251,7 +274,7 @@ def free(product: Product) -> set[Axis]:
     found: set[Axis] = set()
     for atom, _ in product.factors:
         match atom:
-            case Leaf():
+            case Leaf() | Truth():
                 found |= {axis for axes in flat_dims(atom.dims) for axis in axes}
             case Function():
                 found.update(*(free(argument) for argument in atom.arguments))
@@ -280,6 +303,8 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
         match atom:
             case Leaf():
                 return Leaf(atom.value, dims(atom.dims))
+            case Truth():
+                return Truth(atom.value, dims(atom.dims), atom.holds)
             case Function():
                 arguments = tuple(substitute(a, axes) for a in atom.arguments)
                 return Function(atom.name, arguments, atom.value, dims(atom.dims))
@@ -323,6 +348,8 @@ def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
         match atom:
             case Leaf():
                 return f"leaf{id(atom.value)}[{dims(atom.dims)}]"
+            case Truth():
+                return f"{atom.holds}{id(atom.value)}[{dims(atom.dims)}]"
             case Function():
                 return f"{atom.name}({';'.join(key(a, names) for a in atom.arguments)})"
             case Plus():

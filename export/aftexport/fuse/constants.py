@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product
+from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product, Truth
 from aftexport.fuse.axes import Axis, Dims, flat_dims
 from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
 from aftexport.fuse.pattern import leaves
@@ -56,6 +56,9 @@ def _atom(
     if isinstance(atom, Exp):
         inner = _evaluated(atom.argument, order, measured, sizes)
         return None if inner is None else np.exp(inner)
+    if isinstance(atom, Truth):
+        held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
+        return held if held is None or atom.holds else 1.0 - held
     if isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
         held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
         if held is not None:

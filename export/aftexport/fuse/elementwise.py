@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Leaf, Product
+from aftexport.fuse.algebra import Leaf, Product, Truth
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import Factor, Subject
 from aftexport.fuse.proof import part_of, run_once, runner
@@ -25,7 +25,7 @@ def classified(
     """
     atom, exponent = factor
     value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())
-    if value is None or isinstance(atom, Leaf):
+    if value is None or isinstance(atom, Leaf | Truth):
         return None
     shape = subject.measured.runs[0][str(value.name)].shape
     for argument in _upstream(value, shape, subject.measured):

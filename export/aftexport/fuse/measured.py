@@ -138,6 +138,13 @@ class Measured:
             array = self.runs[0].get(str(value.name))
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
+    def is_truth(self, value: ir.Value) -> bool:
+        """Whether a value is true or false."""
+        array = self.constant(value)
+        if array is None:
+            array = self.runs[0].get(str(value.name))
+        return array is not None and array.dtype.kind == "b"
+
     def alone(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
         """Some values, and the inputs, at other sizes; nothing else of the graph is computed.
 

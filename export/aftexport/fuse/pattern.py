@@ -17,13 +17,14 @@ from aftexport.fuse.algebra import (
     Over,
     Plus,
     Product,
+    Truth,
     free,
     key,
     one,
     substitute,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
-from aftexport.fuse.measured import Measured
+from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.reading import Reader
 
 Factor = tuple[Atom, float]
@@ -176,6 +177,16 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
             raise NearMissError(f"the denominator goes through {atom.name}")
 
 
+def refuse_input_weights(weights: Product) -> None:
+    """Raises NearMissError where numbers that the graph is given weigh the keys."""
+    for atom, _ in weights.factors:
+        if isinstance(atom, Leaf) and atom.value.producer() is None and rests_on_inputs(atom.value):
+            raise NearMissError(
+                f"the weights of keys are multiplied by the input {atom.value.name}, which may be"
+                " any number: make it one of true and false, if it is a mask"
+            )
+
+
 def refuse_clamped(logits: Product) -> None:
     """Raises NearMissError where what is exponentiated is clamped."""
     for atom, _ in logits.factors:
@@ -209,7 +220,7 @@ def leaves(formula: Product) -> list[ir.Value]:
     """The tensors a formula without sums rests on."""
     found: dict[ir.Value, None] = {}
     for atom, _ in formula.factors:
-        if isinstance(atom, Leaf):
+        if isinstance(atom, Leaf | Truth):
             found[atom.value] = None
         parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
         for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):

@@ -10,20 +10,29 @@ from typing import Any
 
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import Exp, Function, Greatest, Leaf, Product, number, one, plus
+from aftexport.fuse.algebra import (
+    Exp,
+    Function,
+    Greatest,
+    Leaf,
+    Product,
+    Truth,
+    number,
+    one,
+    plus,
+)
 from aftexport.fuse.axes import Dims, LayoutError, fresh
 from aftexport.fuse.formulas import FORMULAS
 from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.windows import has_window
 
 ELEMENTWISE = frozenset({
-    "Abs", "And", "Ceil", "Celu", "Clip", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu",
-    "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less",
-    "LessOrEqual", "Log", "Max", "Min", "Mish", "Mod", "Not", "Or", "Pow", "Relu", "Round",
+    "Abs", "Ceil", "Celu", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
+    "HardSwish", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mod", "Pow", "Relu", "Round",
     "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
-    "ThresholdedRelu", "Where", "Xor",
+    "ThresholdedRelu",
 })  # fmt: skip
-"""Operators that work on each entry alone, with broadcasting."""
+"""Operators that give numbers of each entry alone, with broadcasting."""
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 
 
@@ -76,7 +85,7 @@ class Reader:
             return number(float(array.reshape(())))
         node = value.producer()
         if array is not None:
-            return one(Leaf(value, dims))
+            return self.leaf(value, dims)
         if node is None or node.domain not in ("", "ai.onnx"):
             return self._end(value, dims)
         if node.op_type in _PRODUCTS and not rests_on_inputs(value):
@@ -95,10 +104,14 @@ class Reader:
             return one(Function(_named(node), self.arguments(node, dims), value, dims))
         return self._end(value, dims)
 
+    def leaf(self, value: ir.Value, dims: Dims) -> Product:
+        """A value that is not looked into; what it rests on is not varied by itself."""
+        return one(Truth(value, dims) if self.measured.is_truth(value) else Leaf(value, dims))
+
     def _end(self, value: ir.Value, dims: Dims) -> Product:
-        if rests_on_inputs(value):
+        if rests_on_inputs(value) and not self.measured.is_truth(value):
             self.ends[value] = None
-        return one(Leaf(value, dims))
+        return self.leaf(value, dims)
 
     def input(self, node: ir.Node, index: int) -> ir.Value:
         """What a node is given; raises LayoutError where that is left out."""

@@ -13,6 +13,7 @@ from aftexport.fuse.algebra import (
     Leaf,
     Plus,
     Product,
+    Truth,
     free,
     sole,
 )
@@ -110,6 +111,8 @@ class Writer:
         result: ir.Value | None = None
         below: ir.Value | None = None
         for atom, power in product.factors:
+            if isinstance(atom, Truth):
+                continue
             if _is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
             else:
@@ -125,7 +128,23 @@ class Writer:
             result = self.constant(np.array(factor))
         elif factor != 1.0:
             result = self.node("Mul", result, self.constant(np.array(factor)))
-        return result if below is None else self.node("Div", result, below)
+        result = result if below is None else self.node("Div", result, below)
+        return self._where(product, result, 0.0, order)
+
+    def _where(
+        self, product: Product, value: ir.Value, otherwise: float, order: Sequence[Axis]
+    ) -> ir.Value:
+        """``value`` where all conditions among the factors hold."""
+        for atom, power in product.factors:
+            if not isinstance(atom, Truth):
+                continue
+            if power < 0.0:
+                raise LayoutError
+            condition = self.laid_out(atom.value, atom.dims, tuple((axis,) for axis in order))
+            other = self.constant(np.array(otherwise))
+            either = (value, other) if atom.holds else (other, value)
+            value = self.node("Where", condition, *either)
+        return value
 
     def _atom(self, atom: object, order: Sequence[Axis]) -> ir.Value:
         match atom:
@@ -141,8 +160,13 @@ class Writer:
     def plus_log(self, product: Product, factors: Product, groups: Dims) -> ir.Value:
         """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
         order = [axis for axes in flat_dims(groups) for axis in axes]
-        log = self.node("Log", self._product(factors, order))
-        total = self.node("Add", self._product(product, order), log) if product.factors else log
+        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Truth)))
+        if not numbers.factors:
+            total = self._product(product, order)
+        else:
+            log = self.node("Log", self._product(numbers, order))
+            total = self.node("Add", self._product(product, order), log) if product.factors else log
+        total = self._where(factors, total, -np.inf, order)
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
     def with_head(
@@ -185,7 +209,7 @@ class Writer:
 
 def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
     """Whether a tensor of the graph is this formula."""
-    return isinstance(atom, Leaf | Function) or (isinstance(atom, Plus) and atom.value is not None)
+    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
 
 
 def _value(atom: Leaf | Function | Plus) -> ir.Value:

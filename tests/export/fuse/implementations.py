@@ -92,6 +92,23 @@ def full_causal_by_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor
     return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
 
 
+def full_keys_left_out(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    left_out = v[..., 0] < -1.0
+    logits = k[:, None] + bias(w, q.shape[1])[None, :, :, None]
+    weight = logits.masked_fill(left_out[:, None, :, None], -math.inf).softmax(2)
+    return (weight * v[:, None]).sum(2) * q.sigmoid()
+
+
+def full_causal_keys_left_out(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    tokens = q.shape[1]
+    counts = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[:tokens, :tokens]
+    counts = counts & (v[..., 0] > -3.0)[:, None]
+    logits = k[:, None] + bias(w, tokens)[None, :, :, None]
+    logits = logits.masked_fill(~counts[..., None], -math.inf)
+    e = torch.exp(logits - logits.amax(2, keepdim=True))
+    return (e * v[:, None]).sum(2) / e.sum(2) * q.sigmoid()
+
+
 # AFT-local
 
 
@@ -187,6 +204,18 @@ def simple_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
 
 
+def simple_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp().masked_fill(~(v[..., :1] > -1.0), 0.0)
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def simple_masks_of_two_kinds(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Whether a token counts is told by two conditions, and left out of keys and of values."""
+    counts = ~((v[..., :1] < -1.5) | (v[..., 1:2] < -1.5))
+    weight = k.masked_fill(~counts, -math.inf).softmax(1)
+    return q.sigmoid() * (weight * (v * counts)).sum(1, keepdim=True)
+
+
 # Efficient Attention
 
 
@@ -238,6 +267,20 @@ def efficient_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     k, v = k.masked_fill(left_out, -1e9), v.masked_fill(left_out, 0.0)
     return merged(q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+def efficient_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    left_out = (v[..., :1] < -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    e = k.exp().masked_fill(left_out, 0.0)
+    return merged(q.softmax(-1) @ ((e / e.sum(2, keepdim=True)).transpose(-1, -2) @ v))
+
+
+def efficient_values_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Left out after the keys' softmax, which is over all tokens: as if it had no value."""
+    left_out = (v[..., :1] < -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-1) @ (k.softmax(-2).masked_fill(left_out, 0.0).transpose(-1, -2) @ v))
 
 
 class EfficientImages(nn.Module):
@@ -309,6 +352,14 @@ def linear_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / den)
 
 
+def linear_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    left_out = ~(v[..., :1] > -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k).masked_fill(left_out, 0.0)
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
+    return merged(q @ (k.transpose(2, 3) @ v.masked_fill(left_out, 0.0)) / den)
+
+
 def linear_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
@@ -334,6 +385,28 @@ def linear_causal_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     lower = torch.ones(q.shape[2], q.shape[2]).tril()
     scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * lower
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    after = torch.triu(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool), 1)
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(after, 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_filled_by_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[: q.shape[2], : q.shape[2]]
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(~lower, 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    counts = (v[..., 0] > -1.0)[:, None, None]
+    q, k, v = map(heads, (q, k, v))
+    counts = counts & torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(~counts, 0.0)
     return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
 
 
@@ -396,6 +469,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     full = [
         full_matmul, full_einsum_separate_maxima, full_softmax_broadcast,
         full_exp_sum_joint_maximum, full_channels_first, full_tokens_first, full_tanh,
+        full_keys_left_out,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftFull", Layer(f, w)) for f in full}
     factors = 0.3 * _matrix(2, 4), 0.3 * _matrix(3, 4)
@@ -408,26 +482,29 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
     found["full_relative"] = "AftFull", Layer(full_relative, torch.randn(41))
     found["full_distance"] = "AftFull", Layer(full_distance)
-    for f in (full_causal, full_causal_by_product):
+    for f in (full_causal, full_causal_by_product, full_causal_keys_left_out):
         found[f.__name__] = "CausalAftFull", Layer(f, w)
     for f in (local_product, local_where, local_row_maximum, local_where_by_length,
               local_band_by_length, local_exponentials):  # fmt: skip
         found[f.__name__] = "AftLocal", Layer(f, w)
     simple = [simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
               simple_log_softmax, simple_keys_left_out, simple_mask_added,
-              simple_mask_multiplied]  # fmt: skip
+              simple_mask_multiplied, simple_mask_filled, simple_masks_of_two_kinds]  # fmt: skip
     found |= {f.__name__: ("AftSimple", Layer(f)) for f in simple}
     found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
     found |= implementations_aft_conv.layers(0.5 * _matrix(4, 5)[:HEADS])
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
         efficient_exp_sum, efficient_scaled_by_width, efficient_batch_of_heads, efficient_masked,
+        efficient_mask_filled, efficient_values_left_out,
     ]  # fmt: skip
     found |= {f.__name__: ("EfficientAttention", Layer(f)) for f in efficient}
     linear = [linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied,
-              linear_ellipses]  # fmt: skip
+              linear_mask_filled, linear_ellipses]  # fmt: skip
     found |= {f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear}
-    for f in (linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones):
+    for f in (linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones,
+              linear_causal_filled, linear_causal_filled_by_length,
+              linear_causal_mask_filled):  # fmt: skip
         found[f.__name__] = "CausalNormalizedLinearAttention", Layer(f)
     for pool in ("matmul", "einsum", "exp-sum"):
         found[f"fastformer_{pool}"] = "Fastformer", Fastformer(pool)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from . import look_alikes_aft_conv
+from . import look_alikes_aft_conv, look_alikes_masks
 from .implementations import elu_features
 from .layer import DIM, HEADS, TOKENS, Layer, bias, heads, merged
 
@@ -274,6 +274,7 @@ def layers() -> dict[str, nn.Module]:
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
     found |= {f.__name__: Layer(f, w) for f in biased}
+    found |= look_alikes_masks.layers(w)
     found |= look_alikes_aft_conv.layers(0.5 * w[:HEADS, :5])
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()

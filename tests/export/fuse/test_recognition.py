@@ -115,6 +115,12 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("ConvWithEps", "1e-06 is added"),
         ("fastformer_pools_keys", "pooling is of other keys"),
         ("efficient_axes_swapped", "softmaxes are not over"),
+        ("efficient_channels_left_out", "channels of the query"),
+        ("full_clamped_bias", "go through Clip once the position bias is added"),
+        ("full_keys_much_lower", "go through Where once the position bias is added"),
+        ("full_mask_of_queries_and_keys", "more than two positions"),
+        ("fastformer_leaves_out", "another mask than a number"),
+        ("linear_opposite_mask_below", "different weights"),
     ],
 )
 def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
@@ -217,3 +223,38 @@ def test_files_of_older_opsets_are_converted() -> None:
     found, model = fused(onnx.parser.parse_model(_TEXT % (11, "0", *sums)))
     assert operators(found) == ["AftSimple"]
     assert next(o.version for o in model.opset_import if o.domain == "") >= 18
+
+
+def _masked(mask: str, weigh: str) -> str:
+    text = _TEXT % (20, "0", *_SUMS)
+    text = text.replace("8] v)", f"8] v, {mask}[batch, tokens, 1] mask)")
+    return text.replace("e = Exp(k)", f"all = Exp(k)\n{weigh}")
+
+
+def test_an_input_of_truth_values_may_be_a_mask() -> None:
+    text = _masked("bool", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)")
+    found, _ = fused(onnx.parser.parse_model(text))
+    assert operators(found) == ["AftSimple"], found.near_misses
+
+
+def test_an_input_of_any_numbers_is_no_mask() -> None:
+    found, _ = fused(onnx.parser.parse_model(_masked("float", "e = Mul(all, mask)")))
+    assert operators(found) == []
+    assert "the input mask, which may be any number" in found.near_misses[0].reason
+
+
+@pytest.mark.parametrize(("ir_version", "expected"), [(3, ["AftFull"]), (8, [])])
+def test_weights_that_are_inputs_too(ir_version: int, expected: list[str]) -> None:
+    """Before version 4 of the format all of them are; since then they are what may be changed."""
+    _, layer = LAYERS["full_matmul"]
+    model = scripted(layer, example())
+    for weight in model.graph.initializer:
+        model.graph.input.append(
+            onnx.helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims)
+        )
+    model.ir_version = ir_version
+    found, changed = fused(model)
+    assert operators(found) == expected
+    assert ("may be any numbers" in found.unexamined) == (not expected)
+    if expected:
+        assert_equal(layer, changed, example())

@@ -1,11 +1,15 @@
-"""Operators on each entry alone that the normal form knows: products, sums, exponentials."""
+"""Operators on each entry alone that the normal form knows: products, sums, exponentials, masks.
 
+True is 1 and false 0.
+"""
+
+import math
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Function, Leaf, Product, one, plus, times
+from aftexport.fuse.algebra import Function, Product, free, negation, one, plus, times
 from aftexport.fuse.axes import Dims
 
 if TYPE_CHECKING:
@@ -17,10 +21,13 @@ def _identity(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
 
 
 def _cast(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
-    if not all(reader.measured.is_float(v) for v in (reader.input(node, 0), node.outputs[0])):
-        # A mask: what it rests on are no numbers to be varied.
-        return one(Leaf(node.outputs[0], dims))
-    return reader.read(reader.input(node, 0), dims)
+    measured, source, result = reader.measured, reader.input(node, 0), node.outputs[0]
+    keeps = measured.is_float(source) and measured.is_float(result)
+    if keeps or (
+        measured.is_truth(source) and (measured.is_float(result) or measured.is_truth(result))
+    ):
+        return reader.read(source, dims)
+    return reader.leaf(result, dims)
 
 
 def _mul(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
@@ -67,8 +74,35 @@ def _exp(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     return algebra.exponential(reader.arguments(node, dims)[0])
 
 
+def _and(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return times(*reader.arguments(node, dims))
+
+
+def _or(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return negation(times(*map(negation, reader.arguments(node, dims))))
+
+
+def _not(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    return negation(reader.arguments(node, dims)[0])
+
+
+def _where(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+    condition, first, second = reader.arguments(node, dims)
+    for truth, kept, other in ((condition, first, second), (negation(condition), second, first)):
+        # What is decided for each entry by itself, as in a ReLU, is a function of the entry.
+        if other.factors or (kept.factors and free(kept) <= free(truth)):
+            continue
+        if other.coefficient == 0.0:
+            return times(truth, kept)
+        if other.coefficient == -math.inf:
+            left_out = one(Function("Log", (truth,), None, dims))
+            return plus((kept, left_out), node.outputs[0], dims)
+    return one(Function("Where", (condition, first, second), node.outputs[0], dims))
+
+
 FORMULAS = {
     "Add": _add,
+    "And": _and,
     "Cast": _cast,
     "Div": _div,
     "Dropout": _identity,
@@ -76,9 +110,12 @@ FORMULAS = {
     "Identity": _identity,
     "Mul": _mul,
     "Neg": _neg,
+    "Not": _not,
+    "Or": _or,
     "Pow": _pow,
     "Reciprocal": _reciprocal,
     "Sqrt": _sqrt,
     "Sub": _sub,
     "Sum": _add,
+    "Where": _where,
 }

@@ -110,17 +110,26 @@ def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
 
 
 def _trilu(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
-    if len(node.inputs) > 1:
-        diagonal = reader.measured.steady(node.inputs[1])
-        if diagonal is None or diagonal.any():
+    diagonal = 0
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        given = reader.measured.steady(node.inputs[1])
+        if given is None:
             return None
-    if node.attributes.get_int("upper", 1) or any(len(axes) != 1 for axes in dims[-2:]):
+        diagonal = int(given.reshape(()))
+    if any(len(axes) != 1 for axes in dims[-2:]):
         return None
+    (row,), (column,) = dims[-2:]
+    kept = {
+        (0, 0): one(algebra.UpTo(row, column)),
+        (1, 1): algebra.negation(one(algebra.UpTo(row, column))),
+        (1, 0): one(algebra.UpTo(column, row)),
+        (0, -1): algebra.negation(one(algebra.UpTo(column, row))),
+    }.get((node.attributes.get_int("upper", 1), diagonal))
     source = reader.input(node, 0)
     body = reader.read(source, dims)
-    if body.factors and not rests_on_inputs(source):
-        return None  # a constant, which is read whole
-    return times(one(algebra.UpTo(dims[-2][0], dims[-1][0])), body)
+    if kept is None or (body.factors and not rests_on_inputs(source)):
+        return None  # a constant is read whole
+    return times(kept, body)
 
 
 def _constant_of_shape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:

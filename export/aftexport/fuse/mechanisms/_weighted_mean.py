@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Exp, Over, Product, UpTo, free, one
+from aftexport.fuse.algebra import Exp, Function, Over, Product, UpTo, free, one, sole
 from aftexport.fuse.axes import Axis, Dims, flat
 from aftexport.fuse.constants import evaluated
 from aftexport.fuse.elementwise import gate
@@ -24,6 +24,7 @@ from aftexport.fuse.pattern import (
     logits_of,
     refuse_changed_denominator,
     refuse_clamped,
+    refuse_input_weights,
     same_size,
     sums,
     without,
@@ -125,12 +126,14 @@ def _with_roles(
     biases, keys = by_dependence(weights, set(tokens))
     reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
     biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
+    _refuse_mixed_logits(biases, value)
     if not keys.factors or free(keys) != free(value):
         return None  # attention of another kind: its weights are not of each key channel
     if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
         return None  # logits that are products of queries and keys
     if not tokens:
         return None  # pooling: one row for all tokens
+    refuse_input_weights(keys)
     refuse_clamped(keys)
     refuse_clamped(biases)
     strange = free(biases) - {*summed, *tokens}
@@ -160,6 +163,16 @@ def _with_roles(
         channels,
         bool(reach),
     )
+
+
+def _refuse_mixed_logits(weights: Product, value: Product) -> None:
+    """Raises NearMissError where what is done to keys and bias together keeps them together."""
+    for atom, _ in weights.factors:
+        function = sole(atom.argument) if isinstance(atom, Exp) else None
+        if isinstance(function, Function) and free(value) <= free(one(function)):
+            raise NearMissError(
+                f"the logits go through {function.name} once the position bias is added"
+            )
 
 
 def _argument(factor: Factor) -> Product:

@@ -3,7 +3,7 @@
 scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
 
-from aftexport.fuse.algebra import Exp, Product
+from aftexport.fuse.algebra import Exp, Product, Truth
 from aftexport.fuse.axes import flat
 from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.pattern import (
@@ -31,7 +31,7 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     body, bound = numerators[0].body, flat(numerators[0].axes)
     inner = sums(body.factors, -1.0)
-    normalisers = [n for n in (*inner, *outer) if all(_is_exp(a) for a, _ in n.body.factors)]
+    normalisers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
     if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
         return None
     if len(inner) != 1:
@@ -52,6 +52,8 @@ def match(subject: Subject) -> Rewrite | None:
     check_tokens(subject, tokens, summed, key)
     order = tuple(a for a in flat(bound) if a in channels)
     key_logits, query_logits = logits_of(key), logits_of(query)
+    if any(isinstance(atom, Truth) for atom, _ in query.factors):
+        raise NearMissError("channels of the query are left out of its softmax")
     measured = subject.measured
     scale = formula.coefficient * body.coefficient
     return Rewrite(
@@ -66,6 +68,7 @@ def match(subject: Subject) -> Rewrite | None:
             Operand(
                 key_logits,
                 (batch, summed, (*heads, *order)),
+                Product(tuple(f for f in key.factors if isinstance(f[0], Truth))),
                 floored=holds_infinity(key_logits, measured),
             ),
             Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
@@ -75,5 +78,8 @@ def match(subject: Subject) -> Rewrite | None:
     )
 
 
-def _is_exp(atom: object) -> bool:
-    return isinstance(atom, Exp)
+def _is_of_weights(body: Product) -> bool:
+    """Whether a formula is exponentials, of which a mask may leave some out."""
+    atoms = [atom for atom, _ in body.factors]
+    exponentials = [atom for atom in atoms if isinstance(atom, Exp)]
+    return bool(exponentials) and all(isinstance(a, Exp | Truth) for a in atoms)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Leaf, Over, Plus, Product, free, key, one, substitute, times
+from aftexport.fuse.algebra import Exp, Leaf, Over, Plus, Product, free, key, one, substitute, times
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._roles import heads_of
 from aftexport.fuse.pattern import (
@@ -39,9 +39,10 @@ from aftexport.fuse.tokens import check_tokens
 
 @dataclass(frozen=True)
 class _Pooling:
-    """A softmax over tokens of ``logits``, and what it averages."""
+    """A softmax over tokens of ``logits``, what is left of its weights, and what it averages."""
 
     logits: Product
+    mask: Product
     pooled: Product
     summed: Axis
     formula: Product
@@ -82,6 +83,8 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
+    if any(pooling.mask.factors for pooling in poolings):
+        raise NearMissError("tokens are left out by another mask than a number added to the logits")
     if beta is None:
         raise NearMissError("the second logits are not of keys times the pooled query")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
@@ -158,7 +161,9 @@ def _poolings(subject: Subject) -> list[_Pooling]:
             if part is not None:
                 formula = times(one(numerator), Product(((total, -1.0),)))
                 pooled = without(numerator.body, part[0])
-                found.append(_Pooling(logits_of(part[0]), pooled, bound[0], formula, total))
+                weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
+                mask = Product(weights)
+                found.append(_Pooling(logits_of(part[0]), mask, pooled, bound[0], formula, total))
     return found if len(found) == len(numerators) else []
 
 

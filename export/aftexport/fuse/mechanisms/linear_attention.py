@@ -5,7 +5,7 @@ sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(
 
 import numpy as np
 
-from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, UpTo, free, one
+from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, Truth, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
@@ -20,6 +20,7 @@ from aftexport.fuse.pattern import (
     fixed_sum,
     leaves,
     refuse_changed_denominator,
+    refuse_input_weights,
     single,
     size_of,
     sums,
@@ -82,6 +83,7 @@ def _with_roles(
         return None
     tokens, heads, batch, wide = roles
     mask = Product(tuple(f for f in key.factors if not free(one(f[0])) & {*channels}))
+    refuse_input_weights(mask)
     key = without(key, mask)
     if len(query.factors) != 1 or len(key.factors) != 1:
         raise NearMissError("the features are multiplied by something else than a mask of keys")
@@ -103,7 +105,12 @@ def _with_roles(
         ],
         (batch, tokens, (*heads, *wide)),
         {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": eps},
-        lowest={v: _LOWEST for _, formula in (mapped[0], mapped[1]) for v in leaves(formula)},
+        lowest={
+            v: _LOWEST
+            for _, formula in (mapped[0], mapped[1])
+            for v in leaves(formula)
+            if subject.measured.is_float(v)
+        },
     )
 
 
@@ -114,13 +121,15 @@ def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
 
 def _is_lower(subject: Subject, atom: Atom) -> bool:
     """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
-    if not isinstance(atom, Leaf):
+    if not isinstance(atom, Leaf | Truth):
         return False
     array = whole(atom.value, subject.measured)
     axes = [flat(dim) for dim in atom.dims if flat(dim)]
     if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
         return False
     matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
+    if isinstance(atom, Truth) and not atom.holds:
+        matrix = 1.0 - matrix
     first_is_query = axes[0][0] in subject.axes
     return bool(
         np.array_equal(matrix if first_is_query else matrix.T, np.tril(np.ones_like(matrix)))
