@@ -121,6 +121,8 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("full_mask_of_queries_and_keys", "more than two positions"),
         ("fastformer_leaves_out", "another mask than a number"),
         ("linear_opposite_mask_below", "different weights"),
+        ("linear_of_keys_before", "mask is not known to be of the keys after"),
+        ("linear_of_keys_up_to_the_next", "mask is not known to be of the keys after"),
     ],
 )
 def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
@@ -231,8 +233,9 @@ def _masked(mask: str, weigh: str) -> str:
     return text.replace("e = Exp(k)", f"all = Exp(k)\n{weigh}")
 
 
-def test_an_input_of_truth_values_may_be_a_mask() -> None:
-    text = _masked("bool", "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)")
+@pytest.mark.parametrize("kind", ["bool", "int64"])
+def test_an_input_of_truth_values_or_integers_may_be_a_mask(kind: str) -> None:
+    text = _masked(kind, "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)")
     found, _ = fused(onnx.parser.parse_model(text))
     assert operators(found) == ["AftSimple"], found.near_misses
 

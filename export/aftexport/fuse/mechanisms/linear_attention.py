@@ -76,6 +76,9 @@ def _with_roles(
     query_factors = [f for f in features.factors if f not in key_factors]
     if any(isinstance(atom, Exp) for atom, _ in features.factors):
         return None  # softmax features are other mechanisms
+    positions = set(subject.axes) - free(value)
+    if any(free(one(f[0])) & positions for f in key_factors):
+        raise NearMissError("the scores' mask is not known to be of the keys after the query")
     key = Product(tuple(key_factors))
     query = Product(tuple(query_factors))
     roles = roles_of(subject, query, key, value, channels, summed)
