@@ -59,9 +59,9 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
     """Loads a state dict that was read from ``path``.
 
     What torch.compile, DistributedDataParallel or a trainer put before every name is left out, and
-    the count that AveragedModel keeps beside the weights. A
-    weight may be missing where the module shares it with one that is there; entries may be
-    infinite where the module's own are, as in the buffer of a mask.
+    the count that AveragedModel keeps beside the weights. A weight may be missing where the module
+    shares it with one that is there; entries may be infinite where the module's own are, as in the
+    buffer of a mask.
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
