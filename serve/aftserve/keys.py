@@ -77,16 +77,17 @@ class Keys:
             raise UsageError(f"--api-keys {path}: it holds no keys.", _REMEDY)
         return cls(keys)
 
-    def owner(self, given: str) -> str:
-        """Who has a key; in the same time whatever is given.
+    def owner(self, *given: str) -> str:
+        """Who has one of these keys; in the same time whatever they are.
 
         Raises:
             UnauthorizedError: where nobody does.
         """
-        digest, found = hashlib.sha256(given.encode()).digest(), None
-        for name, known in self._digests.items():
-            if hmac.compare_digest(digest, known):
-                found = name
+        found = None
+        for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
+            for name, known in self._digests.items():
+                if hmac.compare_digest(digest, known):
+                    found = name
         if found is None:
             raise UnauthorizedError
         return found
@@ -121,8 +122,8 @@ class Keys:
             bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
             header: Annotated[str | None, Security(_HEADER)],
         ) -> None:
-            # The header of our own first: a gateway in front may want the other for itself.
-            name = self.owner(header or (bearer.credentials if bearer else ""))
+            # Either will do: a gateway in front may want the other for a key of its own.
+            name = self.owner(header or "", bearer.credentials if bearer else "")
             note(request, key=name)
             self.count(name)
             if admin and name not in self._admins:

@@ -65,6 +65,8 @@ def test_everything_else_does(address: str, path: str, made: tuple[Path, str, st
     assert httpx.get(address + path, headers=allowed).status_code == 200
     of_a_gateway = {"Authorization": "Bearer of-a-gateway"}
     assert httpx.get(address + path, headers=allowed | of_a_gateway).status_code == 200
+    other_way_round = {"Authorization": f"Bearer {made[1]}", "X-API-Key": "of-a-gateway"}
+    assert httpx.get(address + path, headers=other_way_round).status_code == 200
 
 
 def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:

@@ -116,13 +116,22 @@ def test_parquet_is_answered_in_its_order(
     assert "no text" in rows[300]["error"]
 
 
+HEEDING_SIGINT = """
+import signal, sys
+from aftserve.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main())
+"""
+"""What a shell starts in the background ignores it, and so does all that is started there."""
+
+
 @contextmanager
 def running(ray: dict[str, str], bundle: Path, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A run over many documents, once it has written some answers."""
     words = ["batch", str(bundle), "documents", "--output", "out.parquet"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "aftserve", *words], cwd=folder, env=environment(**ray),
+            [sys.executable, "-c", HEEDING_SIGINT, *words], cwd=folder, env=environment(**ray),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
 
