@@ -27,7 +27,7 @@ from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.program_archive import is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
-from aftexport.weights import load_weights, refuse_nan, state_dict_in, unwrapped
+from aftexport.weights import load_weights, refuse_unusable, state_dict_in, unwrapped
 
 FORMAT = "aftexport"
 VERSION = 1
@@ -130,7 +130,7 @@ def from_factory(factory: str) -> Checkpoint:
         CheckpointError: where weights are NaN.
     """
     path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
-    refuse_nan(path, module)
+    refuse_unusable(path, module)
     return Checkpoint(path, f"module of {factory}", module)
 
 
@@ -306,7 +306,7 @@ def _unpickle(path: Path, factory: str | None) -> Checkpoint:
             path, f"it holds a {type(module).__name__}, not a module", "Give a pickled nn.Module."
         )
     module = unwrapped(module)
-    refuse_nan(path, module)
+    refuse_unusable(path, module)
     return Checkpoint(path, "pickled module", module)
 
 

@@ -102,7 +102,7 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
     module.load_state_dict(weights, assign=True)
 
 
-def refuse_nan(path: Path, module: nn.Module) -> None:
+def refuse_unusable(path: Path, module: nn.Module) -> None:
     """Refuses a module that was read with weights that are no numbers to export.
 
     Raises:

@@ -12,7 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from aftexport import __version__
 from aftserve import bodies, presence, streams
 from aftserve.batching import Backlog
-from aftserve.heads import Heads
+from aftserve.head_requests import HeadRequests
 from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
@@ -95,7 +95,7 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
         service.traces.record("receive", request.state.started, time.monotonic())
 
     settings = service.settings
-    app.add_middleware(Heads)
+    app.add_middleware(HeadRequests)
     app.add_middleware(
         ReceivingLimits,
         max_bytes=settings.max_body_bytes,

@@ -108,9 +108,7 @@ class Measured:
 
     def number(self, value: ir.Value) -> float | None:
         """The one number that a floating-point value is, if it is steady."""
-        array = self.constant(value)
-        if array is None:
-            array = self.runs[0].get(str(value.name))
+        array = self._first(value)
         if array is None or array.size != 1 or not self.is_float(value):
             return None
         array = self.steady(value)
@@ -133,17 +131,18 @@ class Measured:
 
     def is_float(self, value: ir.Value) -> bool:
         """Whether the numbers are floating-point."""
-        array = self.constant(value)
-        if array is None:
-            array = self.runs[0].get(str(value.name))
+        array = self._first(value)
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
     def is_truth(self, value: ir.Value) -> bool:
         """Whether a value is true or false."""
-        array = self.constant(value)
-        if array is None:
-            array = self.runs[0].get(str(value.name))
+        array = self._first(value)
         return array is not None and array.dtype.kind == "b"
+
+    def _first(self, value: ir.Value) -> NDArray[np.generic] | None:
+        """A constant, or what was computed in the first run."""
+        array = self.constant(value)
+        return array if array is not None else self.runs[0].get(str(value.name))
 
     def alone(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
         """Some values, and the inputs, at other sizes; nothing else of the graph is computed.

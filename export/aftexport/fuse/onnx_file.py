@@ -117,8 +117,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 def _check(fused: onnx.ModelProto, measured: Measured) -> None:
     """Runs the whole model by the portable bodies on what the original was measured with."""
     engine = OnnxRuntimeEngine(_serialized(fused), fused=False)
-    runs = [*measured.runs, *measured.more, *([measured.long] if measured.long else [])]
-    for run in runs:
+    for run in filter(None, (*measured.runs, *measured.more, measured.long)):
         outputs = engine.run({name: run[name] for name in engine.input_names})
         for name, output in outputs.items():
             precision = "fp16" if output.dtype.itemsize == 2 else "fp32"

@@ -14,28 +14,26 @@ def _scores(q: Tensor, k: Tensor, first: int, *, upper: bool) -> Tensor:
     return (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(left_out, 0.0)
 
 
-def linear_of_keys_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _of_scores(q: Tensor, k: Tensor, v: Tensor, first: int, *, upper: bool) -> Tensor:
     q, k, v = map(heads, (q, k, v))
-    scores = _scores(q, k, 0, upper=True)
+    scores = _scores(q, k, first, upper=upper)
     return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_of_keys_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _of_scores(q, k, v, 0, upper=True)
 
 
 def linear_of_keys_up_to_the_next(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    scores = _scores(q, k, 2, upper=True)
-    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+    return _of_scores(q, k, v, 2, upper=True)
 
 
 def linear_of_keys_from_here(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    scores = _scores(q, k, -1, upper=False)
-    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+    return _of_scores(q, k, v, -1, upper=False)
 
 
 def linear_of_keys_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = map(heads, (q, k, v))
-    scores = _scores(q, k, 0, upper=False)
-    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+    return _of_scores(q, k, v, 0, upper=False)
 
 
 def linear_causal_above_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class Heads:
+class HeadRequests:
     """ASGI middleware that has HEAD answered as GET is; uvicorn leaves the body out.
 
     Args:
