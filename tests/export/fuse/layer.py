@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 DIM, HEADS, TOKENS = 16, 4, 36
@@ -36,3 +37,12 @@ def merged(x: Tensor) -> Tensor:
 
 def bias(w: Tensor, tokens: int) -> Tensor:
     return w[:tokens, :tokens]
+
+
+def elu_features(x: Tensor) -> Tensor:
+    return nn.functional.elu(x) + 1
+
+
+def matrix(seed: int, columns: int = TOKENS) -> Tensor:
+    """``[TOKENS, columns]``, normal."""
+    return torch.randn(TOKENS, columns, generator=torch.Generator().manual_seed(seed))

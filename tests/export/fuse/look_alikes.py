@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from . import look_alikes_aft_conv, look_alikes_masks
-from .implementations import elu_features
-from .layer import DIM, HEADS, TOKENS, Layer, bias, heads, merged
+from .layer import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
 
 # Wrong axes
 

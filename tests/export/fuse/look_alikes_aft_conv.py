@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .implementations_aft_conv import per_channel
+from .implementations.aft_conv import per_channel
 from .layer import DIM, HEADS, Layer
 
 

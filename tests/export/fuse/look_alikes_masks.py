@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .implementations import elu_features
-from .layer import DIM, HEADS, Layer, bias, heads, merged
+from .layer import DIM, HEADS, Layer, bias, elu_features, heads, merged
 
 
 def _scores(q: Tensor, k: Tensor, first: int, *, upper: bool) -> Tensor:

@@ -16,7 +16,7 @@ from aftexport.exporter import export
 from aftexport.verification import verify
 
 from .graphs import scripted
-from .implementations import simple_softmax
+from .implementations.aft_simple import simple_softmax
 from .layer import DIM, Layer
 from .look_alikes import full_with_eps
 

@@ -12,6 +12,8 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 
 from . import implementations, look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
+from .implementations.efficient_attention import EfficientImages
+from .layer import DIM, HEADS
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",
@@ -27,7 +29,7 @@ OF_LONG_DOCUMENTS = look_alikes.of_long_documents()
 
 def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
     generator = torch.Generator().manual_seed(tokens)
-    return torch.randn(batch, tokens, implementations.DIM, generator=generator)
+    return torch.randn(batch, tokens, DIM, generator=generator)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -132,10 +134,10 @@ def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
 
 @pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
 def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
-    module = implementations.EfficientImages()
-    x = torch.randn(2, implementations.DIM, 5, 6)
+    module = EfficientImages()
+    x = torch.randn(2, DIM, 5, 6)
     found, model = fused(scripted(module, x, axes=axes))
-    assert operators(found) == ["EfficientAttention"] * implementations.HEADS, found.near_misses
+    assert operators(found) == ["EfficientAttention"] * HEADS, found.near_misses
     assert_equal(module, model, x)
 
 

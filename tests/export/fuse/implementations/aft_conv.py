@@ -6,7 +6,7 @@ Every style is the same function as the operator; those of even or causal filter
 import torch
 from torch import Tensor, nn
 
-from .layer import DIM, HEADS, Layer, heads, merged
+from ..layer import DIM, HEADS, Layer, heads, matrix, merged
 
 
 def per_channel(x: Tensor) -> Tensor:
@@ -152,8 +152,9 @@ def conv_causal_cut(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return (weighed(e * v.transpose(1, 2)) / weighed(e)).transpose(1, 2)
 
 
-def layers(filters: Tensor) -> dict[str, tuple[str, nn.Module]]:
+def layers() -> dict[str, tuple[str, nn.Module]]:
     """By name: the operator that is expected, and a layer."""
+    filters = 0.5 * matrix(4, 5)[:HEADS]
     conv = [
         conv_channels_first, conv_shifted_heads, conv_of_images_one_high, conv_slices,
         conv_windows, conv_unfolded, conv_of_windows_less_sums, conv_even_taps,

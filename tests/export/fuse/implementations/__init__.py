@@ -1,0 +1,25 @@
+"""The mechanisms as other people write them: every style is the same function as its operator."""
+
+import torch
+from torch import nn
+
+from . import (
+    aft_conv,
+    aft_full,
+    aft_local,
+    aft_simple,
+    efficient_attention,
+    fastformer,
+    linear_attention,
+)
+
+
+def layers() -> dict[str, tuple[str, nn.Module]]:
+    """By name: the operator that is expected, and a layer."""
+    torch.manual_seed(0)
+    found: dict[str, tuple[str, nn.Module]] = {}
+    for mechanism in (
+        aft_full, aft_local, aft_simple, aft_conv, efficient_attention, linear_attention, fastformer
+    ):  # fmt: skip
+        found |= mechanism.layers()
+    return found

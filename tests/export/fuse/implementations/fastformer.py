@@ -1,0 +1,55 @@
+"""Fastformer as its authors write it, and others."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..layer import DIM, HEADS, heads
+
+
+class Fastformer(nn.Module):
+    """As its authors have it: heads apart, and a mask that is added to the logits."""
+
+    def __init__(self, pool: str = "matmul", masked: bool = False) -> None:
+        super().__init__()
+        self.pool, self.masked = pool, masked
+        self.query, self.key = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.query_att, self.key_att = nn.Linear(DIM, HEADS), nn.Linear(DIM, HEADS)
+        self.transform = nn.Linear(DIM, DIM)
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        """``[B, 1, D]``."""
+        logits = att(x).transpose(1, 2) / math.sqrt(DIM // HEADS)
+        if self.masked:
+            logits = logits + mask
+        if self.pool == "einsum":
+            weight = torch.softmax(logits, -1)
+            return torch.einsum("bht,bhtd->bhd", weight, heads(x)).reshape(x.shape[0], 1, DIM)
+        if self.pool == "exp-sum":
+            weight = torch.exp(logits - logits.amax(-1, keepdim=True))
+            sums = (weight[..., None] * heads(x)).sum(2) / weight.sum(-1, keepdim=True)
+            return sums.reshape(x.shape[0], 1, DIM)
+        weight = torch.softmax(logits, -1).unsqueeze(2)
+        return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mask = (1.0 - (x[..., 0] if mask is None else mask))[:, None] * -10000.0
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(q, self.query_att, mask).repeat(1, x.shape[1], 1)
+        return self.transform(self.pooled(p, self.key_att, mask) * q) + q
+
+
+class MaskedFastformer(Fastformer):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, (x[..., 0] > -1.0).float())
+
+
+def layers() -> dict[str, tuple[str, nn.Module]]:
+    """By name: the operator that is expected, and a layer."""
+    found: dict[str, tuple[str, nn.Module]] = {
+        f"fastformer_{pool}": ("Fastformer", Fastformer(pool))
+        for pool in ("matmul", "einsum", "exp-sum")
+    }
+    found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
+    return found

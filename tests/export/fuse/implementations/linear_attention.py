@@ -1,0 +1,128 @@
+"""Linear attention as other people write it."""
+
+import torch
+from torch import Tensor, nn
+
+from ..layer import HEADS, TOKENS, Layer, elu_features, heads, merged
+
+
+def linear_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.view(x.shape[0], x.shape[1], HEADS, -1) for x in (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = torch.einsum("nshd,nshm->nhmd", k, v)
+    z = 1 / (torch.einsum("nlhd,nhd->nlh", q, k.sum(dim=1)) + 1e-6)
+    return torch.einsum("nlhd,nhmd,nlh->nlhm", q, context, z).reshape(*q.shape[:2], -1)
+
+
+def linear_matmul(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
+def linear_where(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def features(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x + 1, x.exp())
+
+    q, k, v = map(heads, (q, k, v))
+    scores = features(q) @ features(k).transpose(2, 3)
+    return merged((scores / scores.sum(-1, keepdim=True)) @ v)
+
+
+def linear_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q.relu(), k.relu(), v))
+    total = torch.einsum("bhnd,bhd->bhn", q, k.sum(dim=-2))
+    context = torch.einsum("bhnd,bhne->bhde", k, v)
+    return merged(torch.einsum("bhnd,bhde->bhne", q, context) / (total[..., None] + 1e-3))
+
+
+def linear_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = (v[..., :1] > -1.0).float()[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k) * mask
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
+    return merged(q @ (k.transpose(2, 3) @ v) / den)
+
+
+def linear_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    left_out = ~(v[..., :1] > -1.0)[:, None]
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k).masked_fill(left_out, 0.0)
+    den = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + 1e-6
+    return merged(q @ (k.transpose(2, 3) @ v.masked_fill(left_out, 0.0)) / den)
+
+
+def linear_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = (k[..., None] * v[..., None, :]).cumsum(2)
+    den = (q * k.cumsum(2)).sum(-1, keepdim=True)
+    return merged((q[..., None, :] @ context).squeeze(-2) / (den + 1e-6))
+
+
+def linear_causal_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(TOKENS, TOKENS).tril()[: q.shape[2], : q.shape[2]]
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * lower
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_tril(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    scores = torch.tril(elu_features(q) @ elu_features(k).transpose(2, 3))
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(q.shape[2], q.shape[2]).tril()
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * lower
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    after = torch.triu(torch.ones(q.shape[2], q.shape[2], dtype=torch.bool), 1)
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(after, 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_filled_by_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    lower = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[: q.shape[2], : q.shape[2]]
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(~lower, 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    counts = (v[..., 0] > -1.0)[:, None, None]
+    q, k, v = map(heads, (q, k, v))
+    counts = counts & torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)).masked_fill(~counts, 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_ellipses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    total = torch.einsum("...nd,...d->...n", q, k.sum(-2))
+    return merged(torch.einsum("...nd,...de->...ne", q, context) / total[..., None])
+
+
+def layers() -> dict[str, tuple[str, nn.Module]]:
+    """By name: the operator that is expected, and a layer."""
+    linear = [
+        linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied,
+        linear_mask_filled, linear_ellipses,
+    ]  # fmt: skip
+    causal = [
+        linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones,
+        linear_causal_filled, linear_causal_filled_by_length, linear_causal_mask_filled,
+    ]  # fmt: skip
+    found: dict[str, tuple[str, nn.Module]] = {
+        f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear
+    }
+    found |= {f.__name__: ("CausalNormalizedLinearAttention", Layer(f)) for f in causal}
+    return found
