@@ -31,7 +31,7 @@ _MORE = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
 _LONG = 269
 """Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
-between, only the shapes and the sizes are kept.
+between, only the shapes, the sizes and the conditions are kept.
 """
 _SHAPE_OF = "shape of "
 
@@ -50,8 +50,8 @@ class Measured:
         more: the same, at sizes on the edge.
         naming: what the names of dims say.
         long: the inputs and outputs of a run of ``_LONG`` tokens, or as many as the model takes,
-            and of what is between the shapes, and the integers of up to one dimension, which are
-            sizes; nothing where it takes no more than the others.
+            and of what is between the shapes, conditions, and the integers of up to one dimension,
+            which are sizes; nothing where it takes no more than the others.
     """
 
     model: onnx.ModelProto
@@ -96,15 +96,21 @@ class Measured:
 
     def _repeated(self, value: ir.Value) -> NDArray[np.generic] | None:
         """A constant, or what was computed and came out the same in every run that kept it."""
-        array, name = self.constant(value), str(value.name)
+        array = self.constant(value)
         if array is not None or value.producer() is None:
             return array
-        arrays = [run.get(name) for run in (*self.runs, *self.more)]
-        arrays += [self.long[name]] if name in self.long else []
-        first = arrays[0]
-        if first is None or not all(a is not None and np.array_equal(a, first) for a in arrays):
+        arrays = self.in_every_run(value)
+        if arrays is None or not all(np.array_equal(a, arrays[0]) for a in arrays):
             return None
-        return first
+        return arrays[0]
+
+    def in_every_run(self, value: ir.Value) -> list[NDArray[np.generic]] | None:
+        """What was computed, at every size and in the long run if it kept it; None if not."""
+        name = str(value.name)
+        arrays = [run[name] for run in (*self.runs, *self.more) if name in run]
+        if len(arrays) < len(self.runs) + len(self.more):
+            return None
+        return [*arrays, self.long[name]] if name in self.long else arrays
 
     def number(self, value: ir.Value) -> float | None:
         """The one number that a floating-point value is, if it is steady."""
@@ -217,8 +223,8 @@ def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
     """What ``Measured.long`` is, of a model that had this other run."""
     given = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
-    sizes = [n for n, a in run.items() if a.dtype.kind == "i" and a.ndim <= 1 and n not in given]
-    wanted = dict.fromkeys((*outputs, *sizes, *(_SHAPE_OF + name for name in run)))
+    kept = [name for name, array in run.items() if name not in given and _is_kept(array)]
+    wanted = dict.fromkeys((*outputs, *kept, *(_SHAPE_OF + name for name in run)))
     described = _with_outputs(model, list(wanted))
     described.graph.node.extend(
         onnx.helper.make_node("Shape", [name], [_SHAPE_OF + name]) for name in run
@@ -233,6 +239,13 @@ def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
             refused = tokens
         tokens = (taken + refused) // 2
     return found
+
+
+def _is_kept(array: NDArray[np.generic]) -> bool:
+    """Whether an array is a size, or a condition of two positions."""
+    if array.dtype.kind == "b":
+        return len([n for n in array.shape if n > 1]) <= 2
+    return array.dtype.kind == "i" and array.ndim <= 1
 
 
 def _engine(model: onnx.ModelProto) -> OnnxRuntimeEngine:

@@ -115,9 +115,9 @@ class _Recogniser:
 
     def run(self) -> Recognition:
         for node in reversed(list(self._model.graph)):
-            if node.op_type in _ENDS and node not in self._covered:
+            # A node that only gave a shape to what was replaced is gone.
+            if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
                 self._examine(node.outputs[0])
-        RemoveUnusedNodesPass()(self._model)
         self._result.matches.reverse()
         # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
         for miss, end, part in reversed(self._missed):
@@ -198,6 +198,7 @@ class _Recogniser:
         self._model.graph.insert_after(last, writer.nodes)
         self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
+        RemoveUnusedNodesPass()(self._model)
 
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:

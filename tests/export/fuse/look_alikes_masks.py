@@ -35,6 +35,13 @@ def linear_of_keys_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _of_scores(q, k, v, 0, upper=False)
 
 
+def linear_of_positions_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[1])
+    q, k, v = map(heads, (q, k, v))
+    scores = (elu_features(q) @ elu_features(k).transpose(2, 3)) * (place[:, None] > place)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
 def linear_causal_above_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     total = (elu_features(q) @ elu_features(k).transpose(2, 3)).sum(-1, keepdim=True)
@@ -121,9 +128,9 @@ def layers(w: Tensor) -> dict[str, nn.Module]:
     """By name; ``w`` is a position bias."""
     plain = [
         linear_of_keys_before, linear_of_keys_up_to_the_next, linear_of_keys_from_here,
-        linear_of_keys_after, linear_causal_above_alone, linear_masked_below_alone,
-        linear_masked_but_not_by_0, linear_other_mask_below, linear_opposite_mask_below,
-        simple_masked_below_alone, efficient_channels_left_out,
+        linear_of_keys_after, linear_of_positions_before, linear_causal_above_alone,
+        linear_masked_below_alone, linear_masked_but_not_by_0, linear_other_mask_below,
+        linear_opposite_mask_below, simple_masked_below_alone, efficient_channels_left_out,
     ]  # fmt: skip
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
     for f in (full_keys_much_lower, full_mask_of_queries_and_keys):

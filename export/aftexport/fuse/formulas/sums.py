@@ -8,7 +8,6 @@ import onnx_ir as ir
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import Function, Greatest, Product, one, plus, times
 from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh
-from aftexport.fuse.measured import rests_on_inputs
 from aftexport.fuse.windows import over
 
 if TYPE_CHECKING:
@@ -109,29 +108,6 @@ def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return over(summed, times(reach, reader.read(reader.input(node, 0), inner)))
 
 
-def _trilu(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
-    diagonal = 0
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
-        given = reader.measured.steady(node.inputs[1])
-        if given is None:
-            return None
-        diagonal = int(given.reshape(()))
-    if any(len(axes) != 1 for axes in dims[-2:]):
-        return None
-    (row,), (column,) = dims[-2:]
-    kept = {
-        (0, 0): one(algebra.UpTo(row, column)),
-        (1, 1): algebra.negation(one(algebra.UpTo(row, column))),
-        (1, 0): one(algebra.UpTo(column, row)),
-        (0, -1): algebra.negation(one(algebra.UpTo(column, row))),
-    }.get((node.attributes.get_int("upper", 1), diagonal))
-    source = reader.input(node, 0)
-    body = reader.read(source, dims)
-    if kept is None or (body.factors and not rests_on_inputs(source)):
-        return None  # a constant is read whole
-    return times(kept, body)
-
-
 def _constant_of_shape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     value = node.attributes.get_tensor("value") if "value" in node.attributes else None
     return algebra.number(0.0 if value is None else float(value.numpy().reshape(())))
@@ -146,5 +122,4 @@ FORMULAS = {
     "ReduceMean": _reduce_mean,
     "ReduceSum": _reduce_sum,
     "Softmax": _softmax,
-    "Trilu": _trilu,
 }

@@ -89,6 +89,12 @@ def full_causal_by_product(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor
     return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
 
 
+def full_causal_compared(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    place = torch.arange(q.shape[1])
+    e = torch.where(place[:, None] < place, 0.0, bias(w, q.shape[1]).exp())
+    return torch.sigmoid(q) * ((e @ (k.exp() * v)) / (e @ k.exp()))
+
+
 def full_keys_left_out(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     left_out = v[..., 0] < -1.0
     logits = k[:, None] + bias(w, q.shape[1])[None, :, :, None]
@@ -123,6 +129,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         found[f"{f.__name__}_long"] = "AftFull", Layer(f, *long)
     found["full_relative"] = "AftFull", Layer(full_relative, torch.randn(41))
     found["full_distance"] = "AftFull", Layer(full_distance)
-    for f in (full_causal, full_causal_by_product, full_causal_keys_left_out):
+    for f in (
+        full_causal, full_causal_by_product, full_causal_compared, full_causal_keys_left_out
+    ):  # fmt: skip
         found[f.__name__] = "CausalAftFull", Layer(f, w)
     return found

@@ -42,6 +42,13 @@ def simple_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.sigmoid(q) * (e * v).cumsum(1) / e.cumsum(1)
 
 
+def simple_causal_compared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[1])
+    counts = place[:, None] - place >= 0
+    weight = k[:, None].masked_fill(~counts[..., None], -math.inf).softmax(2)
+    return (weight * v[:, None]).sum(2) * q.sigmoid()
+
+
 def simple_keys_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k = k.masked_fill(v[..., :1] < -1.0, -math.inf)
     return q.sigmoid() * (k.softmax(1) * v).sum(1, keepdim=True)
@@ -77,5 +84,6 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         simple_mask_filled, simple_masks_of_two_kinds,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {f.__name__: ("AftSimple", Layer(f)) for f in simple}
-    found["simple_causal"] = "CausalAftSimple", Layer(simple_causal)
+    for f in (simple_causal, simple_causal_compared):
+        found[f.__name__] = "CausalAftSimple", Layer(f)
     return found

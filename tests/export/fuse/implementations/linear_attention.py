@@ -103,6 +103,23 @@ def linear_causal_mask_filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
 
 
+def linear_causal_compared(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[1])
+    q, k, v = map(heads, (q, k, v))
+    scores = elu_features(q) @ elu_features(k).transpose(2, 3)
+    scores = scores.masked_fill(place > place[:, None], 0.0)
+    return merged(scores @ v / (scores.sum(-1, keepdim=True) + 1e-6))
+
+
+def linear_causal_compared_keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.ones(q.shape[1]).cumsum(0)
+    q, k, v = map(heads, (q, k, v))
+    scores = elu_features(k) @ elu_features(q).transpose(2, 3)
+    scores = scores * (place[:, None] <= place).float()
+    mean = v.transpose(2, 3) @ scores / (scores.sum(-2, keepdim=True) + 1e-6)
+    return merged(mean.transpose(2, 3))
+
+
 def linear_ellipses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
@@ -120,6 +137,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     causal = [
         linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones,
         linear_causal_filled, linear_causal_filled_by_length, linear_causal_mask_filled,
+        linear_causal_compared, linear_causal_compared_keys_first,
     ]  # fmt: skip
     found: dict[str, tuple[str, nn.Module]] = {
         f.__name__: ("NormalizedLinearAttention", Layer(f)) for f in linear
