@@ -14,6 +14,7 @@ from rich.table import Table
 
 import aftplugins
 from aftexport.bundle import Bundle, write_json
+from aftexport.cores import usable_cores
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
@@ -109,7 +110,7 @@ def benchmark(
     Args:
         bundle: whose model is timed, as ``aftserve`` runs it.
         lengths: in tokens; None for those of ``LENGTHS`` that the model takes.
-        threads: of one operator; 0 for as many as there are cores.
+        threads: of one operator; 0 for ``usable_cores``.
         rounds: timed calls of each contender at each length.
         portable: time the portable bodies as well.
         torch: the PyTorch module, where it is to be compared; see ``source.torch_engine``.
@@ -217,6 +218,7 @@ def show(
         AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
     """
     others = chosen_others(against, model)
+    threads = threads or usable_cores()
     with stage(console, f"Checking {path}"):
         bundle = Bundle.open(path)
     lengths = check_lengths(bundle.manifest, lengths)

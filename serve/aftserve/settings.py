@@ -71,7 +71,9 @@ class Settings(BaseSettings):
         "engine is a program: serve bundles you trust",
     )
     threads: PositiveInt | None = Field(
-        None, description="threads of the engine; one for each core where it is left out"
+        None,
+        description="threads of the engine; one for each core that affinity and CPU quota allow "
+        "where it is left out",
     )
     idle_seconds: float = Field(
         5,

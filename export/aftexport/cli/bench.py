@@ -39,7 +39,7 @@ def run(words: list[str]) -> int:
         help="tokens of the documents (default: 1024,4096,16384, or fewer)")  # fmt: skip
     add("--engine", default="onnxruntime", choices=["onnxruntime"], help="what runs the bundle")
     add("--threads", type=positive, default=0, metavar="N",
-        help="threads of every contender (default: one for each core)")  # fmt: skip
+        help="threads of every contender (default: one for each core it may use)")  # fmt: skip
     add("--rounds", type=positive, default=5, metavar="N",
         help="timed calls of each; 3 where one takes over 0.1 s (default: 5)")  # fmt: skip
     add("--against", metavar="portable,torch",

@@ -142,7 +142,7 @@ class ChunkedModel:
     Args:
         archive: ``chunked.zip``; it is kept open.
         plan: how to run what is in it.
-        threads: of one operator; 0 for as many as there are cores.
+        threads: of one operator; 0 for ``usable_cores``.
         memory_budget: bytes a document may take in memory beside the model.
         folder: where what is kept between layers is written; the system's for temporary
             files by default.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
+from aftexport.cores import usable_cores
 from aftexport.domain import DOMAIN
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
@@ -49,7 +50,7 @@ class OnnxRuntimeEngine:
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
-        threads: of one operator; 0 for as many as there are cores.
+        threads: of one operator; 0 for ``usable_cores``.
         fused: register the provider's kernel library where it is built.
         provider: the execution provider.
         optimized: let the runtime fuse and rearrange operators.
@@ -129,7 +130,7 @@ def session_options(
         EngineError: where the runtime refuses the kernel library.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or usable_cores()
     options.log_severity_level = 3
     # Its threads would spin for 45 ms after each run, on cores that others need.
     options.add_session_config_entry("session.force_spinning_stop", "1")

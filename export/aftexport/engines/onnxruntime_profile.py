@@ -19,7 +19,7 @@ def operator_shares(
     Args:
         model: path of ``model.onnx``, or the serialized model.
         inputs: of the runs, the first of which is not counted.
-        threads: of one operator; 0 for as many as there are cores.
+        threads: of one operator; 0 for ``usable_cores``.
         fused: register the kernel library where it is built.
 
     Raises:

@@ -1,10 +1,10 @@
 """``aftserve batch``."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from aftexport.cli.options import make_parser
+from aftexport.cores import usable_cores
 from aftexport.interruption import exit_status, interruptible
 
 _EPILOG = """\
@@ -62,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     settings = Settings.read([options.bundle, *flags])
     address = resolve(options.address)
     if settings.threads is None and address is None:
-        threads = max(1, (os.cpu_count() or 1) // options.actors)
+        threads = max(1, usable_cores() // options.actors)
         settings = settings.model_copy(update={"threads": threads})
     output.check_output(options.output, options.input)
     found = documents.find(options.input, text=options.text, id=options.id)
