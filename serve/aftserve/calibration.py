@@ -16,6 +16,7 @@ BATCH_LENGTHS = (16, 64, 256, 1024)
 _ROUNDS = 5
 _SLOW_SECONDS = 0.1
 _MOST_SECONDS = 0.5
+_LONG_CHUNK_SECONDS = 2.0
 _SPAN = 8
 _STEEPEST_FLAT = 1.5
 _GAIN = 0.95
@@ -72,11 +73,14 @@ class Costs:
 
     def alone(self, tokens: int) -> float:
         """Seconds of a run of one document, or of all its chunks."""
+        longest = self._curves[1][-1]
         if self._in_chunks and tokens > self._whole_tokens:
             one, two = self._in_chunks
-            slope = max(0.0, two.seconds - one.seconds) / (two.tokens - one.tokens)
-            return one.seconds + slope * (tokens - one.tokens)
-        longest = self._curves[1][-1]
+            slope = (two.seconds - one.seconds) / (two.tokens - one.tokens)
+            # A chunk is run twice, of which a slow moment in the first measurement may hide much.
+            return one.seconds + max(slope, longest.seconds / longest.tokens) * (
+                tokens - one.tokens
+            )
         if tokens > longest.tokens:
             return float(longest.seconds * (tokens / longest.tokens) ** self._power)
         return _interpolate(self._curves[1], tokens)
@@ -148,7 +152,6 @@ def calibrate(
     min_tokens: int,
     max_tokens: int,
     budget_tokens: int,
-    in_chunks: Sequence[Measurement] = (),
 ) -> Costs:
     """Times runs of growing documents and batches, some seconds in all.
 
@@ -156,7 +159,6 @@ def calibrate(
         run: runs a batch of so many documents of so many tokens.
         min_tokens, max_tokens: of a document that runs whole.
         budget_tokens: of a run, padding included.
-        in_chunks: of longer documents, see ``measure_chunks``.
     """
     longest = max(min(max_tokens, budget_tokens), min_tokens)
     measurements: list[Measurement] = []
@@ -171,7 +173,14 @@ def calibrate(
             if documents * tokens > budget_tokens or expected > _SLOW_SECONDS:
                 break
             measurements.append(_measure(run, documents, tokens))
-    return Costs(measurements, in_chunks, max_tokens)
+    return Costs(measurements)
+
+
+def measured_chunk(costs: Costs, chunk_tokens: int) -> int:
+    """The tokens of a chunk to measure by: as it runs, but where even one would take long."""
+    while chunk_tokens > 1 and costs.alone(chunk_tokens) > _LONG_CHUNK_SECONDS:
+        chunk_tokens //= 2
+    return chunk_tokens
 
 
 def measure_chunks(run: Callable[[int], object], chunk_tokens: int) -> list[Measurement]:

@@ -15,7 +15,7 @@ from aftexport.errors import BundleError, UsageError
 from aftexport.parity import Comparison
 from aftexport.report import stage
 from aftexport.verification import verify, verify_engine
-from aftserve.calibration import Costs, Measurement, calibrate, measure_chunks
+from aftserve.calibration import Costs, calibrate, measure_chunks, measured_chunk
 from aftserve.classifier import Classifier
 from aftserve.settings import Settings
 
@@ -135,24 +135,33 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
     )
     if classifier.has_tokenizer:
         classifier.tokenize("")
-    in_chunks: list[Measurement] = []
-    if chunked is not None and classifier.in_chunks(classifier.max_tokens):
-        in_chunks = measure_chunks(
-            lambda tokens: chunked.run(np.zeros(tokens, np.int64)), chunked.chunk_tokens
-        )
     costs = calibrate(
         lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
-        in_chunks=in_chunks,
     )
+    if chunked is not None and classifier.in_chunks(classifier.max_tokens):
+        tokens = measured_chunk(costs, chunked.chunk_tokens)
+        timed = _chunked(bundle, settings, choice, safe, chunk_tokens=tokens)
+        assert timed is not None  # it is the same but for its chunks
+        in_chunks = measure_chunks(
+            lambda tokens: timed.run(np.zeros(tokens, np.int64)), timed.chunk_tokens
+        )
+        costs = Costs(costs.measurements, in_chunks, classifier.whole_tokens)
     golden = _golden(bundle, choice, safe)
     choice.engine.release()
     return LoadedModel(classifier, golden, costs, choice.reason, safe)
 
 
-def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> ChunkedModel | None:
+def _chunked(
+    bundle: Bundle,
+    settings: Settings,
+    choice: Choice,
+    safe: bool,
+    *,
+    chunk_tokens: int | None = None,
+) -> ChunkedModel | None:
     """The model for documents over the memory budget; an engine of TensorRT has none."""
     plan = bundle.manifest.chunked
     if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
@@ -164,6 +173,7 @@ def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> 
         memory_budget=settings.memory_budget,
         folder=settings.spill,
         fused=not safe,
+        chunk_tokens=chunk_tokens,
     )
 
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.calibration import BATCHES, LENGTHS, Costs, Measurement, calibrate
+from aftserve.calibration import (
+    BATCHES,
+    LENGTHS,
+    Costs,
+    Measurement,
+    calibrate,
+    measured_chunk,
+)
 
 FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)]
 """A tenth of a millisecond for each run and a microsecond for each token."""
@@ -50,6 +57,18 @@ def test_batches_go_as_far_as_they_pay() -> None:
     assert published[4, 16]
     assert not published[4, 256]
     assert not published[1, 16]
+
+
+def test_a_model_to_which_a_chunk_is_a_long_run_is_measured_by_shorter_ones() -> None:
+    assert measured_chunk(Costs(FLAT), 8192) == 8192
+    assert measured_chunk(Costs([Measurement(1, 1024, 1.0)]), 8192) == 2048
+    assert measured_chunk(Costs([Measurement(1, 1, 60.0)]), 8192) == 1
+
+
+def test_a_token_in_chunks_costs_no_less_than_in_a_whole_document() -> None:
+    slow_moment = [Measurement(1, 128, 3.4), Measurement(1, 256, 3.3)]
+    costs = Costs([Measurement(1, 64, 0.1), Measurement(1, 256, 0.5)], slow_moment, 8192)
+    assert math.isclose(costs.alone(128 + 256_000), 3.4 + 500.0)
 
 
 @given(tokens=st.integers(1, 1 << 20), documents=st.integers(1, 20))
