@@ -31,7 +31,8 @@ def read_documents(
         UsageError: naming the line that cannot be used.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        # Not splitlines: a JSON string may have line breaks of Unicode in it.
+        lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text.", "Convert it.") from error
     found = {}
@@ -40,7 +41,7 @@ def read_documents(
             continue
         try:
             found[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
                 'Give {"text": "..."} or {"input_ids": [...]} on each line.',

@@ -23,10 +23,26 @@ def test_texts_and_ids_become_inputs_named_by_their_line(
     assert found["document 3"]["lengths"].tolist() == [3]
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_lines_end_where_json_lines_do(
+    mark: str, ending: str, bundle_folder: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.open(bundle_folder)
+    texts = ["a line\u2028separator", "the next\x85line", "another"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    content = mark + "".join(line + ending for line in lines)
+    (tmp_path / "docs.jsonl").write_bytes(content.encode())
+    found = read_documents(tmp_path / "docs.jsonl", bundle.manifest, bundle.tokenizer())
+    expected = [toy.byte_tokenizer().encode(text).ids for text in texts]
+    assert [inputs["input_ids"][0].tolist() for inputs in found.values()] == expected
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("not json", "line 1"),
+        ("[" * 100_000, "line 1"),
         ("[1, 2]", "not a JSON object"),
         ('{"text": 3}', "no tokens"),
         ('{"input_ids": []}', "no tokens"),
