@@ -95,6 +95,11 @@ def _define_one(
     num_inputs = len(inputs)
 
     def split(arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        for tensor_name, tensor in zip(inputs[:-1], arguments, strict=False):
+            if not tensor.is_floating_point():  # the result is of the query's type
+                raise ValueError(
+                    f"{op_type}: {tensor_name} is of type {tensor.dtype}; it must be floating-point"
+                )
         named = {a.name: v for a, v in zip(attributes, arguments[num_inputs:], strict=True)}
         for attribute in attributes:
             value = named[attribute.name]
@@ -109,6 +114,8 @@ def _define_one(
         tensors, named = split(arguments)
         check(op_type, causal, *tensors, **named)
         query = tensors[0]
+        if not query.numel():  # there is no maximum of no tokens
+            return query.clone(memory_format=torch.contiguous_format)
         # Sums over tokens in 16 bits lose the result: everything inside is float32 or better.
         wide = torch.promote_types(query.dtype, torch.float32)
         *floats, lengths = tensors
@@ -127,10 +134,16 @@ def _define_one(
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # Recomputing costs a forward pass and keeps no activation of the op alive.
         *floats, lengths = ctx.saved_tensors
+        again = torch.is_grad_enabled()  # the gradients are to have gradients, by create_graph
         with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in floats]
+            leaves = [
+                t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_()
+                for t in floats
+            ]
             output = forward(*leaves, lengths, *ctx.attributes)
-        gradients = torch.autograd.grad(output, leaves, gradient, allow_unused=True)
+        gradients = torch.autograd.grad(
+            output, leaves, gradient, allow_unused=True, create_graph=again
+        )
         return (*gradients, None, *(None for _ in attributes))
 
     name = _snake_case(op_type)

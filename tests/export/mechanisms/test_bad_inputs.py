@@ -26,6 +26,8 @@ EVERY = [
     ("lengths", lambda x: x.int(), "lengths .*int32"),
     ("lengths", lambda x: x[:1], "lengths"),
     ("lengths", lambda x: x[:, None], "lengths"),
+    ("query", lambda x: x.long(), "query .*int64"),
+    ("value", lambda x: x > 0, "value .*bool"),
     ("query", lambda x: x[:, :5], "query"),
     ("query", lambda x: x[0], "query"),
     ("value", lambda x: x[:, :5], "value"),

@@ -1,5 +1,8 @@
 """Gradients of the torch ops, and what torch asks of a custom operator."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +24,25 @@ def test_gradients_equal_finite_differences(variant: Variant) -> None:
     assert torch.autograd.gradcheck(
         lambda *leaves: variant.operator.torch_op(*leaves, lengths, *attributes), floats
     )
+
+
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_gradients_of_gradients_are_those_of_the_reference(variant: Variant) -> None:
+    attributes = variant.attributes(SMALL.heads)
+
+    def penalty_gradients(op: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves, lengths = _leaves(make_inputs(variant.operator, SMALL))
+        total = op(*leaves, lengths, *attributes.values())[0].square().sum()
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+
+    def reference(*inputs: Any) -> torch.Tensor:
+        count = len(variant.operator.inputs)
+        return variant.operator.reference(*inputs[:count], **attributes)
+
+    exact = penalty_gradients(reference)
+    for found, expected in zip(penalty_gradients(variant.operator.torch_op), exact, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -91,6 +91,20 @@ def test_a_batch_of_nothing_but_padding_gives_finite_numbers(variant: Variant) -
     assert np.isfinite(run_torch(variant, inputs)).all()
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 33), (2, 0)])
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_of_no_documents_or_no_tokens_there_is_nothing(
+    variant: Variant, batch: int, tokens: int
+) -> None:
+    *floats, lengths = as_tensors(make_inputs(variant.operator, Case("cut", 33, (33, 20))))
+    cut = [x[:batch, :tokens] if x.dim() == 3 else x for x in floats]
+    leaves = [x.detach().requires_grad_() for x in cut]
+    result = variant.operator.torch_op(*leaves, lengths[:batch], *variant.attributes(2).values())
+    assert result.shape == leaves[0].shape
+    result.sum().backward()  # as the loss of a batch of which nothing is left
+    assert all(x.grad is None or not x.grad.any() for x in leaves)
+
+
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
 def test_inputs_need_not_be_contiguous_and_stay_as_they_are(variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("strided", 33, (33, 20)))
