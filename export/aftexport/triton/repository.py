@@ -82,6 +82,11 @@ def write_repository(
         ParityError: where it is outside tolerance.
     """
     folder = check_place(out, name, mounted, force)
+    if broken := [label for label in bundle.manifest.labels if "\n" in label]:
+        raise UsageError(
+            f"The label {broken[0]!r} has a line break; Triton reads a label from each line.",
+            "Export the model with other --labels.",
+        )
     with aside_folder(folder) as aside:
         version = aside / VERSION
         version.mkdir()

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import toy
+from bundles import changed_manifest
 from commands import assert_refused, listing, run_here, without
 from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
@@ -16,7 +17,7 @@ import aftplugins
 from aftexport.bundle import Bundle
 from aftexport.engines.settings import EngineOptions
 from aftexport.engines.tensorrt_runtimes import load
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, UsageError
 from aftexport.exporter import export
 from aftexport.triton import repository, start_command, write_repository
 
@@ -177,6 +178,15 @@ def test_options_of_something_else_are_refused(
     outcome = run_here([bundle_folder, *words], capsys)
     assert outcome.code == 2
     assert said in outcome.err
+
+
+def test_a_label_of_two_lines_would_move_those_after_it(bundle_copy: Path, tmp_path: Path) -> None:
+    changed_manifest(bundle_copy, {"labels": ["a\nb", "c", "d"]})
+    with pytest.raises(UsageError, match=r"'a\\nb' has a line break"):
+        write_repository(
+            Bundle.open(bundle_copy), tmp_path / "r", name="a", mounted="/models", console=Console()
+        )
+    assert not (tmp_path / "r").exists()
 
 
 def test_an_engine_that_triton_cannot_have_is_refused(
