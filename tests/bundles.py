@@ -33,6 +33,7 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "labels too few": {"labels": ["a", "b"]},
     "labels numbers": {"labels": [1, 2, 3]},
     "labels twice": {"labels": ["a", "a", "b"]},
+    "tolerance not finite": {"tolerance": float("inf")},
     "precision unknown": {"precision": "fp8"},
     "operators null": {"operators": None},
     "operators the model lacks": {"operators": {"AftEverything": 1}},

@@ -162,8 +162,8 @@ class Bundle:
             cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
             raise BundleError(self.path, f"{GOLDEN}: {error}", _EXPORT_AGAIN) from error
-        if not cases:
-            raise BundleError(self.path, f"{GOLDEN} has no cases", _EXPORT_AGAIN)
+        if not any(case.subject == "model" for case in cases):
+            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", _EXPORT_AGAIN)
         return cases
 
 

@@ -149,7 +149,7 @@ class Manifest(BaseModel):
     """
 
     # From JSON: a tuple is a list there, and nothing else is converted.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     source: dict[str, str | None]
     config: dict[str, Any] | None

@@ -139,7 +139,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "golden without ids": (
         golden({"model/a/input/lengths": LENGTHS, "model/a/expected": LOGITS}), ()),
     "golden of an operator the model lacks": (
-        golden({"AftFull/a/input/query": LOGITS, "AftFull/a/expected": LOGITS}), ("AftFull",)),
+        golden({"model/a/input/input_ids": IDS, "model/a/input/lengths": LENGTHS,
+                "model/a/expected": LOGITS,
+                "AftFull/a/input/query": LOGITS, "AftFull/a/expected": LOGITS}), ("AftFull",)),
+    "golden of an operator alone": (
+        golden({"AftSimple/a/input/query": LOGITS, "AftSimple/a/expected": LOGITS}),
+        ("no cases of the model",)),
 }  # fmt: skip
 
 
