@@ -18,11 +18,12 @@ from aftexport.engines.tensorrt import TensorrtEngine
 from aftexport.engines.tensorrt_runtimes import TITLES
 from aftexport.errors import EngineError, UsageError
 from aftexport.parity.case import Array, Case
-from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.comparison import Comparison, Differences, worst
 from aftexport.parity.documents import random_documents, read_documents
 from aftexport.parity.findings import Layers
 from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
 from aftexport.report import stage
+from aftexport.tokenization import parse_tokenizer
 from aftexport.verification import verify
 
 if TYPE_CHECKING:  # needs torch
@@ -75,6 +76,8 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     cases = bundle.golden()
     asked = _asked(bundle, request)
     notes = _path_notes(bundle, request)
+    if source is not None:
+        notes += _other_parts(bundle, source)
     if reference is not None:
         with stage(console, "Running PyTorch in float64"):
             # An operator alone is no part of the module: its stored reference is the definition.
@@ -83,6 +86,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
                 *(_case(name, inputs, reference) for name, inputs in model_inputs.items()),
                 *(case for case in cases if case.subject != "model"),
             ]
+        notes += _stale(bundle, cases)
     if reference is not None and request.search:
         worst_found = _search(bundle, request, reference, console)
         cases.insert(0, worst_found)
@@ -131,6 +135,35 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
     return load_source(
         bundle, request.model, factory=request.factory, allow_pickle=request.allow_pickle
     )
+
+
+def _other_parts(bundle: Bundle, source: "Checkpoint") -> list[str]:
+    """What a bundle has otherwise than the file it is of, where no number tells."""
+    notes = []
+    if source.labels is not None and source.labels != bundle.manifest.labels:
+        notes.append(
+            f"The labels of the bundle, {', '.join(bundle.manifest.labels)}, are not those of "
+            f"{source.path}: {', '.join(source.labels)}."
+        )
+    tokenizer = bundle.tokenizer()
+    if source.tokenizer is not None and (
+        tokenizer is None or tokenizer.to_str() != parse_tokenizer(source.tokenizer).to_str()
+    ):
+        notes.append(f"The tokenizer of the bundle is not that of {source.path}.")
+    return notes
+
+
+def _stale(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
+    """Whether the stored outputs, which a server is checked by, are not those of ``cases``."""
+    now = {case.name: case.expected for case in cases if case.subject == "model"}
+    bound = tolerance_of(bundle.manifest).bound
+    return [
+        f"The stored outputs of the case {case.name!r} are not PyTorch's: verify without --model, "
+        "and aftserve, go by them. Export the model again."
+        for case in bundle.golden()
+        if case.subject == "model"
+        and not Differences.between(now[case.name], case.expected).error <= bound
+    ]
 
 
 def _search(bundle: Bundle, request: Request, reference: Engine, console: Console) -> Case:

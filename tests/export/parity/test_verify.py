@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
+from bundles import changed_manifest, resealed
 from commands import assert_refused, listing, run_here, without
 
 from aftexport import parity
@@ -162,6 +164,31 @@ def test_an_altered_bundle_is_outside_against_pytorch_too(
     assert "9 random tokens" in failed
     assert record["verdict"] == "Do not ship"
     assert record["worst_tokens"]
+
+
+def test_what_is_not_of_the_model_file_is_noted(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", bundle_copy, "--model", checkpoint_file]
+    outcome = run_here([*words, "--json", tmp_path / "whole.json"], capsys)
+    assert outcome.code == 0, outcome.err
+    assert json.loads((tmp_path / "whole.json").read_text("utf-8"))["notes"] == []
+
+    labels = json.loads((bundle_copy / "manifest.json").read_text("utf-8"))["labels"]
+    changed_manifest(bundle_copy, {"labels": labels[::-1]})
+    tokenizer = json.loads((bundle_copy / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    swapped = zip(vocabulary, reversed(vocabulary.values()), strict=True)
+    tokenizer["model"]["vocab"] = dict(swapped)
+    (bundle_copy / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    golden = safetensors.numpy.load_file(bundle_copy / "golden.safetensors")
+    golden["model/long/expected"] += 1
+    safetensors.numpy.save_file(golden, bundle_copy / "golden.safetensors")
+    run_here([*words[:1], resealed(bundle_copy), *words[2:], "--json", tmp_path / "p.json"], capsys)
+    notes = json.loads((tmp_path / "p.json").read_text("utf-8"))["notes"]
+    assert [
+        word for note in notes for word in ("labels", "tokenizer", "'long'") if word in note
+    ] == ["labels", "tokenizer", "'long'"]
 
 
 def test_an_engine_that_cannot_run_here_is_told(
