@@ -1,6 +1,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ import torch
 import toy
 from bundles import changed_manifest, resealed
 from commands import assert_refused, listing, run_here, without
+from rich.console import Console
 
 import aftexport
 import aftplugins
-from aftexport.benchmark import Timing, benchmark, check_lengths
+from aftexport.benchmark import Timing, benchmark, check_lengths, timing_table
 from aftexport.bundle import Bundle
-from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.engines.onnxruntime_profile import operator_shares, shares
 from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.source import load_source, torch_engine
@@ -97,6 +99,19 @@ def test_shares_name_what_ran_and_add_up(bundle_folder: Path) -> None:
         assert "AftSimple" in operator_shares(path.read_bytes(), given, threads=1)
 
 
+def test_shares_are_those_of_a_run_that_nothing_held_up() -> None:
+    def run(start: int, gather: int, product: int) -> list[dict[str, Any]]:
+        begin, middle = start + 1, start + 1 + gather
+        return [
+            {"name": "model_run", "ts": start, "dur": gather + product + 2},
+            {"name": "a_kernel_time", "ts": begin, "dur": gather, "args": {"op_name": "Gather"}},
+            {"name": "b_kernel_time", "ts": middle, "dur": product, "args": {"op_name": "MatMul"}},
+        ]
+
+    first, held_up, free = run(0, 1, 1), run(100, 900, 30), run(2000, 10, 30)
+    assert shares([*first, *held_up, *free]) == {"MatMul": 0.75, "Gather": 0.25}
+
+
 @pytest.mark.parametrize(
     ("limit", "given", "expected"),
     [
@@ -143,6 +158,24 @@ def test_the_command_shows_and_writes_what_it_measured(
     assert content["operators"].keys() >= {"AftSimple"}
     assert content["precision"] == "fp32"
     assert listing(bundle_folder) == before
+
+
+def test_no_number_is_broken_where_a_line_has_80_characters(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    slow, fast = Timing("torch", 1 << 20, 123.45, 12345.6), Timing("onnxruntime", 1 << 20, 1.0, 0.0)
+    Console().print(timing_table([fast, slow]))
+    lines = capsys.readouterr().out.splitlines()
+    expected = ["1,048,576", "torch", "123,450.00", "8,494", "12,345.6", "123.45", "x"]
+    assert expected in [line.split() for line in lines]
+
+
+def test_a_module_that_was_given_and_left_out_is_not_asked_for(
+    bundle_folder: Path, checkpoint_file: Path, capsys: Capture
+) -> None:
+    words = ["bench", bundle_folder, *FEW, "--model", checkpoint_file, "--against", "none"]
+    assert "give --model" not in run_here(words, capsys).out.replace("\n", " ")
 
 
 def test_without_the_module_it_says_that_pytorch_was_not_compared(
