@@ -26,6 +26,7 @@ from aftexport.chunked.tokenwise import (
 from aftexport.domain import DOMAIN, VERSION
 
 _LOCAL = "aftexport.chunked"
+_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -34,13 +35,16 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
     rewritten.CopyFrom(model)
     graph = rewritten.graph
     opset = next(o.version for o in model.opset_import if o.domain == "")
+    _pooling_in_float32(graph)
     _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
     weights = {i.name: i for i in graph.initializer}
     functions: dict[str, onnx.FunctionProto] = {}
     for node in graph.node:
         if node.domain == DOMAIN and node.op_type.removeprefix("Causal") == "Fastformer":
-            weight = weights[node.input[3]]
+            weight = weights.get(node.input[3])
+            if weight is None:
+                continue  # it is computed, and the operator stays, which has no summary
             dim, num_heads = weight.dims
             function = _fastformer(node.op_type, num_heads, opset)
             functions[function.name] = function
@@ -85,10 +89,45 @@ def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
     """)
 
 
+def _pooling_in_float32(graph: onnx.GraphProto) -> None:
+    """Rounds sums and means over the tokens to 16 bits once: chunks of a sum would add that up,
+    and neither the sum nor the number of a long document's tokens may be in their range."""
+    constants = constants_of(graph)
+    described = {value.name: value for value in (*graph.value_info, *graph.output)}
+    nodes = []
+    for node in graph.node:
+        x, name = node.input[0], node.output[0]
+        element = described[name].type.tensor_type.elem_type if name in described else 0
+        if element not in _NARROW or not is_reduction_over_tokens(node, constants):
+            nodes.append(node)
+            continue
+        wide = {x: f"{name}_summands", name: f"{name}_wide"}
+        for narrow in wide.keys() & described.keys():
+            value = graph.value_info.add()
+            value.CopyFrom(described[narrow])
+            value.name = wide[narrow]
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        reduced = onnx.NodeProto()
+        reduced.CopyFrom(node)
+        reduced.input[0], reduced.output[0] = wide.values()
+        nodes += [
+            onnx.helper.make_node("Cast", [x], [wide[x]], to=onnx.TensorProto.FLOAT),
+            reduced,
+            onnx.helper.make_node("Cast", [wide[name]], [name], to=element),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
     """Makes ``ReduceSum(Mul(Softmax(s), x))`` over the tokens the first row of such a mean."""
     producers = {output: node for node in graph.node for output in node.output}
     constants = constants_of(graph)
+    dims = {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info)
+    }
+    tokens = dims["input_ids"]
 
     def made_by(name: str, op_type: str) -> onnx.NodeProto | None:
         node = producers.get(name)
@@ -102,12 +141,14 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
             continue
         for weights, x in (product.input, reversed(product.input)):
             softmax = made_by(weights, "Softmax")
-            if softmax is not None and _axis(softmax) == 1:
+            # One weight for each token, and of each token something.
+            shaped = dims.get(weights) == [*tokens, 1] and dims.get(x, [])[:2] == tokens
+            if softmax is not None and _axis(softmax) == 1 and shaped:
                 name = total.output[0]
                 filter = _constant(graph, np.zeros((1, 1)), onnx.TensorProto.FLOAT)
                 row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
                 # Of one document, which is all that a chunk is of; the model may take no lengths.
-                tokens = onnx.helper.make_node(
+                count = onnx.helper.make_node(
                     "Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2
                 )
                 mean = onnx.helper.make_node(
@@ -121,7 +162,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
                 first = onnx.helper.make_node("Gather", [f"{name}_mean", row], [name], axis=1)
                 graph.node[index].CopyFrom(first)
                 graph.node.insert(index, mean)
-                graph.node.insert(index, tokens)
+                graph.node.insert(index, count)
                 return
 
 

@@ -23,9 +23,14 @@ class Kind(Enum):
     """What a value is made of."""
 
     CONSTANT = auto()
+    FILL = auto()
+    """Constants in a shape that the document's length decides, the same for every token."""
+    LENGTH = auto()
+    """The number of the document's tokens."""
     DOCUMENT = auto()
-    """The number of tokens or of documents, and what follows from it."""
+    """What else follows from the number of tokens or of documents."""
     POSITIONS = auto()
+    """The place of every token, the first is 0."""
     MASK = auto()
     """Which places are a document's own, ``[B, T, ...]``."""
     TOKENS = auto()
@@ -41,9 +46,9 @@ _ELEMENTWISE = frozenset((
     "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
     "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tanh", "Where",
 ))  # fmt: skip
-_COMPARISONS = frozenset(("Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+_LAYOUTS = frozenset(("Cast", "Expand", "Identity", "Squeeze", "Unsqueeze"))
 _LAST_AXIS = frozenset(("LayerNormalization", "RMSNormalization", "Softmax", "LogSoftmax"))
-_RESHAPES = frozenset(("Expand", "Reshape", "Squeeze", "Unsqueeze"))
+_SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 
 def classify(model: onnx.ModelProto) -> dict[str, Kind]:
@@ -54,7 +59,7 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     """
     constants = constants_of(model.graph)
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
-    kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.DOCUMENT})
+    kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
             raise WholeOnlyError(f"{node.op_type} ({node.output[0]}) branches or loops")
@@ -107,38 +112,81 @@ def _reduces_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> boo
 def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
     given = {kinds[name] for name in node.input}
     if node.domain == DOMAIN:
-        return Kind.TOKENS
-    if node.op_type == "Shape":
-        return Kind.DOCUMENT if given != {Kind.CONSTANT} else Kind.CONSTANT
+        return _attention(node, kinds)
     if given <= {Kind.CONSTANT}:
         return Kind.CONSTANT
-    if node.op_type == "Range":
-        return Kind.POSITIONS
+    if node.op_type == "Shape":
+        axes = {a.name: a.i for a in node.attribute}
+        is_tokens = given == {Kind.TOKENS} and axes == {"start": 1, "end": 2}
+        return Kind.LENGTH if is_tokens else Kind.DOCUMENT
     if Kind.POSITIONS in given:
-        if node.op_type in _COMPARISONS and given == {Kind.POSITIONS, Kind.DOCUMENT}:
-            return Kind.MASK
-        if node.op_type in ("Cast", "Unsqueeze"):
-            return Kind.POSITIONS
-        raise _refused(node, "uses the positions of tokens")
-    if given <= {Kind.CONSTANT, Kind.DOCUMENT}:
-        return Kind.DOCUMENT
+        return _of_positions(node, kinds)
+    if given <= _SIZES:
+        return _size(node, kinds, constants)
     if Kind.TOKENS not in given:
         if Kind.POOLED in given:
             if Kind.MASK in given:
                 raise _refused(node, "brings the pooled document back to its tokens")
             return Kind.POOLED
-        if node.op_type in _ELEMENTWISE | _RESHAPES:
+        if node.op_type in (*_LAYOUTS, "Reshape") and kinds[node.input[0]] is Kind.MASK:
             return Kind.MASK
-        raise _refused(node, "is not known to act on each token alone")
+        if node.op_type in _ELEMENTWISE and given <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}:
+            return Kind.MASK
     if Kind.POOLED in given:
         raise _refused(node, "brings the pooled document back to its tokens")
     if pooling(node, constants) is not None:
         return Kind.POOLED
-    if Kind.DOCUMENT in given:
+    if given & {Kind.LENGTH, Kind.DOCUMENT}:
         raise _refused(node, "scales tokens by the document's length")
-    if not _acts_on_each_token(node, kinds, constants):
+    if Kind.TOKENS not in given or not _acts_on_each_token(node, kinds, constants):
         raise _refused(node, "is not known to act on each token alone")
     return Kind.TOKENS
+
+
+def _attention(node: onnx.NodeProto, kinds: Mapping[str, Kind]) -> Kind:
+    operands = {kinds[name] for name in node.input[:3]}
+    if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
+        raise _refused(node, "attends to more than what each token is alone")
+    if kinds[node.input[-1]] is not Kind.LENGTH:
+        raise _refused(node, "attends to other tokens than the document has")
+    return Kind.TOKENS
+
+
+def _of_positions(node: onnx.NodeProto, kinds: Mapping[str, Kind]) -> Kind:
+    if node.op_type in ("Cast", "Unsqueeze"):
+        return Kind.POSITIONS
+    pair = [kinds[name] for name in node.input]
+    if node.op_type in ("Greater", "LessOrEqual"):
+        pair.reverse()
+    elif node.op_type not in ("Less", "GreaterOrEqual"):
+        pair.clear()
+    if pair != [Kind.POSITIONS, Kind.LENGTH]:  # no other says the same of every token there is
+        raise _refused(node, "uses the positions of tokens")
+    return Kind.MASK
+
+
+def _size(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
+    first, *rest = node.input
+    match node.op_type:
+        case "Range":
+            limit, step = rest
+            counts = constants.get(first) == 0 and constants.get(step) == 1
+            return Kind.POSITIONS if counts and kinds[limit] is Kind.LENGTH else Kind.DOCUMENT
+        case "Clip":
+            # A document has one token or more.
+            low = all(n in constants and constants[n].item() <= 1 for n in rest[:1] if n)
+            high = all(kinds[n] is Kind.LENGTH for n in rest[1:] if n)
+            return kinds[first] if kinds[first] is Kind.LENGTH and low and high else Kind.DOCUMENT
+        case "ConstantOfShape":
+            return Kind.FILL
+        case "Expand" if first in constants and _has_no_tokens(constants[first].shape):
+            return Kind.FILL
+        case "Reshape" if kinds[first] is Kind.LENGTH:
+            return Kind.LENGTH
+        case layout if layout in _LAYOUTS and kinds[first] in (Kind.LENGTH, Kind.FILL):
+            return kinds[first]
+        case _:
+            return Kind.DOCUMENT
 
 
 def _acts_on_each_token(
@@ -148,7 +196,7 @@ def _acts_on_each_token(
     operands = list(_shapes(node, kinds, constants))
     if node.op_type in _ELEMENTWISE:
         # What has an axis of tokens of its own is made for one length.
-        return all(len(shape) < 2 or shape[-2] == 1 for shape in operands)
+        return all(map(_has_no_tokens, operands))
     match node.op_type:
         case "MatMul":
             return kinds[node.input[0]] is Kind.TOKENS and [len(s) for s in operands] == [2]
@@ -158,6 +206,10 @@ def _acts_on_each_token(
             return axis == -1 and not operands
         case _:
             return node.op_type in _LAST_AXIS and axis in (None, -1)
+
+
+def _has_no_tokens(shape: tuple[int, ...]) -> bool:
+    return len(shape) < 2 or shape[-2] == 1
 
 
 def _shapes(

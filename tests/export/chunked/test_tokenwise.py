@@ -53,6 +53,74 @@ class Centred(Positions):
         return x - x.sum(1, keepdim=True)
 
 
+class Masked(Positions):
+    """Weighs each token by whether it is there."""
+
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return torch.arange(ids.shape[1]) < lengths[:, None]
+
+    def weights(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.mask(ids, lengths).float()
+
+    def attended(self, lengths: Tensor) -> Tensor:
+        return lengths
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        weights = self.weights(input_ids, lengths)[..., None]
+        x = self.attention(self.embedding(input_ids) * weights, self.attended(lengths))
+        return self.head((x * weights).sum(1) / weights.sum(1).clamp(min=1))
+
+
+class MaskedPositions(Masked):
+    def weights(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return super().weights(ids, lengths) * self.positions.weight[: ids.shape[1], 0]
+
+
+class MaskedShare(Masked):
+    def weights(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return super().weights(ids, lengths) / lengths[:, None]
+
+
+class FirstThousands(Masked):
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return super().mask(ids, lengths.clamp(max=5000))
+
+
+class FirstHalf(Masked):
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return super().mask(ids, lengths // 2)
+
+
+class AllButTheFirst(Masked):
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return torch.arange(1, ids.shape[1] + 1) < lengths[:, None]
+
+
+class Last(Masked):
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return torch.arange(ids.shape[1]) >= lengths[:, None] - 1
+
+
+class AttendsToThousands(Masked):
+    def attended(self, lengths: Tensor) -> Tensor:
+        return lengths.clamp(max=5000)
+
+
+class LeastLength(Masked):
+    def attended(self, lengths: Tensor) -> Tensor:
+        return lengths.clamp(min=1)
+
+
+class OfPadding(Masked):
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return ~(torch.arange(ids.shape[1]) >= lengths[:, None].clamp(1, ids.shape[1]))
+
+
+class Filled(Masked):
+    def weights(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return torch.zeros(ids.shape).masked_fill(self.mask(ids, lengths), 1)
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -60,11 +128,23 @@ class Centred(Positions):
         (ByLength, "scales tokens by the document's length"),
         (Mixing, "CumSum .* is not known to act on each token alone"),
         (Centred, "brings the pooled document back to its tokens"),
+        (MaskedPositions, "scales tokens by the document's length"),
+        (MaskedShare, "scales tokens by the document's length"),
+        (FirstThousands, "uses the positions of tokens"),
+        (FirstHalf, "uses the positions of tokens"),
+        (AllButTheFirst, "scales tokens by the document's length"),
+        (Last, "uses the positions of tokens"),
+        (AttendsToThousands, "attends to other tokens than the document has"),
     ],
 )
 def test_what_stands_against_it_is_named(module: type[nn.Module], reason: str) -> None:
     with pytest.raises(WholeOnlyError, match=reason):
         classify(lower(capture(module(), max_tokens=4096)))
+
+
+@pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled])
+def test_masks_of_padding_say_the_same_of_a_chunk(module: type[nn.Module]) -> None:
+    assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
 
 @pytest.mark.parametrize("mechanism", sorted(LAYERS))

@@ -15,6 +15,7 @@ from torch import Tensor
 from aftexport.bundle import CHUNKED, Bundle
 from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
+from aftexport.chunked.summary import WholeOnlyError
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.manifest import ChunkedPlan
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
@@ -150,6 +151,71 @@ def test_a_mean_of_all_tokens_is_that_of_the_document(keepdim: bool, tmp_path: P
         if plan.evidence:
             added = found["evidence"].sum() + module.head.bias[expected.argmax()].item()
             assert added == pytest.approx(expected.max().item(), abs=TOLERANCES["fp32"].bound)
+
+
+def test_a_mean_in_float16_is_that_of_more_tokens_than_float16_can_count(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = MeanOfTokens(False).eval()
+    lowered = lower(capture(module, dtype=torch.float16), precision="fp16")
+    plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
+    ids = np.arange(100_000) * 37 % toy.VOCABULARY
+    with torch.inference_mode():
+        expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+    found = ChunkedModel(tmp_path / CHUNKED, plan, threads=1).run(ids)["logits"]
+    assert np.abs(found - expected.numpy()).max() <= TOLERANCES["fp16"].bound
+
+
+class MeanOfCountedTokens(MeanOfTokens):
+    """Counts the tokens by its mask."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).unsqueeze(-1).to(x.dtype)
+        return self.head((x * mask).sum(1) / mask.sum(1).clamp(min=1e-9))
+
+
+def test_a_mean_may_count_its_mask(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = MeanOfCountedTokens(False).eval()
+    plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
+    ids = np.arange(200) * 37 % toy.VOCABULARY
+    with torch.inference_mode():
+        expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
+    model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
+    error = np.abs(model.run(ids)["logits"] - expected.numpy()).max()
+    assert error <= TOLERANCES["fp32"].bound
+
+
+class WeightsByChannel(MeanOfTokens):
+    """Pools each channel by a softmax of its own."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        return self.head((x.softmax(1) * x).sum(1))
+
+
+class GatedByAShare(MeanOfTokens):
+    """Multiplies what is no value of a token by a softmax over the tokens."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.attention(self.embedding(input_ids), lengths)
+        return self.head((x.softmax(1) * input_ids.shape[1]).sum(1))
+
+
+class ComputedWeights(MeanOfTokens):
+    """Fastformer with weights that are no parameters."""
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        weights = self.head.weight[:2].T * x.mean()
+        y = torch.ops.aftexport.fastformer(x, x, x, weights, weights, lengths, 2)
+        return self.head(y.mean(1))
+
+
+@pytest.mark.parametrize("module", [WeightsByChannel, GatedByAShare, ComputedWeights])
+def test_what_has_no_summary_is_refused(module: type[MeanOfTokens], tmp_path: Path) -> None:
+    with pytest.raises(WholeOnlyError):
+        write_chunked(tmp_path / CHUNKED, lower(capture(module(False))), precision="fp32")
 
 
 def test_every_token_counts(chunkable: Chunkable) -> None:
