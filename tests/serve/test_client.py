@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -285,6 +286,43 @@ def test_it_comes_again_where_a_proxy_lost_the_server(
             client.infer("a")
         assert len(deadlines) == 5
         assert all(1 <= wait <= 1.1 for wait in waits)
+
+
+@pytest.mark.parametrize("content", [b"<html>maintenance</html>", b'{"detail": "maintenance"}'])
+def test_it_comes_again_when_a_proxy_says(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    date = formatdate(time.time() + 30, usegmt=True)
+    for wait, least, most in (("7", 7, 7.7), (date, 20, 33), (formatdate(0, usegmt=True), 0, 0)):
+        waits.clear()
+        away = answering(*[503] * 9, wait=wait, content=content)
+        with (
+            away as (address, _),
+            Client(address, retries=1) as client,
+            pytest.raises(UnavailableError),
+        ):
+            client.infer("a")
+        assert len(waits) == 1
+        assert least <= waits[0] <= most
+
+
+def test_a_redirect_is_not_followed_but_said() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(308)
+            self.send_header("Location", "https://models.example/infer")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with (
+        listening(Handler) as address,
+        Client(address, api_key="secret") as client,
+        pytest.raises(InvalidRequestError, match=r"https://models\.example/infer"),
+    ):
+        client.infer("a")
 
 
 def test_what_will_not_change_is_not_asked_again() -> None:

@@ -19,6 +19,7 @@ from aftserve.client.errors import (
     TooLongError,
     UnavailableError,
     error_of,
+    seconds_of,
 )
 from aftserve.client.results import Result
 
@@ -245,9 +246,13 @@ class Client:
         status, again = response.status_code, response.headers.get("Retry-After")
         if (detail := _detail(response)) is not None:
             raise error_of(status, detail, again)
+        if response.has_redirect_location:  # the API key would go wherever that is
+            target = response.headers["Location"]
+            raise InvalidRequestError(f"It leads to {target[:500]}, ask there.", status)
         text = response.text[:500] or response.reason_phrase
         if status in _PROXY_STATUSES:
-            raise UnavailableError(text, status, _PROXY_PAUSE)
+            wait = seconds_of(again)
+            raise UnavailableError(text, status, _PROXY_PAUSE if wait is None else wait)
         raise error_of(status, text, again)
 
 

@@ -1,5 +1,8 @@
 """Why there is no answer."""
 
+import time
+from email.utils import parsedate_to_datetime
+
 
 class ServerError(Exception):
     """There is no answer.
@@ -56,5 +59,16 @@ _KINDS = {
 def error_of(status: int, detail: str, retry_after: str | None = None) -> ServerError:
     """The error of a response's status; ``retry_after`` is its header's."""
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
-    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    return kind(detail, status, seconds)
+    return kind(detail, status, seconds_of(retry_after))
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """Of a header ``Retry-After``, which may be a date; None where it is neither."""
+    if retry_after is None:
+        return None
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
