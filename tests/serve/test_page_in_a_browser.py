@@ -200,18 +200,40 @@ def drop(page: Page, name: str, content: bytes) -> None:
 
 def test_a_dropped_file_is_sent_as_it_is(address: str, page: Page) -> None:
     page.goto(address)
-    drop(page, "two lines.txt", b"one\r\ntwo, \xc3\xa9\r\n")
+    drop(page, "two lines.txt", b"\xef\xbb\xbfone\r\ntwo, \xc3\xa9\r\n")
     expect(page.locator("#status")).to_have_text("Read two lines.txt.")
-    expect(page.locator("#text")).to_have_value("one\ntwo, é\n")
+    expect(page.locator("#text")).to_have_value("\ufeffone\ntwo, é\n")
     with page.expect_request("**/infer*") as request:
         page.click("text=Classify")
-    assert request.value.post_data_json == {"text": "one\r\ntwo, é\r\n"}
+    assert request.value.post_data_json == {"text": "\ufeffone\r\ntwo, é\r\n"}
     with page.expect_request("**/infer*") as request:
         page.press("#text", "End")
         page.keyboard.type("!")
         page.keyboard.press("Control+Enter")
     assert "!" in request.value.post_data_json["text"]
     assert "\r" not in request.value.post_data_json["text"]
+
+
+LEFT_OF_FIRST = """() => {
+const texts = document.createTreeWalker(document.getElementById("document"), NodeFilter.SHOW_TEXT);
+while (!texts.nextNode().length);
+const range = document.createRange();
+range.setStart(texts.currentNode, 0);
+range.setEnd(texts.currentNode, 1);
+const place = document.getElementById("document").getBoundingClientRect();
+return (range.getBoundingClientRect().left - place.left) / place.width;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("שלום, a b.", 0.5, 1), ("a b, שלום.", 0, 0.5)]
+)
+def test_a_line_begins_at_the_side_of_its_script(
+    text: str, least: float, most: float, address: str, page: Page
+) -> None:
+    page.goto(address)
+    classify(page, text)
+    assert least < page.evaluate(LEFT_OF_FIRST) < most
 
 
 def test_a_file_that_is_chosen(address: str, page: Page, tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ async function take(files) {
       const sizes = `${NUMBER.format(files[0].size)} bytes, this server takes ${NUMBER.format(mostBytes)}`;
       throw new Problem("The file is too large", `It has ${sizes}.`);
     }
-    fileText = new TextDecoder("utf-8", { fatal: true }).decode(await files[0].arrayBuffer());
+    const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }); // which is to keep it
+    fileText = decoder.decode(await files[0].arrayBuffer());
     text.value = fileText;
     sized();
     status.textContent = `Read ${files[0].name}.`;
