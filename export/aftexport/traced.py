@@ -18,6 +18,7 @@ from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.manifest import MAX_TOKENS
 from aftexport.parity import Case
 from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.sums import widen_sums
 from aftexport.trace import finish, lower, operators_in
 
 PRECISIONS = {
@@ -94,6 +95,7 @@ def trace(
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
         lowered, recognition = _recognised(lowered)
+    widen_sums(lowered)
     explained, evidence = _explained(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")
     embedding = program.state_dict.get(spec.embedding)

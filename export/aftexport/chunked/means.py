@@ -26,7 +26,6 @@ from aftexport.chunked.tokenwise import (
 from aftexport.domain import DOMAIN, VERSION
 
 _LOCAL = "aftexport.chunked"
-_NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,7 +34,6 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
     rewritten.CopyFrom(model)
     graph = rewritten.graph
     opset = next(o.version for o in model.opset_import if o.domain == "")
-    _pooling_in_float32(graph)
     _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
     weights = {i.name: i for i in graph.initializer}
@@ -87,36 +85,6 @@ def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
             output = Mul(value, global_key)
         }}
     """)
-
-
-def _pooling_in_float32(graph: onnx.GraphProto) -> None:
-    """Rounds sums and means over the tokens to 16 bits once: chunks of a sum would add that up,
-    and neither the sum nor the number of a long document's tokens may be in their range."""
-    constants = constants_of(graph)
-    described = {value.name: value for value in (*graph.value_info, *graph.output)}
-    nodes = []
-    for node in graph.node:
-        x, name = node.input[0], node.output[0]
-        element = described[name].type.tensor_type.elem_type if name in described else 0
-        if element not in _NARROW or not is_reduction_over_tokens(node, constants):
-            nodes.append(node)
-            continue
-        wide = {x: f"{name}_summands", name: f"{name}_wide"}
-        for narrow in wide.keys() & described.keys():
-            value = graph.value_info.add()
-            value.CopyFrom(described[narrow])
-            value.name = wide[narrow]
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-        reduced = onnx.NodeProto()
-        reduced.CopyFrom(node)
-        reduced.input[0], reduced.output[0] = wide.values()
-        nodes += [
-            onnx.helper.make_node("Cast", [x], [wide[x]], to=onnx.TensorProto.FLOAT),
-            reduced,
-            onnx.helper.make_node("Cast", [wide[name]], [name], to=element),
-        ]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _pooling_by_softmax(graph: onnx.GraphProto) -> None:

@@ -153,18 +153,6 @@ def test_a_mean_of_all_tokens_is_that_of_the_document(keepdim: bool, tmp_path: P
             assert added == pytest.approx(expected.max().item(), abs=TOLERANCES["fp32"].bound)
 
 
-def test_a_mean_in_float16_is_that_of_more_tokens_than_float16_can_count(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module = MeanOfTokens(False).eval()
-    lowered = lower(capture(module, dtype=torch.float16), precision="fp16")
-    plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
-    ids = np.arange(100_000) * 37 % toy.VOCABULARY
-    with torch.inference_mode():
-        expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
-    found = ChunkedModel(tmp_path / CHUNKED, plan, threads=1).run(ids)["logits"]
-    assert np.abs(found - expected.numpy()).max() <= TOLERANCES["fp16"].bound
-
-
 class MeanOfCountedTokens(MeanOfTokens):
     """Counts the tokens by its mask."""
 

@@ -1,0 +1,82 @@
+"""A mean of more tokens than float16 can count."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch import Tensor, nn
+
+from aftexport.bundle import CHUNKED
+from aftexport.capture import capture
+from aftexport.chunked.archive import write_chunked
+from aftexport.engines.chunked import ChunkedModel
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.nn import AftSimple
+from aftexport.parity import TOLERANCES
+from aftexport.sums import widen_sums
+from aftexport.trace import finish, lower
+
+TOKENS = 100_000
+
+
+class Pooled(nn.Module):
+    """Pools in the type of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(toy.VOCABULARY, 8)
+        nn.init.normal_(self.embedding.weight, mean=2)
+        self.attention = AftSimple(8)
+        self.head = nn.Linear(8, 3)
+
+    def mask(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        return mask.unsqueeze(-1).to(self.head.weight.dtype)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        x = x + self.attention(x, lengths)
+        return self.head(self.pool(x, self.mask(input_ids, lengths), lengths))
+
+
+class Mean(Pooled):
+    def pool(self, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class ByLength(Pooled):
+    def pool(self, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+        return (x * mask).sum(1) / lengths[:, None].to(x.dtype)
+
+
+class ByMask(Pooled):
+    def pool(self, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+        return (x * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+class ByRoot(Pooled):
+    def pool(self, x: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+        return (x * mask).sum(1, keepdim=True)[:, 0] / (x.shape[1] * mask.sum(1)).sqrt()
+
+
+@pytest.mark.parametrize("kind", [Mean, ByLength, ByMask, ByRoot])
+def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> None:
+    module = kind().eval()
+    lowered = lower(capture(module, dtype=torch.float16), precision="fp16")
+    widen_sums(lowered)
+    plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
+    chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1)
+    model = finish(lowered, precision="fp16").SerializeToString()
+    whole = OnnxRuntimeEngine(model, threads=1)
+    ids = np.arange(TOKENS)[None] * 37 % toy.VOCABULARY
+    inputs = {"input_ids": ids, "lengths": np.array([TOKENS])}
+    with torch.inference_mode():
+        expected = module.double()(*map(torch.from_numpy, inputs.values())).numpy()
+    bound = TOLERANCES["fp16"].bound * max(1, np.abs(expected).max())
+    inputs = {name: inputs[name] for name in whole.input_names}
+    for logits in (whole.run(inputs)["logits"], chunked.run(ids[0])["logits"]):
+        assert np.isfinite(logits).all()
+        assert np.abs(logits - expected).max() <= bound
