@@ -18,9 +18,9 @@ struct LocalProduct {
   // Float16 keeps 2^-25 of the largest entry, of a key whose weight may be 2^15: by that and by the number of
   // keys the denominator may be off, of which 2^-9 is half an ulp of bfloat16.
   static constexpr float kLogScale = sizeof(T) == 2 ? 10.397207f : 0.0f;
-  struct Stage {
-    T weights[kLocalRows][kKeys + 8];
-    T entries[2][kKeys][kLocalChannels + 8];
+  struct Stage {  // read and written 16 bytes at a time
+    alignas(16) T weights[kLocalRows][kKeys + 8];
+    alignas(16) T entries[2][kKeys][kLocalChannels + 8];
   };
 
   float sums[2][2][4][4] = {};
@@ -66,8 +66,8 @@ struct LocalProduct<float> {
   static constexpr int kKeys = 16;
   static constexpr float kLogScale = 0.0f;
   struct Stage {
-    float weights[kKeys][kLocalRows + 4];
-    float entries[2][kKeys][kLocalChannels];
+    alignas(16) float weights[kKeys][kLocalRows + 4];
+    alignas(16) float entries[2][kKeys][kLocalChannels];
   };
 
   float sums[2][8][4] = {};

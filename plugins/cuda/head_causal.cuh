@@ -166,9 +166,12 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       const auto query_at = [&](int r, int k) { return shared.queries[r][k]; };
       const auto value_at = [&](int k, int c) { return shared.values[k][c]; };
       result.clear();
-      result.template add<kExact<T>, kExact<T>>(depth, query_at, [&](int k, int c) { return shared.context[k][c]; });
+      // Few steps each, and there are no registers left for kRounded.
+      result.template add<kExact<T>, kExact<T>, false>(depth, query_at,
+                                                       [&](int k, int c) { return shared.context[k][c]; });
       scores.clear();
-      scores.template add<kExact<T>, kExact<T>>(depth, query_at, [&](int k, int c) { return shared.keys[c][k]; });
+      scores.template add<kExact<T>, kExact<T>, false>(depth, query_at,
+                                                       [&](int k, int c) { return shared.keys[c][k]; });
       __syncthreads();
       scores.for_each([&](int r, int c, float& x) {
         if (r >= first && r < last) shared.queries[r][c] = c <= r ? x : 0.0f;
@@ -185,11 +188,13 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         const int keys_seen = t + lanes.row + 1 < place.length ? t + lanes.row + 1 : place.length;
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
-      result.template add<kExact<T>, kExact<T>>(kTokens, query_at, value_at);
-      Product<kWidth, kValues> context;
-      context.for_each([&](int r, int c, float& x) { x = shared.context[r][c]; });
-      context.template add<kExact<T>, kExact<T>>(kTokens, [&](int r, int k) { return shared.keys[k][r]; }, value_at);
+      result.template add<kExact<T>, kExact<T>, false>(kTokens, query_at, value_at);
+      Product<kWidth, kValues> context;  // of float32 the tile's alone, so that the sum over tiles is rounded
+      context.for_each([&](int r, int c, float& x) { x = kExact<T> ? 0.0f : shared.context[r][c]; });
+      context.template add<kExact<T>, kExact<T>, false>(kTokens, [&](int r, int k) { return shared.keys[k][r]; },
+                                                        value_at);
       context.for_each([&](int r, int c, float& x) {
+        if constexpr (kExact<T>) x += shared.context[r][c];
         if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];
         shared.context[r][c] = x;
       });

@@ -217,8 +217,9 @@ struct Product {
   }
 
   // Adds sum_k a(row, k) b(k, column), k below depth, a multiple of 8. An operand that is not split is rounded to
-  // tf32.
-  template <bool kSplitA, bool kSplitB, class A, class B>
+  // tf32. Tensor cores cut sums off where others round, so that in many steps all that is lost has one sign: with
+  // kRounded, which float32 needs for more than some hundred steps, a step's products alone are summed by them.
+  template <bool kSplitA, bool kSplitB, bool kRounded = kSplitA || kSplitB, class A, class B>
   __device__ __forceinline__ void add(int depth, const A& a, const B& b) {
     if (!active) return;
     const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
@@ -238,9 +239,14 @@ struct Product {
           split<kSplitA>(a(row + 16 * i + r % 2 * 8, k + t + r / 2 * 4), high_a[r], low_a[r]);
 #pragma unroll
         for (int j = 0; j < kWide; ++j) {
-          if constexpr (kSplitA) multiply_add_tf32(sums[i][j], low_a, high_b[j]);
-          if constexpr (kSplitB) multiply_add_tf32(sums[i][j], high_a, low_b[j]);
-          multiply_add_tf32(sums[i][j], high_a, high_b[j]);
+          float step[4] = {};
+          float(&to)[4] = kRounded ? step : sums[i][j];
+          if constexpr (kSplitA) multiply_add_tf32(to, low_a, high_b[j]);
+          if constexpr (kSplitB) multiply_add_tf32(to, high_a, low_b[j]);
+          multiply_add_tf32(to, high_a, high_b[j]);
+          if constexpr (kRounded)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) sums[i][j][r] += step[r];
         }
       }
     }

@@ -1,4 +1,5 @@
 // The instructions that kernels use, on the emulated GPU or a real one, against what they are said to do.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -6,6 +7,7 @@
 #include "async_copy.cuh"
 #include "device.h"
 #include "float16.h"
+#include "head_context.cuh"
 #include "launch.cuh"
 #include "mma.cuh"
 
@@ -39,8 +41,8 @@ float a_element(int row, int k) { return static_cast<float>((3 * row + 5 * k) % 
 float b_element(int k, int column) { return static_cast<float>((7 * k + 2 * column) % 11 - 5); }
 
 struct Operands {
-  uint16_t a[16][16];  // row major
-  uint16_t b[16][8];   // row major: read transposed
+  alignas(16) uint16_t a[16][16];  // row major
+  alignas(16) uint16_t b[16][8];   // row major: read transposed
 };
 
 // One warp, by the documented use of ldmatrix: lane l passes row l % 16 and column 8 * (l / 16).
@@ -105,6 +107,34 @@ void products() {
   launch(product_tf32_kernel, 1, 32, nullptr, c.device, a_single.device, b_single.device);
   c.read();
   expect_product(c.host, 8, "tf32 product");
+}
+
+// No number of tf32 each, and all above 0, so that what is lost adds up.
+__host__ __device__ float left_of_long_sum(int row, int k) { return 1.0f + static_cast<float>(row + k % 89) / 97.0f; }
+__host__ __device__ float right_of_long_sum(int k, int column) { return 1.0f / static_cast<float>(column + 3 + k % 7); }
+
+constexpr int kLongDepth = 16384;
+__global__ void long_sum_kernel(float* sums) {
+  Product<16, 8> product;
+  product.clear();
+  product.add<true, true>(kLongDepth, left_of_long_sum, right_of_long_sum);
+  product.for_each([&](int row, int column, float sum) { sums[row * 8 + column] = sum; });
+}
+
+void long_sums() {
+  Array<float, 16 * 8> sums;
+  launch(long_sum_kernel, 1, kHeadThreads, nullptr, sums.device);
+  sums.read();
+  double error = 0.0;
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      double sum = 0.0;
+      for (int k = 0; k < kLongDepth; ++k)
+        sum += static_cast<double>(left_of_long_sum(row, k)) * right_of_long_sum(k, column);
+      error = std::max(error, std::fabs(sums.host[row * 8 + column] / sum - 1.0));
+    }
+  std::printf("a sum of %d products is off by %.1e\n", kLongDepth, error);
+  expect(error < 1e-5, "a long sum of float32 products");
 }
 
 // On the emulated GPU a copy shows as NaN until its group is waited for; bytes beyond those asked for become 0.
@@ -179,7 +209,7 @@ void copies() {
   source.write();
   Array<float, 5> seen;
   struct Eight {
-    float floats[8];
+    alignas(16) float floats[8];
   };
   launch<Eight>(copy_kernel, 1, 32, nullptr, seen.device, source.device);
   seen.read();
@@ -200,6 +230,7 @@ void shuffles() {
 int main() {
   conversions();
   products();
+  long_sums();
   copies();
   shuffles();
   for (unsigned order : {0, 1, 2, 3}) expect(order_holds(order, true), "a barrier orders");

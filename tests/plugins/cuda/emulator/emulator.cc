@@ -3,6 +3,7 @@
 #include "emulator.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -49,7 +50,7 @@ Warp warps[kMostThreads / kWarp];
 void (*kernel_entry)(void*);
 void* kernel_arguments;
 char *shared, block_order;
-size_t shared_size;
+size_t shared_size, shared_alignment;
 
 unsigned random(unsigned below) {
   random_state ^= random_state << 13;
@@ -129,11 +130,12 @@ AsyncCopies& async_copies() { return running->copies; }
 
 void* shared_memory(size_t bytes, size_t alignment) {
   if (bytes > shared_size) fail("a kernel uses more shared memory than it was launched with");
-  if (alignment > 16) fail("shared memory is aligned to 16 bytes");
+  if (alignment > shared_alignment) fail("a kernel aligns its shared memory to more than it was launched with");
   return shared;
 }
 
-void run(dim3 grid, unsigned count, size_t shared_bytes, void (*kernel)(void*), void* arguments) {
+void run(dim3 grid, unsigned count, SharedMemory memory, void (*kernel)(void*), void* arguments) {
+  if (memory.alignment > 16) fail("shared memory is aligned to 16 bytes");
   if (count == 0 || count % kWarp != 0 || count > kMostThreads) fail("blocks are of whole warps, 1024 threads at most");
   if (grid.y > 65535 || grid.z > 65535) fail("the grid is too large");
   Fiber main;
@@ -152,13 +154,17 @@ void run(dim3 grid, unsigned count, size_t shared_bytes, void (*kernel)(void*), 
   for (size_t i = 0; i < blocks; ++i) {
     blockIdx = dim3(static_cast<unsigned>(order[i] % grid.x), static_cast<unsigned>(order[i] / grid.x % grid.y),
                     static_cast<unsigned>(order[i] / grid.x / grid.y));
-    shared_size = shared_bytes;
-    shared = static_cast<char*>(std::malloc(shared_bytes));
-    std::fill_n(shared, shared_bytes, '\xff');
+    shared_size = memory.bytes;
+    shared_alignment = memory.alignment;
+    // Aligned as its type is, and no more.
+    const size_t offset = memory.alignment % 16;
+    char* const allocated = static_cast<char*>(std::malloc(offset + memory.bytes));
+    shared = allocated + offset;
+    std::fill_n(shared, memory.bytes, '\xff');
     release(&block_order);
     run_block(count);
     acquire(&block_order);
-    std::free(shared);
+    std::free(allocated);
   }
 }
 
@@ -178,6 +184,26 @@ void shuffle(void* const (&lanes)[32]) {
   }
 }
 
+// sum + a . b, as sm_80 was found to add (Fasi et al., "Numerical behavior of NVIDIA tensor cores", 2021; later ones
+// are finer): `together` products with the sum before, all cut off at half a unit of the largest one's last place, and
+// what they add up to at a unit of its own.
+template <int depth, int together, class A, class B>
+float add_products(float sum, const A& a, const B& b) {
+  for (int first = 0; first < depth; first += together) {
+    double terms[together + 1] = {sum}, largest = std::fabs(sum), total = 0.0;
+    for (int k = 0; k < together; ++k) terms[k + 1] = static_cast<double>(a(first + k)) * b(first + k);
+    for (double term : terms) largest = std::max(largest, std::fabs(term));
+    if (largest > 0.0 && std::isfinite(largest)) {
+      const double unit = std::ldexp(1.0, std::ilogb(largest) - 24);
+      for (double& term : terms) term = std::trunc(term / unit) * unit;
+    }
+    for (double term : terms) total += term;
+    sum = static_cast<float>(total);
+    if (std::fabs(sum) > std::fabs(total)) sum = std::nextafter(sum, 0.0f);
+  }
+  return sum;
+}
+
 // Where elements lie in the lanes' registers: PTX ISA, "Matrix fragments for mma.m16n8k16" and "m16n8k8".
 template <class Decode>
 void multiply_16bit(void* const (&lanes)[32], const Decode& decode) {
@@ -195,7 +221,8 @@ void multiply_16bit(void* const (&lanes)[32], const Decode& decode) {
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Product*>(lanes[lane])->c;
     for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 16; ++k) c[i] += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      c[i] = add_products<16, 8>(
+          c[i], [&](int k) { return a[lane / 4 + i / 2 * 8][k]; }, [&](int k) { return b[k][lane % 4 * 2 + i % 2]; });
   }
 }
 
@@ -215,7 +242,8 @@ void multiply_tf32(void* const (&lanes)[32]) {
   for (int lane = 0; lane < 32; ++lane) {
     float* c = static_cast<Product*>(lanes[lane])->c;
     for (int i = 0; i < 4; ++i)
-      for (int k = 0; k < 8; ++k) c[i] += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      c[i] = add_products<8, 4>(
+          c[i], [&](int k) { return a[lane / 4 + i / 2 * 8][k]; }, [&](int k) { return b[k][lane % 4 * 2 + i % 2]; });
   }
 }
 

@@ -7,8 +7,9 @@
 // threads reach, a vector at the wrong alignment, an asynchronous copy left under way.
 //
 // Shared memory starts as NaN, and so does what an asynchronous copy will fill until the copy is waited for.
-// Not emulated: several blocks at once, divergence within a warp (shuffles take all lanes), approximations of
-// fast_exp, bank conflicts, the time anything takes.
+// Numbers are as rough as a GPU's: products of matrices are summed as tensor cores do, and fast_exp is __expf.
+// Not emulated: several blocks at once, divergence within a warp (shuffles take all lanes), bank conflicts, the
+// time anything takes.
 #pragma once
 
 #include <cmath>
@@ -60,7 +61,11 @@ void seed(unsigned order);  // of launches from now on: 0 ascending, 1 descendin
 [[noreturn]] void fail(const char* what);
 AsyncCopies& async_copies();  // of the thread that is running
 void* shared_memory(size_t bytes, size_t alignment);
-void run(dim3 grid, unsigned threads, size_t shared_bytes, void (*kernel)(void*), void* arguments);
+
+struct SharedMemory {
+  size_t bytes, alignment;
+};
+void run(dim3 grid, unsigned threads, SharedMemory memory, void (*kernel)(void*), void* arguments);
 
 // Waits for the other lanes of the warp; the last to come calls combine on what all 32 passed.
 using Combine = void(void* const (&lanes)[32]);
@@ -140,7 +145,7 @@ inline uint32_t __float_as_uint(float x) {
 
 namespace aft::cuda::machine {
 
-inline float fast_exp(float x) { return std::exp(x); }
+inline float fast_exp(float x) { return std::exp2(x * 1.44269504f); }
 
 template <class Words>
 Words load(const void* p) {
@@ -226,7 +231,7 @@ template <class Shared, class... P>
 int launch(void (*kernel)(P...), dim3 grid, unsigned threads, cudaStream_t, void** arguments) {
   auto body = [&] { call(kernel, arguments, std::index_sequence_for<P...>{}); };
   emulator::run(
-      grid, threads, sizeof(Shared), [](void* body_) { (*static_cast<decltype(body)*>(body_))(); }, &body);
+      grid, threads, {sizeof(Shared), alignof(Shared)}, [](void* body_) { (*static_cast<decltype(body)*>(body_))(); }, &body);
   return 0;
 }
 
