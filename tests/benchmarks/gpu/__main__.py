@@ -35,10 +35,20 @@ def main() -> int:
     add("--dim", type=int, default=512)
     add("--rounds", type=int, default=21)
     add("--no-kernels", action="store_true", help="do not check the kernels")
+    add("--no-sanitizer", action="store_true", help="check them without compute-sanitizer")
     add("--no-timing", action="store_true", help="do not time them")
     add("--no-models", action="store_true", help="leave exported models out")
+    add("--seconds", type=float, help="begin nothing after so long; the build is not cut short")
+    add(
+        "--continue",
+        dest="go_on",
+        action="store_true",
+        help="add to the record in --out, without what passed or was timed already",
+    )
     add("--out", type=Path, default=Path(__file__).parent, help="folder of the record")
-    return 0 if check(parser.parse_args()) else 1
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    return 0 if check(options) else 1
 
 
 if __name__ == "__main__":

@@ -4,60 +4,136 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+import traceback
 from itertools import product
+from math import inf
 
 import torch
 
-from benchmarks.gpu import machine, models, programs, report
+from benchmarks.gpu import bindings, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.report import NO_TIME, Record
 from benchmarks.gpu.timing import measure
 from benchmarks.gpu.workloads import LAYER, Workload
+
+NOT_CHECKED = Outcome("kernels", "not checked in this run")
+
+
+class Check:
+    """One run, whose record is kept on disk after every step.
+
+    Args:
+        options: of the command line.
+        record: what is known already, which is not found out again.
+    """
+
+    def __init__(self, options: argparse.Namespace, record: Record) -> None:
+        self._options = options
+        self.record = record
+        self._end = time.monotonic() + (options.seconds or inf)
+
+    def kernels(self) -> None:
+        """Those that ``programs.build`` made, by the test programs."""
+        for check in programs.programs(self._folder, sanitizer=not self._options.no_sanitizer):
+            if isinstance(check, Outcome):
+                self.add(check)
+            elif self._is_due(check.what):
+                self.add(check.run(min(programs.MOST_SECONDS, self._end - time.monotonic())))
+
+    def build(self) -> None:
+        """Raises SystemExit where that fails."""
+        self._folder = programs.build(torch.cuda.get_device_capability())
+
+    def times(self) -> None:
+        """Of every mechanism at every length, and that the outputs of long documents agree."""
+        options = self._options
+        cache = programs.ROOT / "build" / "inductor-gpu"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        kernels = Kernels(self._folder / "gpu" / "libaft_cuda.so")
+        forms = list(product(options.mechanism, (False, True)))
+        if "fastformer" in options.mechanism:
+            forms.append((LAYER, False))
+        for (mechanism, causal), tokens in product(forms, options.tokens):
+            size = (options.batch, tokens, options.dim)
+            workload = Workload(mechanism, *size, torch.bfloat16, causal)
+            if any(workload == timed for timed, _ in self.record.times):
+                continue
+            if (why := workload.too_large(torch.cuda.mem_get_info()[0])) is not None:
+                self.record.leave_out(f"{workload}: {why}")
+            elif self._is_due(f"timing of {workload}"):
+                self._time(workload, kernels)
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError as error:
+                    said = f"{error}; nothing can run in this process after that"
+                    self.add(Outcome("the GPU", said, passed=False))
+                    return
+
+    def models(self) -> None:
+        """What ``aftexport`` exports, and how it gets at the GPU."""
+        self.add(bindings.check())
+        for outcome in models.run(self._folder, self._options.mechanism, self._is_due):
+            self.add(outcome)
+
+    def add(self, outcome: Outcome) -> None:
+        """Tells and keeps it."""
+        print(outcome, flush=True)
+        self.record.add(outcome)
+        report.keep(self.record, self._options.out)
+
+    def _time(self, workload: Workload, kernels: Kernels) -> None:
+        try:
+            seconds, absent, wrong = measure(workload, kernels, self._options.rounds)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            what = f"timing of {workload}"
+            self.add(Outcome(what, said, passed=False, printed=traceback.format_exc()))
+            return
+        print(f"{workload}: {report.in_microseconds(seconds)}", flush=True)
+        self.record.times.append((workload, seconds))
+        for line in absent:
+            print(line, flush=True)
+            self.record.leave_out(line)
+        self.add(Outcome(f"outputs of {workload}", "; ".join(wrong) or "agree", not wrong))
+
+    def _is_due(self, what: str) -> bool:
+        """Whether it is not known yet and there is time for it."""
+        if any(outcome.what == what and outcome.passed for outcome in self.record.outcomes):
+            return False
+        if time.monotonic() < self._end:
+            return True
+        self.record.leave_out(f"{what}: {NO_TIME}")
+        return False
 
 
 def check(options: argparse.Namespace) -> bool:
     """Builds, checks, times and reports; whether nothing failed."""
-    gpu = torch.cuda.get_device_name()
-    print(f"{gpu}: building the kernels and their tests", flush=True)
-    folder = programs.build(torch.cuda.get_device_capability())
-    record = report.Record(gpu, _software(), [], [], [])
-    if options.no_kernels:
-        record.outcomes.append(Outcome("kernels", "not checked in this run"))
-    else:
-        _add(record, programs.run(folder))
-    if not options.no_timing:
-        _time(options, Kernels(folder / "gpu" / "libaft_cuda.so"), record)
-    if not options.no_models:
-        _add(record, models.run(folder, options.mechanism))
-    print(f"record in {report.write(record, options.out)}")
+    record = Record(torch.cuda.get_device_name(), _software(), [], [], [])
+    if options.go_on:
+        record = report.load(record, options.out)
+    run = Check(options, record)
+    print(f"{record.gpu}: building the kernels and their tests", flush=True)
+    run.build()
+    try:
+        if options.no_kernels and not record.outcomes:
+            run.add(NOT_CHECKED)
+        for what, part, without in (
+            ("kernels", run.kernels, options.no_kernels),
+            ("timing", run.times, options.no_timing),
+            ("models", run.models, options.no_models),
+        ):
+            if without:
+                continue
+            try:
+                part()
+            except Exception as error:  # the others may be right
+                said = f"{type(error).__name__}: {error}"
+                run.add(Outcome(what, said, passed=False, printed=traceback.format_exc()))
+    finally:
+        print(f"record in {report.write(record, options.out)}", flush=True)
     return all(outcome.passed for outcome in record.outcomes)
-
-
-def _add(record: report.Record, outcomes: Iterable[Outcome]) -> None:
-    for outcome in outcomes:
-        print(outcome, flush=True)
-        record.outcomes.append(outcome)
-
-
-def _time(options: argparse.Namespace, kernels: Kernels, record: report.Record) -> None:
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(programs.ROOT / "build" / "inductor-gpu"))
-    forms = list(product(options.mechanism, (False, True)))
-    if "fastformer" in options.mechanism:
-        forms.append((LAYER, False))
-    for (mechanism, causal), tokens in product(forms, options.tokens):
-        workload = Workload(mechanism, options.batch, tokens, options.dim, torch.bfloat16, causal)
-        if (why := workload.too_large(torch.cuda.mem_get_info()[0])) is not None:
-            record.left_out.append(f"{workload}: {why}")
-            continue
-        print(f"timing {workload}", flush=True)
-        try:
-            seconds, absent = measure(workload, kernels, options.rounds)
-        except (ArithmeticError, RuntimeError) as error:
-            _add(record, [Outcome(f"timing of {workload}", str(error), passed=False)])
-            continue
-        record.times.append((workload, seconds))
-        record.left_out += absent
 
 
 def _software() -> list[str]:

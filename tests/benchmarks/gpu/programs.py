@@ -1,8 +1,10 @@
 """The C++ test programs on the GPU: instructions, kernels, TensorRT plugins, compute-sanitizer."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftexport.parity import TOLERANCES
@@ -15,6 +17,44 @@ BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf
 SANITIZED = "12"
 """Under compute-sanitizer every so many cases: they take a hundred times as long."""
 MOST_LINES = 5
+MOST_SECONDS = 120.0
+"""Of a program, which takes a few if nothing hangs; compute-sanitizer makes it half a minute."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A test program.
+
+    Attributes:
+        what: it checks.
+        command: program and arguments.
+        environment: besides this process's.
+    """
+
+    what: str
+    command: tuple[str | Path, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, seconds: float = MOST_SECONDS) -> Outcome:
+        """Runs it, for so long at most; it says last how it went and before that what was wrong."""
+        with subprocess.Popen(
+            list(map(str, self.command)), env=os.environ | self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            late = ""
+            try:
+                printed, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                # With what it started: compute-sanitizer's child would keep the pipe open.
+                os.killpg(process.pid, signal.SIGKILL)
+                printed, _ = process.communicate()
+                late = f"not done after {seconds:.0f} s, "
+        lines = printed.strip().splitlines() or ["it printed nothing"]
+        if process.returncode == 0:
+            return Outcome(self.what, lines[-1])
+        wrong = [line for line in lines[:-1] if "FAILED" in line][:MOST_LINES]
+        said = [f"{late}exit status {process.returncode}", *wrong, lines[-1]]
+        return Outcome(self.what, "; ".join(said), passed=False, printed=printed)
 
 
 def build(capability: tuple[int, int]) -> Path:
@@ -38,46 +78,34 @@ def build(capability: tuple[int, int]) -> Path:
     return folder
 
 
-def run(folder: Path) -> Iterator[Outcome]:
-    """What is checked and what came out, as it comes.
+def programs(folder: Path, *, sanitizer: bool) -> Iterator[Program | Outcome]:
+    """The test programs, or in the place of one that cannot be run, why.
 
     Args:
         folder: see ``build``.
+        sanitizer: those under compute-sanitizer as well.
     """
     tests = folder / "gpu"
     stems = sorted(source.stem for source in SOURCES.glob("*.cu"))
-    yield outcome("instructions", tests / "instructions_test")
+    yield Program("instructions", (tests / "instructions_test",))
     for stem in stems:
-        yield outcome(f"{stem}, against float64", tests / f"{stem}_test", *BOUNDS)
+        yield Program(f"{stem}, against float64", (tests / f"{stem}_test", *BOUNDS))
     plugins = {
         "AFT_TENSORRT_LIBRARY": str(folder / "tensorrt" / "libaftplugins_tensorrt.so"),
     }
-    yield outcome("precision of AFT-full's plugin", tests / "precision_test", environment=plugins)
+    yield Program("precision of AFT-full's plugin", (tests / "precision_test",), plugins)
     for stem in stems:
         if (host := tests / f"{stem}_through_plugin").exists():
             what = f"{stem}, through its TensorRT plugin, against float64"
-            yield outcome(what, host, *BOUNDS, environment=plugins)
-    sanitizer = program("compute-sanitizer")
+            yield Program(what, (host, *BOUNDS), plugins)
+    if not sanitizer:
+        yield Outcome("compute-sanitizer", "not run")
+        return
+    path = program("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
-        if sanitizer is None:
+        if path is None:
             yield Outcome(tool, "skipped, compute-sanitizer is not installed")
             continue
         for stem in stems:
-            command = [sanitizer, "--tool", tool, "--error-exitcode", "1", tests / f"{stem}_test"]
-            yield outcome(f"{stem}, {tool}", *command, *BOUNDS, SANITIZED)
-
-
-def outcome(
-    what: str, *command: str | Path, environment: Mapping[str, str] | None = None
-) -> Outcome:
-    """Runs a test program, which says last how it went and before that what was wrong."""
-    done = subprocess.run(
-        list(map(str, command)), env=os.environ | (environment or {}),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    lines = (done.stdout + done.stderr).strip().splitlines() or ["it printed nothing"]
-    if done.returncode == 0:
-        return Outcome(what, lines[-1])
-    wrong = [line for line in lines if "FAILED" in line][:MOST_LINES]
-    said = [f"exit status {done.returncode}", *wrong, lines[-1]]
-    return Outcome(what, "; ".join(said), passed=False)
+            command = (path, "--tool", tool, "--error-exitcode", "1", tests / f"{stem}_test")
+            yield Program(f"{stem}, {tool}", (*command, *BOUNDS, SANITIZED))

@@ -1,8 +1,11 @@
 """The record of a GPU: what was checked, how long everything took, and a plot of it."""
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import torch
 
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import (
@@ -18,6 +21,7 @@ from benchmarks.gpu.timing import (
 )
 from benchmarks.gpu.workloads import Workload
 
+NO_TIME = "no time was left"
 _OTHERS = (PRODUCT, EAGER, COMPILED, SDPA)
 
 
@@ -39,10 +43,60 @@ class Record:
     times: list[tuple[Workload, Seconds]]
     left_out: list[str]
 
+    def add(self, outcome: Outcome) -> None:
+        """Adds it, in the place of an earlier one of the same check."""
+        self.outcomes[:] = [o for o in self.outcomes if o.what != outcome.what] + [outcome]
+
+    def leave_out(self, line: str) -> None:
+        """Adds it, if it is not there."""
+        if line not in self.left_out:
+            self.left_out.append(line)
+
+    def path(self, folder: Path, suffix: str) -> Path:
+        """Where it is in a folder."""
+        return folder / f"{'-'.join(self.gpu.lower().split())}{suffix}"
+
+
+def keep(record: Record, folder: Path) -> None:
+    """Writes ``<gpu-name>.json``, for ``load``, and ``.log``, what failed programs printed."""
+    path = record.path(folder, ".json")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(asdict(record), indent=1, default=str))
+    new.replace(path)
+    printed = [f"{outcome}\n{outcome.printed}" for outcome in record.outcomes if outcome.printed]
+    record.path(folder, ".log").write_text("\n".join(printed))
+
+
+def load(record: Record, folder: Path) -> Record:
+    """What ``keep`` wrote of this GPU, without what there was no time for; else ``record``.
+
+    Raises:
+        SystemExit: where that was found with other software.
+    """
+    path = record.path(folder, ".json")
+    if not path.exists():
+        return record
+    kept = json.loads(path.read_text())
+    if kept["software"] != record.software:
+        raise SystemExit(f"{path} is of {kept['software']}, not {record.software}")
+    times = []
+    for members, seconds in kept["times"]:
+        dtype = getattr(torch, members.pop("dtype").removeprefix("torch."))
+        times.append((Workload(**members, dtype=dtype), seconds))
+    left_out = [line for line in kept["left_out"] if not line.endswith(NO_TIME)]
+    outcomes = [Outcome(**members) for members in kept["outcomes"]]
+    return Record(record.gpu, record.software, outcomes, times, left_out)
+
+
+def in_microseconds(seconds: Seconds) -> str:
+    """Every contender's, in a line."""
+    return ", ".join(f"{name} {taken * 1e6:,.1f} µs" for name, taken in seconds.items())
+
 
 def write(record: Record, folder: Path) -> Path:
     """Writes ``<gpu-name>.md``, and beside it a plot where matplotlib is installed."""
-    path = folder / f"{'-'.join(record.gpu.lower().split())}.md"
+    keep(record, folder)
+    path = record.path(folder, ".md")
     lines = [f"# {record.gpu}", "", "; ".join(record.software) + ".", "", "## Checked", ""]
     lines += [f"- {outcome}" for outcome in record.outcomes]
     lines += ["", "## Timed", ""]

@@ -107,10 +107,12 @@ class Workload:
 
         rows = (self.batch, self.tokens)
         keys = HEADS if self.mechanism == "aft_conv" else self.dim
+        # Means of many random numbers are 0 whichever are left out: values grow from first to last.
+        growth = torch.linspace(0, 2, self.tokens, device=device)[:, None].to(self.dtype)
         tensors = {
             "query": draw(*rows, self.dim),
             "key": draw(*rows, keys),
-            "value": draw(*rows, self.dim),
+            "value": draw(*rows, self.dim) + growth,
             "lengths": torch.full((self.batch,), self.tokens, device=device),
         }
         if self.mechanism == "aft_full":

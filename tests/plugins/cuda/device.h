@@ -5,6 +5,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+
+namespace device {
+
+// What is under way, for the message where a kernel breaks down.
+inline std::string doing;
+
+}  // namespace device
 
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
@@ -15,7 +23,7 @@ constexpr bool kEmulated = false;
 
 inline void require(cudaError_t status) {
   if (status == cudaSuccess) return;
-  std::printf("FAILED: %s\n", cudaGetErrorString(status));
+  std::printf("FAILED: %s %s\n", doing.c_str(), cudaGetErrorString(status));
   std::exit(EXIT_FAILURE);
 }
 

@@ -232,6 +232,7 @@ inline int run_cases(int argc, char** argv, const std::function<int(const Case&,
   for (size_t i = 0; i < table.size(); ++i) {
     const Case& c = table[i * kStride % table.size()];
     if (c.draw(every, kSampled) != 0 || failures > kEnoughFailures) continue;
+    device::doing = c.name();
     failures += try_case(c, bounds);
     ++cases;
   }

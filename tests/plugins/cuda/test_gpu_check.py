@@ -1,14 +1,17 @@
 """What of ``make gpu-check`` needs no GPU: its binding, on the emulated library, and its report."""
 
+import argparse
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from enum import IntEnum
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import machine, models, programs, report
+from benchmarks.gpu import bindings, check, machine, models, programs, report, timing
 from benchmarks.gpu.library import (
     CALLS,
     ExpPrecision,
@@ -143,12 +146,137 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
 @pytest.mark.parametrize("stem", ["aft_simple", "aft_full"])
 def test_the_outcome_of_a_program_is_its_last_line(kernels, stem):
     program = emulated.build() / f"{stem}_test"
-    right = programs.outcome(stem, program, *programs.BOUNDS, "12")
+    right = programs.Program(stem, (program, *programs.BOUNDS, "12")).run()
     assert right.passed
     assert "cases, 0 failures" in right.said
-    wrong = programs.outcome(stem, program, "1e-12", "1e-12", "1e-12", "12")
+    wrong = programs.Program(stem, (program, "1e-12", "1e-12", "1e-12", "12")).run()
     assert not wrong.passed
+    assert wrong.printed.count("FAILED") > programs.MOST_LINES
     assert str(wrong).startswith(f"{stem}: FAILED, exit status 1; FAILED: case")
+
+
+def test_a_program_that_hangs_is_stopped_with_what_it_started():
+    begun = time.monotonic()
+    said = programs.Program("hangs", ("sh", "-c", "echo begun; sleep 600; true")).run(0.5)
+    assert time.monotonic() - begun < 300
+    assert str(said) == "hangs: FAILED, not done after 0 s, exit status -9; begun"
+
+
+@pytest.mark.parametrize("mechanism", timing.LAST_ROW_SEES_ALL)
+def test_the_last_row_of_a_causal_form_is_that_of_the_other(kernels, mechanism):
+    causal = small(mechanism, causal=True)
+    tensors = causal.tensors("cpu")
+    last, whole = (
+        workload.kernel(kernels, tensors)()[:, -1]
+        for workload in (causal, replace(causal, causal=False))
+    )
+    assert_close(last, whole.double(), "fp32")
+
+
+def test_outputs_of_which_a_part_is_missing_disagree():
+    workload = replace(small("aft_simple"), tokens=1 << 16)
+    tensors = workload.tensors("cpu")
+    inputs = workload.baseline_inputs(tensors)
+    whole = workload.baseline()(*inputs)
+    assert timing.disagreement("all", whole, whole) == []
+    half = workload.baseline()(inputs[0], *(x[:, : 1 << 15] for x in inputs[1:]))
+    assert "half is" in timing.disagreement("half", half, whole)[0]
+    assert timing.disagreement("none", whole * torch.nan, whole)
+
+
+class FakeGpu:
+    """In the place of what ``check`` asks a GPU for; a length of 4,096 makes a kernel fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.timed: list[str] = []
+        self.lost = False
+        for name, value in {
+            "get_device_name": "NVIDIA Sample 1000",
+            "get_device_capability": (9, 0),
+            "mem_get_info": (1 << 40, 1 << 40),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+        monkeypatch.setattr(torch.cuda, "synchronize", self._synchronize)
+        monkeypatch.setattr(check, "_software", lambda: ["CUDA 13.0"])
+        monkeypatch.setattr(check, "Kernels", lambda path: None)
+        monkeypatch.setattr(check, "measure", self._measure)
+        monkeypatch.setattr(programs, "build", lambda capability: Path())
+        shell = [programs.Program(name, (name,)) for name in ("true", "false")]
+        monkeypatch.setattr(programs, "programs", lambda folder, sanitizer: shell)
+
+    def _synchronize(self) -> None:
+        if self.lost:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def _measure(self, workload: Workload, kernels: None, rounds: int):
+        self.timed.append(str(workload))
+        if workload.tokens == 4096:
+            raise RuntimeError("no kernel image")
+        return {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5}, [f"{workload}: flash SDPA, no"], []
+
+
+def options(folder, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None):
+    return argparse.Namespace(
+        mechanism=["aft_simple"], tokens=tokens, batch=1, dim=64, rounds=1, no_kernels=False,
+        no_sanitizer=False, no_timing=False, no_models=True, out=folder, go_on=go_on,
+        seconds=seconds,
+    )  # fmt: skip
+
+
+def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended(
+    tmp_path, monkeypatch
+):
+    gpu = FakeGpu(monkeypatch)
+    assert not check.check(options(tmp_path, tokens=(1024, 4096, 16384)))
+    assert len(gpu.timed) == 6
+    text = (tmp_path / "nvidia-sample-1000.md").read_text()
+    assert "- true: it printed nothing" in text
+    assert "- false: FAILED" in text
+    assert "4,096 tokens: FAILED, RuntimeError: no kernel image" in text
+    assert "| 16,384 | 20.0 |" in text
+    assert "no kernel image" in (tmp_path / "nvidia-sample-1000.log").read_text()
+    gpu.timed.clear()
+    check.check(options(tmp_path, tokens=(1024, 4096, 65536), go_on=True))
+    assert [int(name.split()[-2].replace(",", "")) for name in gpu.timed] == 2 * [4096, 65536]
+    text = (tmp_path / "nvidia-sample-1000.md").read_text()
+    assert text.count("- true:") == text.count("- false:") == 1
+    assert text.count("| 1,024 |") == text.count("| 65,536 |") == 2
+
+
+def test_after_its_time_a_run_begins_nothing_and_says_so(tmp_path, monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    check.check(options(tmp_path, tokens=(1024,), seconds=1e-9))
+    assert gpu.timed == []
+    path = tmp_path / "nvidia-sample-1000.md"
+    assert f"- timing of aft_simple, 1,024 tokens: {report.NO_TIME}" in path.read_text()
+    check.check(options(tmp_path, tokens=(1024,), go_on=True))
+    assert len(gpu.timed) == 2
+    assert report.NO_TIME not in path.read_text()
+
+
+def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    gpu.lost = True
+    check.check(options(tmp_path, tokens=(1024, 16384)))
+    assert len(gpu.timed) == 1
+    text = (tmp_path / "nvidia-sample-1000.md").read_text()
+    assert "- the GPU: FAILED, an illegal memory access" in text
+    assert "| 1,024 | 20.0 |" in text
+
+
+def test_a_record_of_other_software_is_not_added_to(tmp_path):
+    report.keep(record(), tmp_path)
+    assert report.load(record(), tmp_path) == record()
+    with pytest.raises(SystemExit, match=r"CUDA 13\.0"):
+        report.load(replace(record(), software=["CUDA 13.1"]), tmp_path)
+
+
+def test_without_a_gpu_the_bindings_say_what_is_missing():
+    outcome = bindings.check()
+    if not machine.missing():
+        assert outcome.passed
+    else:
+        assert outcome.said
 
 
 @pytest.mark.parametrize("mechanism", ["aft_full", "fastformer"])
