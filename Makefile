@@ -55,7 +55,7 @@ cuda-mutations: $(VENV)/installed
 # this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT where $(PYTHON) has them. It needs PyTorch;
 # nothing is installed. GPU_CHECK=--help shows what can be left out. Without a GPU it says so and exits with 3.
 gpu-check:
-	@PYTHONPATH=tests:export $(PYTHON) -m benchmarks.gpu $(GPU_CHECK)
+	@PYTHONPATH=tests:export$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu $(GPU_CHECK)
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

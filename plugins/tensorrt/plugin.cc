@@ -148,10 +148,10 @@ int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorD
     for (size_t i = 0; i < call.inputs.size(); ++i) call.inputs[i].data = inputs[i];
     call.output = outputs[0];
     const int status = op_.enqueue(call, workspace, stream);
+    if (status == 0) return kSuccess;
     std::string what = "CUDA error " + std::to_string(status) + " on " + to_string(input_descs[0].type);
     for (const ops::Tensor& input : call.inputs) what += " " + ops::to_string(input.shape);
-    expect(status == 0, what);
-    return kSuccess;
+    throw Error(what);
   });
 }
 

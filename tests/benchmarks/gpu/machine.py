@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 LEAST_CAPABILITY = (8, 0)
+TOOLKIT = Path("/usr/local/cuda")
 
 
 def missing() -> list[str]:
@@ -23,9 +24,10 @@ def missing() -> list[str]:
 
 
 def program(name: str) -> Path | None:
-    """Where a program is: on the PATH, beside this Python, or among NVIDIA's wheels."""
+    """Where a program is: on the PATH, beside this Python, in NVIDIA's wheels or toolkit."""
     site = (Path(place) for place in sys.path if place.endswith("site-packages"))
     places = [Path(sys.executable).parent, *(place / "nvidia" / "cu13" / "bin" for place in site)]
+    places += [TOOLKIT / "bin", TOOLKIT / "compute-sanitizer"]
     paths = (None, *map(str, places))
     found = next((found for path in paths if (found := shutil.which(name, path=path))), None)
     return Path(found) if found else None
