@@ -11,7 +11,7 @@ from math import inf
 
 import torch
 
-from benchmarks.gpu import bindings, machine, models, programs, report
+from benchmarks.gpu import accuracy, bindings, machine, models, programs, report
 from benchmarks.gpu.library import Kernels
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.report import NO_TIME, Record
@@ -42,6 +42,23 @@ class Check:
             elif self._is_due(check.what):
                 self.add(check.run(min(programs.MOST_SECONDS, self._end - time.monotonic())))
 
+    def long_documents(self) -> None:
+        """Every mechanism's kernel, and the layer's."""
+        kernels = self._kernels()
+        layer = [LAYER] if "fastformer" in self._options.mechanism else []
+        for mechanism in (*self._options.mechanism, *layer):
+            workload = accuracy.long_documents(mechanism)
+            what = accuracy.title(workload)
+            if not self._is_due(what):
+                continue
+            try:
+                self.add(accuracy.check(workload, kernels))
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                self.add(Outcome(what, said, passed=False, printed=traceback.format_exc()))
+            if not self._is_alive():
+                return
+
     def build(self) -> None:
         """Raises SystemExit where that fails."""
         self._folder = programs.build(torch.cuda.get_device_capability())
@@ -51,7 +68,7 @@ class Check:
         options = self._options
         cache = programs.ROOT / "build" / "inductor-gpu"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-        kernels = Kernels(self._folder / "gpu" / "libaft_cuda.so")
+        kernels = self._kernels()
         forms = list(product(options.mechanism, (False, True)))
         if "fastformer" in options.mechanism:
             forms.append((LAYER, False))
@@ -64,11 +81,7 @@ class Check:
                 self.record.leave_out(f"{workload}: {why}")
             elif self._is_due(f"timing of {workload}"):
                 self._time(workload, kernels)
-                try:
-                    torch.cuda.synchronize()
-                except RuntimeError as error:
-                    said = f"{error}; nothing can run in this process after that"
-                    self.add(Outcome("the GPU", said, passed=False))
+                if not self._is_alive():
                     return
 
     def models(self) -> None:
@@ -82,6 +95,20 @@ class Check:
         print(outcome, flush=True)
         self.record.add(outcome)
         report.keep(self.record, self._options.out)
+
+    def _kernels(self) -> Kernels:
+        return Kernels(self._folder / "gpu" / "libaft_cuda.so")
+
+    def _is_alive(self) -> bool:
+        """Whether this process can use the GPU still, after what ran last."""
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            said = f"{error}; nothing can run in this process after that"
+            self.add(Outcome("the GPU", said, passed=False))
+            return False
+        return True
 
     def _time(self, workload: Workload, kernels: Kernels) -> None:
         try:
@@ -121,6 +148,7 @@ def check(options: argparse.Namespace) -> bool:
             run.add(NOT_CHECKED)
         for what, part, without in (
             ("kernels", run.kernels, options.no_kernels),
+            ("long documents", run.long_documents, options.no_kernels),
             ("timing", run.times, options.no_timing),
             ("models", run.models, options.no_models),
         ):

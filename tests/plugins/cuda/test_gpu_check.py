@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import bindings, check, machine, models, programs, report, timing
+from benchmarks.gpu import accuracy, bindings, check, machine, models, programs, report, timing
 from benchmarks.gpu.library import (
     CALLS,
     ExpPrecision,
@@ -173,6 +173,15 @@ def test_the_last_row_of_a_causal_form_is_that_of_the_other(kernels, mechanism):
     assert_close(last, whole.double(), "fp32")
 
 
+@pytest.mark.parametrize("mechanism", KERNELS)
+def test_long_documents_are_compared_with_float64(kernels, mechanism):
+    assert accuracy.long_documents(mechanism).batch * HEADS >= 512
+    outcome = accuracy.check(small(mechanism), kernels, "cpu")
+    assert outcome.passed, outcome
+    bound = outcome.said.rpartition(", bound ")[2]
+    assert float(bound) == TOLERANCES["fp32"].bound
+
+
 def test_outputs_of_which_a_part_is_missing_disagree():
     workload = replace(small("aft_simple"), tokens=1 << 16)
     tensors = workload.tensors("cpu")
@@ -200,6 +209,7 @@ class FakeGpu:
         monkeypatch.setattr(check, "_software", lambda: ["CUDA 13.0"])
         monkeypatch.setattr(check, "Kernels", lambda path: None)
         monkeypatch.setattr(check, "measure", self._measure)
+        monkeypatch.setattr(accuracy, "check", self._compare)
         monkeypatch.setattr(programs, "build", lambda capability: Path())
         shell = [programs.Program(name, (name,)) for name in ("true", "false")]
         monkeypatch.setattr(programs, "programs", lambda folder, sanitizer: shell)
@@ -207,6 +217,11 @@ class FakeGpu:
     def _synchronize(self) -> None:
         if self.lost:
             raise RuntimeError("an illegal memory access was encountered")
+
+    def _compare(self, workload: Workload, kernels: None) -> Outcome:
+        if workload.mechanism == "aft_full":
+            raise RuntimeError("no memory")
+        return Outcome(accuracy.title(workload), "error 0")
 
     def _measure(self, workload: Workload, kernels: None, rounds: int):
         self.timed.append(str(workload))
@@ -234,6 +249,7 @@ def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended
     assert "- false: FAILED" in text
     assert "4,096 tokens: FAILED, RuntimeError: no kernel image" in text
     assert "| 16,384 | 20.0 |" in text
+    assert "16,384 tokens, float32, against float64 in PyTorch: error 0" in text
     assert "no kernel image" in (tmp_path / "nvidia-sample-1000.log").read_text()
     gpu.timed.clear()
     check.check(options(tmp_path, tokens=(1024, 4096, 65536), go_on=True))
