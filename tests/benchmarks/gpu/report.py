@@ -58,13 +58,17 @@ class Record:
 
 
 def keep(record: Record, folder: Path) -> None:
-    """Writes ``<gpu-name>.json``, for ``load``, and ``.log``, what failed programs printed."""
+    """Writes ``<gpu-name>.json``, for ``load``, and ``.log`` if a program failed that printed."""
     path = record.path(folder, ".json")
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(record), indent=1, default=str))
     new.replace(path)
     printed = [f"{outcome}\n{outcome.printed}" for outcome in record.outcomes if outcome.printed]
-    record.path(folder, ".log").write_text("\n".join(printed))
+    log = record.path(folder, ".log")
+    if printed:
+        log.write_text("\n".join(printed))
+    else:
+        log.unlink(missing_ok=True)
 
 
 def load(record: Record, folder: Path) -> Record:

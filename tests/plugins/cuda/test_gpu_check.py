@@ -194,11 +194,12 @@ def test_outputs_of_which_a_part_is_missing_disagree():
 
 
 class FakeGpu:
-    """In the place of what ``check`` asks a GPU for; a length of 4,096 makes a kernel fail."""
+    """In the place of what ``check`` asks a GPU for; a kernel fails at ``fails`` tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.timed: list[str] = []
         self.lost = False
+        self.fails = 4096
         for name, value in {
             "get_device_name": "NVIDIA Sample 1000",
             "get_device_capability": (9, 0),
@@ -225,7 +226,7 @@ class FakeGpu:
 
     def _measure(self, workload: Workload, kernels: None, rounds: int):
         self.timed.append(str(workload))
-        if workload.tokens == 4096:
+        if workload.tokens == self.fails:
             raise RuntimeError("no kernel image")
         return {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5}, [f"{workload}: flash SDPA, no"], []
 
@@ -252,9 +253,11 @@ def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended
     assert "16,384 tokens, float32, against float64 in PyTorch: error 0" in text
     assert "no kernel image" in (tmp_path / "nvidia-sample-1000.log").read_text()
     gpu.timed.clear()
+    gpu.fails = 0
     check.check(options(tmp_path, tokens=(1024, 4096, 65536), go_on=True))
     assert [int(name.split()[-2].replace(",", "")) for name in gpu.timed] == 2 * [4096, 65536]
     text = (tmp_path / "nvidia-sample-1000.md").read_text()
+    assert "no kernel image" not in text
     assert text.count("- true:") == text.count("- false:") == 1
     assert text.count("| 1,024 |") == text.count("| 65,536 |") == 2
 
@@ -278,6 +281,9 @@ def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
     text = (tmp_path / "nvidia-sample-1000.md").read_text()
     assert "- the GPU: FAILED, an illegal memory access" in text
     assert "| 1,024 | 20.0 |" in text
+    gpu.lost = False
+    check.check(options(tmp_path, tokens=(1024, 16384), go_on=True))
+    assert "- the GPU" not in (tmp_path / "nvidia-sample-1000.md").read_text()
 
 
 def test_a_record_of_other_software_is_not_added_to(tmp_path):
