@@ -16,6 +16,8 @@ SOURCES = ROOT / "plugins" / "cuda"
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 SANITIZED = "12"
 """Under compute-sanitizer every so many cases: they take a hundred times as long."""
+TELLING = ("FAILED", "Invalid ", "Error: ", "Warning: ")
+"""In a line of a test program, or of compute-sanitizer, that says what is wrong."""
 MOST_LINES = 5
 MOST_SECONDS = 120.0
 """Of a program, which takes a few if nothing hangs; compute-sanitizer makes it half a minute."""
@@ -52,7 +54,7 @@ class Program:
         lines = printed.strip().splitlines() or ["it printed nothing"]
         if process.returncode == 0:
             return Outcome(self.what, lines[-1])
-        wrong = [line for line in lines[:-1] if "FAILED" in line][:MOST_LINES]
+        wrong = [line for line in lines[:-1] if any(word in line for word in TELLING)][:MOST_LINES]
         said = [f"{late}exit status {process.returncode}", *wrong, lines[-1]]
         return Outcome(self.what, "; ".join(said), passed=False, printed=printed)
 
