@@ -74,7 +74,7 @@ def test_what_save_writes_load_reads(classifier: DocumentClassifier, checkpoint_
         torch.testing.assert_close(read.module.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b"], "abc", [1, 2, 3]])
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b"], ["a", "b", ""], "abc", [1, 2, 3]])
 def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
     labels: list[str], classifier: DocumentClassifier, tmp_path: Path
 ) -> None:
@@ -238,10 +238,14 @@ def test_a_pickled_module_is_imported_from_the_working_folder(tmp_path: Path) ->
     assert (outcome.code, "pickled module" in outcome.out) == (0, True), outcome.err
 
 
-def test_a_factory_beside_a_pickled_module_is_refused(tmp_path: Path) -> None:
+def test_a_factory_that_nothing_needs_is_refused_by_name(
+    tmp_path: Path, checkpoint_file: Path
+) -> None:
+    # Not by that of the option, which is --factory where --model is the file.
     torch.save(toy.Bag(), tmp_path / "model.pt")
-    with pytest.raises(UsageError, match="--model"):
-        load(tmp_path / "model.pt", factory="toy:Bag", allow_pickle=True)
+    for path in (tmp_path / "model.pt", checkpoint_file):
+        with pytest.raises(UsageError, match=r"needs no toy:Bag\. Leave that out"):
+            load(path, factory="toy:Bag", allow_pickle=True)
 
 
 def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: Path) -> None:
