@@ -31,6 +31,7 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "labels null": {"labels": None},
     "labels a word": {"labels": "abc"},
     "labels too few": {"labels": ["a", "b"]},
+    "evidence of fewer labels": {"evidence": [0.0]},
     "labels numbers": {"labels": [1, 2, 3]},
     "labels twice": {"labels": ["a", "a", "b"]},
     "tolerance not finite": {"tolerance": float("inf")},

@@ -173,9 +173,11 @@ class Manifest(BaseModel):
     no_evidence: str | None = None
 
     @model_validator(mode="after")
-    def _labels_differ(self) -> Self:
+    def _labels_fit(self) -> Self:
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("labels: a name stands there twice")
+        if self.evidence is not None and len(self.evidence) != len(self.labels):
+            raise ValueError("evidence: there is not one offset for each label")
         return self
 
 

@@ -149,6 +149,9 @@ class ChunkedModel:
         fused: use the kernel library where it is built.
         chunk_tokens: of a chunk at most; None to choose by the budget.
 
+    Raises:
+        EngineError: where ``archive`` is no zip file.
+
     Attributes:
         whole_tokens: a document up to this fits the budget as a whole.
         chunk_tokens: of a chunk at most.
@@ -167,7 +170,10 @@ class ChunkedModel:
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
         # Open from now on: it stays this one where another is put in its place.
-        self._archive = zipfile.ZipFile(archive)
+        try:
+            self._archive = zipfile.ZipFile(archive)
+        except zipfile.BadZipFile as error:
+            raise EngineError(f"{archive}: {error}.", "Export the model again.") from error
         self._name = archive.name
         self._plan = plan
         self._threads = threads
@@ -341,7 +347,7 @@ class ChunkedModel:
         # keeps between chunks goes with it.
         try:
             model = self._archive.read(f"{name}.onnx")
-        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise EngineError(
                 f"{self._name}: {error}.", "Replace a bundle, never write over it."
             ) from error
