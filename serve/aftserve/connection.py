@@ -21,6 +21,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from aftserve.health import Health
+
 logger = logging.getLogger("aftserve.request")
 
 _TURN_SECONDS = 0.001
@@ -61,12 +63,17 @@ class Connection(HttpToolsProtocol):
         seconds: from the connection, or the first byte of a later request, to the end of the
             headers, and those in which nothing is read of an answer that waits.
         responses: counts refusals by path and status.
+        health: while it drains, no connection is kept for another request: who sends one would
+            not know whether it came before the end.
     """
 
-    def __init__(self, *args: Any, seconds: float, responses: Counter, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, seconds: float, responses: Counter, health: Health, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._seconds = seconds
         self._responses = responses
+        self._health = health
         self._waiting: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
@@ -77,9 +84,9 @@ class Connection(HttpToolsProtocol):
         self._refused = False
 
     @classmethod
-    def within(cls, seconds: float, responses: Counter) -> Any:
+    def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
         """The class, for a server whose clients have so long."""
-        return partial(cls, seconds=seconds, responses=responses)
+        return partial(cls, seconds=seconds, responses=responses, health=health)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for the first request."""
@@ -157,6 +164,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if self._health.phase == "draining":
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -114,7 +114,9 @@ class Server(uvicorn.Server):
                 create_app(service, keys),
                 host=settings.host,
                 port=settings.port,
-                http=Connection.within(settings.receive_seconds, service.metrics.responses),
+                http=Connection.within(
+                    settings.receive_seconds, service.metrics.responses, service.health
+                ),
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -18,6 +18,7 @@ from prometheus_client import Counter
 from servers import serving
 
 from aftserve.connection import Connection
+from aftserve.health import Health
 
 MIB = 1 << 20
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -36,7 +37,7 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.Server]:
     """A server of another application behind such connections."""
     responses = Counter("responses", "", ["path", "status"], registry=None)
-    http = Connection.within(seconds, responses)
+    http = Connection.within(seconds, responses, Health())
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -42,7 +42,9 @@ def test_a_server_told_to_stop_goes_on_while_it_drains(bundle_folder: Path, tmp_
         assert metric(address, "aftserve_ready") == 1
         process.send_signal(signal.SIGTERM)
         eventually(lambda: readiness(address) == (503, "draining"), "it says that it drains")
-        assert post(address, [5]).status_code == 200
+        answer = post(address, [5])
+        assert answer.status_code == 200
+        assert answer.headers["Connection"] == "close"  # the next one has another server's
         assert metric(address, "aftserve_ready") == 0
         assert process.wait(30) == 0
 
