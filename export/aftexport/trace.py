@@ -21,6 +21,7 @@ from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
+from aftexport.fuse.pooling import fuse_pooling
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.position_bias import choose_precisions
 from aftexport.registry import ALL_OPERATORS
@@ -121,14 +122,15 @@ def finish(
     Args:
         lowered: see ``lower``; not changed.
         precision: see ``lower``.
-        fuse: make operators of what surrounds the attention. TensorRT fuses that itself,
-            and their bodies would have it multiply in float32.
+        fuse: make operators of what surrounds the attention, and products of sums over the tokens.
+            TensorRT fuses that itself, and their bodies would have it multiply in float32.
     """
     graph = ir.from_proto(lowered)
     if fuse:
         products = "fp32" if precision == "fp16" else precision
         fuse_fastformer(graph, precision=products)
         fuse_encoder(graph, precision=products)
+        fuse_pooling(graph)
     model = ir.to_proto(graph)
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
     del model.graph.value_info[:]

@@ -20,7 +20,7 @@ from aftexport.cores import usable_cores
 from aftexport.domain import DOMAIN
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, UsageError
 
 # Where this was imported before aftexport, the variable that says so came too late.
 onnxruntime.disable_telemetry_events()
@@ -38,6 +38,8 @@ _PROVIDERS = {
     # In TF32, its own choice, products in float32 would be further off than fp32 may be.
     "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), _CPU],
 }
+_MOST_THREADS = 1024
+"""The runtime would start any number, and take a machine's memory for their stacks."""
 _DISABLED = ["NchwcTransformer"]
 """Of convolutions of images; ONNX Runtime 1.31 crashes in it on float16 graphs without any."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
@@ -127,9 +129,12 @@ def session_options(
     """The options of every session here; see ``OnnxRuntimeEngine``.
 
     Raises:
+        UsageError: for more threads than any machine has.
         EngineError: where the runtime refuses the kernel library.
     """
     options = onnxruntime.SessionOptions()
+    if threads > _MOST_THREADS:
+        raise UsageError(f"{threads:,} threads are too many.", f"Give {_MOST_THREADS:,} or less.")
     options.intra_op_num_threads = threads or usable_cores()
     options.log_severity_level = 3
     # Its threads would spin for 45 ms after each run, on cores that others need.

@@ -13,7 +13,7 @@ import aftplugins
 from aftexport.engines import Engine, RunStoppedError, Stop
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, UsageError
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
 
@@ -176,3 +176,8 @@ def test_a_failing_run_that_nobody_stopped_says_why(bundle_folder: Path) -> None
     with pytest.raises(EngineError) as failure:
         engine.run(inputs([300]), Stop())
     assert not isinstance(failure.value, RunStoppedError)
+
+
+def test_threads_that_no_machine_has_are_refused(bundle_folder: Path) -> None:
+    with pytest.raises(UsageError, match="too many"):
+        OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=100_000)

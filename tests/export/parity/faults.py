@@ -90,11 +90,14 @@ def wrong_lengths(model: onnx.ModelProto) -> None:
 
 
 def wrong_pooling(model: onnx.ModelProto) -> None:
-    node_giving(model, "sum_1").op_type = "ReduceMax"
+    last = node_giving(model, "sum_1")
+    last.op_type, last.input[0] = "ReduceMax", node_giving(model, last.input[0]).input[1]
+    last.attribute.append(onnx.helper.make_attribute("keepdims", 0))
 
 
 def pooled_with_padding(model: onnx.ModelProto) -> None:
-    node_giving(model, "sum_1").input[0] = "layer_norm_8"
+    product = node_giving(model, node_giving(model, "sum_1").input[0])
+    product.input[1] = "layer_norm_8"
 
 
 def swapped_heads(model: onnx.ModelProto) -> None:
