@@ -79,3 +79,13 @@ def test_pooling_of_ones_own(pool: Callable[[Tensor], Tensor], left: list[str]) 
     model = exported(module)
     assert reductions(model) == left
     assert_pytorchs(module, model)
+
+
+def test_a_mean_of_a_million_tokens_is_exact() -> None:
+    module = Pooled(lambda x: x.mean(1))
+    engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)
+    ids = torch.randint(50, (1, 1_000_000), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([1_000_000])
+    logits = engine.run({"input_ids": ids.numpy(), "lengths": lengths.numpy()})["logits"]
+    expected = module.double()(ids, lengths).detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=3e-6)
