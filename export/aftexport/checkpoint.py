@@ -110,7 +110,7 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
             return _from_state_dict(path, safetensors.torch.load_file(path), factory)
         if is_program_archive(path):
             if factory:
-                raise UsageError(f"A .pt2 program needs no {factory}.", "Leave that out.")
+                raise UsageError("A .pt2 program needs no factory.", f"Leave {factory} out.")
             return Checkpoint(path, "torch.export program", program=load_program(path))
         _refuse_other_formats(path)
         return _load_torch_file(path, factory, allow_pickle)
@@ -194,8 +194,8 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
             raise UsageError(
-                f"The checkpoint has its own configuration and needs no {factory}.",
-                "Leave that out.",
+                "The checkpoint has its own configuration, and needs no factory.",
+                f"Leave {factory} out.",
             )
         return _from_own_checkpoint(path, content)
     return _from_state_dict(path, state_dict_in(path, content), factory)
@@ -291,7 +291,7 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
 
 def _unpickle(path: Path, factory: str | None) -> Checkpoint:
     if factory:
-        raise UsageError(f"A pickled module needs no {factory}.", "Leave that out.")
+        raise UsageError("A pickled module needs no factory.", f"Leave {factory} out.")
     warnings.warn(
         f"{path}: loading a pickled module runs whatever code the file holds.",
         UserWarning,

@@ -244,7 +244,7 @@ def test_a_factory_that_nothing_needs_is_refused_by_name(
     # Not by that of the option, which is --factory where --model is the file.
     torch.save(toy.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
-        with pytest.raises(UsageError, match=r"needs no toy:Bag\. Leave that out"):
+        with pytest.raises(UsageError, match=r"needs no factory\. Leave toy:Bag out"):
             load(path, factory="toy:Bag", allow_pickle=True)
 
 

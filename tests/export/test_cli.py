@@ -157,7 +157,7 @@ def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [checkpoint_file, "--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "out"]
-    assert_refused(run_here(words, capsys), "--model")
+    assert_refused(run_here(words, capsys), "toy:Bag")
     assert not listing(tmp_path)
 
 

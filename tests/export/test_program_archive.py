@@ -262,11 +262,20 @@ def test_the_bound_of_a_program_is_read_from_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [["--precision", "fp16"], ["--max-length", "8"], ["--model", "toy:Bag"]]
+    ("option", "named"),
+    [
+        (["--precision", "fp16"], "--precision"),
+        (["--max-length", "8"], "--max-length"),
+        (["--model", "toy:Bag"], "toy:Bag"),
+    ],
 )
 def test_options_a_program_cannot_take_are_refused(
-    option: list[str], program_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: list[str],
+    named: str,
+    program_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [program_file, "--to", "onnx", "--out", tmp_path / "out", *option]
-    assert_refused(run_here(words, capsys), ".pt2", option[0])
+    assert_refused(run_here(words, capsys), ".pt2", named)
     assert not listing(tmp_path)
