@@ -122,11 +122,10 @@ def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
 
 def _body(*, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value", "alpha_weight", "beta_weight")
-    lines += text.head_shape() + text.constants(last_axis=[-1])
-    for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
-        lines += text.heads(name, result)
+    lines += text.head_shape()
     lines += """
-        head_width = Shape <start = 3, end = 4> (queries)
+        width = Shape <start = 2, end = 3> (query)
+        head_width = Div(width, num_heads_1d)
         head_width_f = Cast <to = 1> (head_width)
         scale = Sqrt(head_width_f)
         alpha_products = MatMul(query_f, alpha_weight_f)
@@ -134,30 +133,42 @@ def _body(*, causal: bool) -> str:
     """
     lines += text.mask("alpha_scaled", "alpha_logits", rank=3)
     lines += _causal_body() if causal else _global_body()
-    return lines + "result = Reshape(attended, packed_shape)\n" + text.output("result")
+    return lines + text.output("result")
 
 
 def _global_body() -> str:
-    return """
-        alpha = Softmax <axis = 1> (alpha_logits)
-        alpha_4d = Unsqueeze(alpha, last_axis)
-        alpha_queries = Mul(alpha_4d, queries)
-        global_query = ReduceSum <keepdims = 1> (alpha_queries, axis1)
-        keyed = Mul(keys, global_query)
-        keyed_packed = Reshape(keyed, packed_shape)
-        beta_products = MatMul(keyed_packed, beta_weight_f)
+    lines = text.constants(axis2=[2], row_shape=[0, 1, -1])
+    lines += _pool_body("alpha_logits", "query_f", "global_query")
+    lines += """
+        keyed = Mul(key_f, global_query)
+        beta_products = MatMul(keyed, beta_weight_f)
         beta_scaled = Div(beta_products, scale)
         beta_logits = Where(valid_keys, beta_scaled, masked)
-        beta = Softmax <axis = 1> (beta_logits)
-        beta_4d = Unsqueeze(beta, last_axis)
-        beta_keyed = Mul(beta_4d, keyed)
-        global_key = ReduceSum <keepdims = 1> (beta_keyed, axis1)
-        attended = Mul(values, global_key)
     """
+    lines += _pool_body("beta_logits", "keyed", "global_key")
+    return lines + "result = Mul(value_f, global_key)\n"
+
+
+def _pool_body(logits: str, values: str, result: str) -> str:
+    lines = text.heads(values, f"{result}_values")
+    return (
+        lines
+        + f"""
+        {result}_weight = Softmax <axis = 1> ({logits})
+        {result}_rows = Transpose <perm = [0, 2, 1]> ({result}_weight)
+        {result}_rows_4d = Unsqueeze({result}_rows, axis2)
+        {result}_heads = Transpose <perm = [0, 2, 1, 3]> ({result}_values)
+        {result}_means = MatMul({result}_rows_4d, {result}_heads)
+        {result} = Reshape({result}_means, row_shape)
+    """
+    )
 
 
 def _causal_body() -> str:
-    lines = """
+    lines = text.constants(last_axis=[-1])
+    for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
+        lines += text.heads(name, result)
+    lines += """
         valid_float = Cast <to = 1> (valid)
         alpha_4d = Unsqueeze(alpha_logits, last_axis)
         first_logit = Gather <axis = 1> (alpha_4d, zero)
@@ -188,7 +199,7 @@ def _causal_body() -> str:
         answer = Mul(v, global_key)
         """
     )
-    return lines + text.scan(
+    lines += text.scan(
         step,
         states={
             "m": "m_start", "n": "n_start", "d": "d_start",
@@ -203,6 +214,7 @@ def _causal_body() -> str:
             ("m", "n", "d", "bm", "bn", "bd", "logit", "q", "k", "v", "answer"), 3
         ) | {"is_valid": 1},
     )  # fmt: skip
+    return lines + "result = Reshape(attended, packed_shape)\n"
 
 
 FASTFORMER, CAUSAL_FASTFORMER = define(

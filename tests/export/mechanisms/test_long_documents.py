@@ -1,4 +1,4 @@
-"""Documents of 65,536 tokens: memory grows with the tokens, not with their square."""
+"""Memory grows with the tokens, not with their square, and long sums stay exact enough."""
 
 import subprocess
 import sys
@@ -12,12 +12,23 @@ import pytest
 from aftexport.mechanisms import OPERATORS
 
 from . import peak_memory
-from .cases import BOUND, ONE_GATE, Case, Inputs, Variant, as_tensors, make_inputs, named
+from .cases import (
+    BOUND,
+    ONE_GATE,
+    Case,
+    Inputs,
+    Variant,
+    as_tensors,
+    make_inputs,
+    named,
+    run_torch,
+)
 from .definitions import DEFINITIONS
-from .portable import body_model
+from .portable import body_model, run_portable
 
 SHORT, LONG = 16_384, 65_536
 CASE = Case("long", LONG, (LONG,), channels=16, window=9, relative=True, spread=3)
+MILLION = replace(CASE, name="very long", tokens=1_000_000, lengths=(1_000_000,))
 HARD = replace(CASE, name="hard and long", spread=1, arrangement="late large key")
 OPPOSED = replace(HARD, name="opposed and long", arrangement="opposed")
 ROWS = np.array([0, 1, 63, 64, 16_383, 16_384, 40_001, LONG - 1])
@@ -26,6 +37,7 @@ LINEAR = [
     for v in ONE_GATE
     if v.operator.stem != "aft_full" and dict(v.settings).get("feature_map") != "relu"
 ]
+GLOBAL = [v for v in LINEAR if not v.causal and v.operator.stem not in ("aft_local", "aft_conv")]
 WINDOWED = [v for v in LINEAR if v.operator.stem in ("aft_local", "aft_conv")]
 PAIRS = [
     *((v, CASE) for v in LINEAR),
@@ -86,3 +98,12 @@ def test_a_torch_op_is_right_on_a_long_document(variant: Variant, case: Case) ->
     expected = expected_rows(variant, inputs)
     difference = np.abs(result[:, ROWS] - expected).max()
     assert difference / max(1, np.abs(expected).max()) < BOUND["float32"]
+
+
+@pytest.mark.parametrize(**named([(v, MILLION) for v in GLOBAL]))
+def test_a_body_loses_little_in_a_sum_of_a_million_tokens(variant: Variant, case: Case) -> None:
+    inputs = make_inputs(variant.operator, case)
+    result = run_portable(variant, inputs, case.heads)
+    exact = {n: x if n == "lengths" else x.astype(np.float64) for n, x in inputs.items()}
+    expected = run_torch(variant, exact, case.heads)
+    assert np.abs(result - expected).max() / max(1, np.abs(expected).max()) < BOUND["float32"]
