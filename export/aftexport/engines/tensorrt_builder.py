@@ -77,6 +77,9 @@ def build(
         if 75 in settings.compute_capabilities:
             _check_turing(model, operators)
         config = builder.create_builder_config()
+        if precision == "fp32":
+            # TF32, TensorRT's own choice, would round operands to 11 bits.
+            config.clear_flag(module.BuilderFlag.TF32)
         _add_profiles(trt, builder, config, network, settings)
         if plugins is not None and "plugin" in operators.values():
             config.plugins_to_serialize = [str(plugins)]

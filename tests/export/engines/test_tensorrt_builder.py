@@ -42,6 +42,13 @@ def test_an_engine_has_the_types_of_the_graph(
     assert len(engine.engine) > 10_000
 
 
+def test_only_fp32_keeps_every_bit_of_a_product(rtx: TensorRt, tmp_path: Path) -> None:
+    ways = {p: built(rtx, engines.graph(tmp_path, p), p).engine for p in LOGIT_TYPES}
+    assert {p: b"tf32=0" in engine for p, engine in ways.items()} == {
+        "fp32": True, "fp16": False, "bf16": False
+    }  # fmt: skip
+
+
 def test_other_types_than_were_asked_for_are_refused(rtx: TensorRt, model: Path) -> None:
     with pytest.raises(EngineError, match="logits float16; bf16 asks for bfloat16"):
         built(rtx, model, "bf16")
