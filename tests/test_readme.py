@@ -1,4 +1,4 @@
-"""What README shows of the server, run as it stands there; the address alone is another."""
+"""What the READMEs show of the server, run as it stands there; the address alone is another."""
 
 import json
 import re
@@ -22,12 +22,16 @@ from aftserve.deployment import DeploymentSettings, deployment_options
 from aftserve.keys import Keys
 
 REPOSITORY = Path(__file__).parents[1]
-README = (REPOSITORY / "README.md").read_text("utf-8")
-SERVE = README[README.index("\n## Serve") : README.index("\n## Measure")]
+DOCUMENTS = {
+    str(path.relative_to(REPOSITORY)): path.read_text("utf-8")
+    for folder in (".", "docker", "export", "plugins", "serve", "tests/benchmarks")
+    for path in [REPOSITORY / folder / "README.md"]
+}
+SERVE = DOCUMENTS["README.md"] + DOCUMENTS["serve/README.md"]
 SHOWN = "localhost:8000"
 
 CURL = re.findall(r"curl '?localhost:8000[^`\n]*", SERVE)
-PYTHON = re.findall(r"```python\n(.*?)```", SERVE, re.DOTALL)
+PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENTS["serve/README.md"], re.DOTALL)
 
 
 @pytest.fixture
@@ -121,6 +125,22 @@ def test_batch(command: str, ray: dict[str, str], bundle_folder: Path, tmp_path:
 
 def test_every_extra_that_it_names_is_there() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-    named = re.findall(r"pip install '(?:aftexport|\.)\[([\w-]+)\]'", README)
+    text = "".join(DOCUMENTS.values())
+    named = re.findall(r"pip install '(?:aftexport|\.)\[([\w-]+)\]'", text)
     assert {"client", "otel", "serve", "torch"} <= set(named)
     assert set(named) <= project["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    here = (REPOSITORY / name).parent
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", DOCUMENTS[name]):
+        target = (here / link).resolve() if link else REPOSITORY / name
+        headings = re.findall(r"(?m)^#+ (.*)$", target.read_text("utf-8"))
+        assert not anchor or anchor in [h.lower().replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_that_are_named_are_there(name: str) -> None:
+    named = re.findall(r"`((?:export|plugins|serve|tests|docker)/[\w./]+)`", DOCUMENTS[name])
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
