@@ -18,6 +18,7 @@ import yaml
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
+from aftexport.bundle import Bundle
 from aftserve.deployment import DeploymentSettings, deployment_options
 from aftserve.keys import Keys
 
@@ -121,6 +122,36 @@ def test_batch(command: str, ray: dict[str, str], bundle_folder: Path, tmp_path:
     rows = [json.loads(out.read_text())] if is_lines else pq.read_table(out).to_pylist()
     assert [row["id"] for row in rows] == ["a.txt"]
     assert rows[0]["label"] in toy.LABELS
+
+
+OURS, THEIRS = re.findall(r"```python\n(.*?)```", DOCUMENTS["export/README.md"], re.DOTALL)
+
+
+def test_a_classifier_is_trained_and_exported(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(OURS)
+    outcome = run_python("example.py", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert Bundle.open(tmp_path / "model.bundle").manifest.labels == ("letter", "invoice")
+
+
+def test_a_module_around_one_layer_is_exported_and_runs_in_chunks(tmp_path: Path) -> None:
+    (tmp_path / "classifier.py").write_text(THEIRS)
+    write = "import torch, classifier; torch.save(classifier.Classifier().state_dict(), 'model.pt')"
+    assert run_python("-c", write, cwd=tmp_path).code == 0
+    command = ["-m", "aftexport", "model.pt", "--model", "classifier:Classifier", "--to", "onnx"]
+    outcome = run_python(*command, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "model.bundle" / "chunked.zip").exists()
+
+
+def test_an_operator_is_called(tmp_path: Path) -> None:
+    (called,) = re.findall(r"```python\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL)
+    inputs = "query = key = value = torch.ones(2, 5, 8)\nlengths = torch.tensor([5, 3])\n"
+    (tmp_path / "example.py").write_text(
+        called.replace("import torch\n", f"import torch\n{inputs}") + "print(*y.shape)\n"
+    )
+    outcome = run_python("example.py", cwd=tmp_path)
+    assert (outcome.code, outcome.out) == (0, "2 5 8\n"), outcome.err
 
 
 def test_every_extra_that_it_names_is_there() -> None:
