@@ -23,7 +23,7 @@ test: lint build/third_party/installed cuda
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))
 
 native-%: $(VENV)/installed
-	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*))
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
@@ -34,8 +34,8 @@ native-%: $(VENV)/installed
 cuda: $(VENV)/installed
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
-	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls $(CURDIR)/$(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
+	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+	  -DCMAKE_CUDA_COMPILER="$$(command -v nvcc || ls "$(CURDIR)/$(VENV)"/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)" \
 	  -DAFT_CUDA_ARCH="$(subst $(space),;,$(strip $(AFT_CUDA_ARCH)))"
 	$(BIN)/cmake --build build/cuda --parallel 2
 	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
