@@ -1,6 +1,13 @@
-"""``chunked.zip``: the graphs of both passes, as they stand in a bundle."""
+"""``chunked.zip``: the graphs of both passes, as they stand in a bundle.
+
+``0.reduce.onnx`` is a graph, ``0.reduce+0.apply.onnx`` the weights that both of them have: a model
+whose graph is nothing but initializers. A message of protobuf is merged with one that follows it in
+the same bytes, so that graph and weights, one after the other, are the graph with its weights.
+"""
 
 import zipfile
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -11,10 +18,13 @@ from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import constants_of
 from aftexport.evidence import NoEvidenceError, add_direction
+from aftexport.files import sha256_of
 from aftexport.manifest import ChunkedPlan, ChunkedStage
 from aftexport.trace import finish
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
+_SMALL_BYTES = 1024
+"""A weight below this stays with each graph that has it."""
 
 
 def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> ChunkedPlan:
@@ -39,10 +49,8 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
     except NoEvidenceError:  # or only where the document is whole
         summed = None
     parts = partition(means, summed)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, graph in _named(parts).items():
-            finished = _finished(graph, precision)
-            archive.writestr(zipfile.ZipInfo(f"{name}.onnx", _LONG_AGO), finished)
+    graphs = _named(parts)
+    _write(path, ((name, _finished(graph, precision)) for name, graph in graphs.items()))
     return ChunkedPlan(
         stages=tuple(
             ChunkedStage(left=s.reach.left, right=s.reach.right, causal=s.causal, keeps=s.keeps)
@@ -50,7 +58,7 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         ),
         pooled=parts.pooled,
         evidence=parts.explain is not None,
-        token_bytes=max(_token_bytes(graph) for graph in _named(parts).values()),
+        token_bytes=max(map(_token_bytes, graphs.values())),
     )
 
 
@@ -66,12 +74,43 @@ def _named(parts: Partition) -> dict[str, onnx.ModelProto]:
     return named
 
 
-def _finished(model: onnx.ModelProto, precision: str) -> bytes:
+def _finished(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
     summaries = list(model.functions)
     del model.functions[:]
     finished = finish(model, precision=precision)
     finished.functions.extend(summaries)
-    return bytes(finished.SerializeToString(deterministic=True))
+    return finished
+
+
+def _write(path: Path, graphs: Iterable[tuple[str, onnx.ModelProto]]) -> None:
+    bare: dict[str, bytes] = {}
+    weights: dict[str, bytes] = {}
+    users: dict[str, list[str]] = defaultdict(list)
+    for name, model in graphs:
+        initializers = list(model.graph.initializer)
+        del model.graph.initializer[:]
+        for tensor in initializers:
+            if tensor.ByteSize() < _SMALL_BYTES:
+                model.graph.initializer.append(tensor)
+                continue
+            alone = onnx.ModelProto()
+            alone.graph.initializer.append(tensor)
+            content = _serialized(alone)
+            digest = sha256_of(content)
+            weights.setdefault(digest, content)
+            users[digest].append(name)
+        bare[name] = _serialized(model)
+    members = defaultdict(list, {name: [content] for name, content in bare.items()})
+    for digest, names in users.items():
+        members["+".join(names)].append(weights[digest])
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, contents in members.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.onnx", _LONG_AGO), "w") as member:
+                member.writelines(contents)
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def _token_bytes(model: onnx.ModelProto) -> int:

@@ -1,5 +1,7 @@
 """Runs a document chunk by chunk, in memory that does not grow; see ``aftexport.chunked``."""
 
+import io
+import shutil
 import tempfile
 import zipfile
 import zlib
@@ -311,6 +313,11 @@ class ChunkedModel:
         combine = {"sum": np.add, "max": np.maximum}
         for start, end in self._pooled_from(chunks):
             outputs = pool.run(document.inputs(pool, start, end))
+            if lacking := self._plan.pooled.keys() - outputs.keys():
+                raise EngineError(
+                    f"{self._name}: it pools no {min(lacking)}, which the manifest names.",
+                    "Export the model again.",
+                )
             for name, how in self._plan.pooled.items():
                 if name not in pooled:
                     pooled[name] = outputs[name]
@@ -346,9 +353,23 @@ class ChunkedModel:
         # Made when its turn comes: not more than a layer's weights are there twice, and what it
         # keeps between chunks goes with it.
         try:
-            model = self._archive.read(f"{name}.onnx")
-        except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            model = self._read(name)
+        except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise EngineError(
-                f"{self._name}: {error}.", "Replace a bundle, never write over it."
+                f"{self._name}: {str(error) or 'it is cut off'}.",
+                "Replace a bundle, never write over it.",
             ) from error
         return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
+
+    def _read(self, name: str) -> bytes:
+        """A graph with the weights that it shares; see ``aftexport.chunked.archive``."""
+        shared = (
+            member
+            for member in self._archive.namelist()
+            if "+" in member and name in member.removesuffix(".onnx").split("+")
+        )
+        model = io.BytesIO()  # whose value is no second copy
+        for member in (f"{name}.onnx", *shared):
+            with self._archive.open(member) as part:
+                shutil.copyfileobj(part, model, 1 << 20)
+        return model.getvalue()

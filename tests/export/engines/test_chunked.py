@@ -1,10 +1,14 @@
 """A document in chunks has the answer of the whole document."""
 
 import gc
+import os
+import shutil
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import toy
@@ -17,6 +21,7 @@ from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.engines.chunked import ChunkedModel
+from aftexport.errors import EngineError
 from aftexport.manifest import ChunkedPlan
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
@@ -271,9 +276,40 @@ def test_the_archive_holds_both_passes_of_each_attention(bundle_folder: Path) ->
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
         assert archive.namelist() == [
             "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx",
-            "explain.onnx",
+            "explain.onnx", "0.reduce+0.apply.onnx",
         ]  # fmt: skip
         assert archive.testzip() is None
+
+
+def test_a_weight_that_several_graphs_have_is_in_the_archive_once(bundle_folder: Path) -> None:
+    found: Counter[tuple[str, bytes]] = Counter()
+    with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
+        for name in archive.namelist():
+            model = onnx.load_from_string(archive.read(name))
+            weights = (w for w in model.graph.initializer if w.ByteSize() > 1024)
+            found.update((weight.name, weight.raw_data) for weight in weights)
+    assert len(found) > 4
+    assert set(found.values()) == {1}
+
+
+def test_a_plan_that_pools_what_is_not_there_is_refused(bundle_folder: Path) -> None:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    wrong = plan.model_copy(update={"pooled": {**plan.pooled, "nothing": "sum"}})
+    with pytest.raises(EngineError, match="pools no nothing"):
+        ChunkedModel(bundle_folder / CHUNKED, wrong, threads=1).run(np.zeros(10, np.int64))
+
+
+def test_an_archive_that_is_cut_off_while_it_is_open_is_refused(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    archive = Path(shutil.copy(bundle_folder / CHUNKED, tmp_path))
+    model = ChunkedModel(archive, plan, threads=1)
+    os.truncate(archive, 100)
+    with pytest.raises(EngineError, match=CHUNKED):
+        model.run(np.zeros(10, np.int64))
 
 
 def test_memory_does_not_grow_with_the_document(bundle_folder: Path) -> None:
