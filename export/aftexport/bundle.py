@@ -187,7 +187,8 @@ def write_golden(folder: Path, cases: list[Case]) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON whose bytes depend on the content alone."""
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
-    path.write_text(text + "\n", "utf-8")
+    # The name of a file may have bytes that are no UTF-8; replaced so, they are escapes of JSON.
+    path.write_text(text + "\n", "utf-8", "backslashreplace")
 
 
 def _plain(value: Any) -> Any:

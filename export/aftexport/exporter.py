@@ -181,6 +181,7 @@ def export(
         failed = not all(r.passed for r in results)
         if failed:
             out = failed_out
+        check_destination(out, path, force or failed)  # another may have been written meanwhile
         move_into_place(folder, out)
 
     bundle = Bundle.open(out)
@@ -252,12 +253,24 @@ def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced)
     names = given if given is not None else checkpoint.labels
     if names is None:
         return tuple(f"class_{i}" for i in range(count))
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise UsageError("The labels are not a list of names.", "Give one name for each class.")
+    if not all(map(_is_unicode, names)):
+        raise UsageError("The labels are not UTF-8.", "Give them in a locale of UTF-8.")
     if len(names) != count or len(set(names)) != count or not all(names):
         raise UsageError(
             f"There are {len(set(filter(None, names)))} different labels for {count} classes.",
             "Give one name for each class.",
         )
     return tuple(names)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that its locale has no letters for
+        return False
+    return True
 
 
 def _manifest(

@@ -1,5 +1,7 @@
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from commands import assert_refused, listing, run_here, run_python
 import aftexport
 from aftexport import exporter
 from aftexport.bundle import Bundle
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, UsageError
 from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity.page import write_page
+from aftexport.parity.report import Report
 
 
 @pytest.fixture(scope="session")
@@ -317,3 +321,44 @@ def test_the_folder_one_stands_in_can_be_exported_or_is_refused(
         assert (tmp_path / "model.bundle").is_dir()
     else:
         assert_refused(outcome, "--out")
+
+
+@pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
+def test_labels_that_are_no_list_of_names_are_refused(
+    labels: Any, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="labels are not"):
+        export(checkpoint_file, out=tmp_path / "b", labels=labels)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bundle_that_came_meanwhile_is_not_replaced(
+    checkpoint_file: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model.bundle"
+
+    def slow_writing(folder: Path, report: Report) -> None:
+        shutil.copytree(bundle_folder, out)
+        write_page(folder, report)
+
+    monkeypatch.setattr(exporter, "write_page", slow_writing)
+    with pytest.raises(UsageError, match=r"model\.bundle exists"):
+        export(checkpoint_file, out=out, labels=["x", "y", "z"])
+    assert listing(out) == listing(bundle_folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.bundle"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are of any bytes on Linux")
+def test_names_that_are_no_unicode_do(checkpoint_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xfcber")
+    folder.mkdir()
+    shutil.copy(checkpoint_file, folder / "model.pt")
+    words = ["-m", "aftexport", "model.pt", "--to", "onnx"]
+    exported = run_python(*words, cwd=folder)
+    assert exported.code == 0, exported.err
+    again = folder / os.fsdecode(b"\xe4.bundle")
+    (folder / "model.bundle").rename(again)
+    bench = ["bench", again.name, "--lengths", "9", "--rounds", "1", "--json", "times.json"]
+    timed = run_python("-m", "aftexport", *bench, cwd=folder)
+    assert timed.code == 0, timed.err
+    assert json.loads((folder / "times.json").read_text("utf-8"))["bundle"] == again.name

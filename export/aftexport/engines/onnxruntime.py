@@ -40,6 +40,7 @@ _PROVIDERS = {
 }
 _MOST_THREADS = 1024
 """The runtime would start any number, and take a machine's memory for their stacks."""
+_SMALL_BYTES = 1024
 _DISABLED = ["NchwcTransformer"]
 """Of convolutions of images; ONNX Runtime 1.31 crashes in it on float16 graphs without any."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
@@ -169,7 +170,7 @@ def session(
             "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
         )
     try:
-        source = str(model) if isinstance(model, Path) else model
+        source = _source(model) if isinstance(model, Path) else model
         if isinstance(model, Path) and _is_bfloat16(model):
             wide = onnx.load(model)
             widen(wide)
@@ -194,6 +195,16 @@ def session(
     return loaded
 
 
+def _source(model: Path) -> str | bytes:
+    """The path; or the model, where the runtime, which takes UTF-8, cannot be told the path."""
+    path = str(model)
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # a name in Linux is any bytes
+        return model.read_bytes()
+    return path
+
+
 def _is_bfloat16(model: Path) -> bool:
     try:
         return has_bfloat16(onnx.load(model, load_external_data=False))
@@ -210,18 +221,35 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
     Raises:
         EngineError: where the runtime refuses the model or the kernel library.
     """
-    before = _custom_nodes(onnx.load(model, load_external_data=False))
+    bare = _without_weights(onnx.load(model, load_external_data=False))
+    before = _custom_nodes(bare)
+    if has_bfloat16(bare):
+        widen(bare)
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
         options = session_options(threads=1, fused=True, provider=provider)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
-        session(model, options, provider)
-        left = _custom_nodes(onnx.load(optimized, load_external_data=False))
+        session(bare.SerializeToString(), options, provider)
+        left = _custom_nodes(onnx.load(optimized))
     return {
         op_type: "fused" if left[op_type] == count else "portable"
         for op_type, count in sorted(before.items())
     }
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Makes inputs of a model's weights, for the choice of kernels goes by types alone."""
+    graph = model.graph
+    weights = list(graph.initializer)
+    del graph.initializer[:]
+    for tensor in weights:
+        if tensor.ByteSize() < _SMALL_BYTES and tensor.data_location != tensor.EXTERNAL:
+            graph.initializer.append(tensor)  # a shape, axes or the like
+        elif all(value.name != tensor.name for value in graph.input):
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+    return model
 
 
 def _custom_nodes(model: onnx.ModelProto) -> Counter[str]:
