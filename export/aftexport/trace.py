@@ -25,6 +25,7 @@ from aftexport.fuse.pooling import fuse_pooling
 from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.position_bias import choose_precisions
 from aftexport.registry import ALL_OPERATORS
+from aftexport.rewriting import exactly
 
 OPSETS = range(18, 26)
 """Opsets the bodies are written for and torch.onnx can produce."""
@@ -93,7 +94,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = {n: dict(AXES[n]) for n in names}
     try:
-        with quiet():
+        with quiet(), exactly():
             exported = torch.onnx.export(
                 program,
                 (),

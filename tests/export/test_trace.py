@@ -1,12 +1,15 @@
 import inspect
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import onnx
 import pytest
 import torch
 import toy
+from onnxscript import rewriter
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from aftexport.capture import capture, copied, input_spec
@@ -257,3 +260,52 @@ def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
         with torch.inference_mode():
             expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
         assert engine.run({"input_ids": ids})["logits"].shape == expected
+
+
+class Guarded(nn.Module):
+    """What a formula makes of rows of zeros, and of others."""
+
+    def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3)
+        self.formula = formula
+        with torch.no_grad():
+            self.embedding.weight[0] = 0
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.formula(self.embedding(input_ids)).sum(1)
+
+
+TINY = {
+    "an epsilon of a quotient": lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-9),
+    "the smallest epsilon": lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-30),
+    "an epsilon that is taken away": lambda x: x / (-x.square().sum(-1, keepdim=True) - 1e-9),
+    "a logarithm's": lambda x: torch.log(x.square() + 1e-10),
+    "a factor close to 1": lambda x: (x * (1 + 5e-6) - x) * 1e5,
+    "a divisor close to 1": lambda x: (x / (1 + 5e-6) - x) * 1e5,
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
+    module = Guarded(TINY[name]).eval()
+    engine = OnnxRuntimeEngine(to_onnx(capture(module)).SerializeToString())
+    ids = np.array([[0, 1], [0, 0]])
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(ids)).numpy()
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(engine.run({"input_ids": ids})["logits"], expected, rtol=1e-4)
+
+
+def test_what_changes_no_number_is_left_out() -> None:
+    module = Guarded(lambda x: (x + 0.0) * 1.0 / 1.0 - 0.0)
+    model = to_onnx(capture(module))
+    assert [
+        node.op_type for node in model.graph.node if node.op_type in ("Add", "Mul", "Div")
+    ] == []
+
+
+def test_the_rules_of_others_are_as_they_were() -> None:
+    before = rewriter._DEFAULT_REWRITE_RULES
+    to_onnx(capture(Guarded(TINY["a logarithm's"])))
+    assert rewriter._DEFAULT_REWRITE_RULES is before
