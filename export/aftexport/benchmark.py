@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from aftexport.errors import EngineError, UsageError
 from aftexport.files import replacing_file
 from aftexport.manifest import MAX_TOKENS, Manifest
 from aftexport.report import operator_table, plain_table, stage
-from aftexport.timing import interleave, peak_mib
+from aftexport.timing import peak_mib, sample
 
 OTHERS = ("portable", "torch")
 LENGTHS = (1_024, 4_096, 16_384)
+_STEADY = 1.5
+"""The slowest call of a machine that has nothing else to do takes fewer medians."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Timing:
         tokens: of the one document.
         seconds: of a call, the median.
         peak_mib: by which memory rose during a call; None where it cannot be measured.
+        slowest_seconds: of the slowest of those calls.
     """
 
     contender: str
     tokens: int
     seconds: float
     peak_mib: float | None
+    slowest_seconds: float
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the seconds a token and the tokens a second."""
@@ -140,10 +145,11 @@ def benchmark(
             except EngineError as error:
                 failures.append(Failure(name, tokens, error.problem))
                 errors.append(error)
-        seconds = interleave(runs, rounds, advance)
+        seconds = sample(runs, rounds, advance)
         for name, run in runs.items():
             engines[name].release()  # what it kept would not be counted
-            timings.append(Timing(name, tokens, seconds[name], peak_mib(run)))
+            taken = seconds[name]
+            timings.append(Timing(name, tokens, median(taken), peak_mib(run), max(taken)))
     if not timings:
         raise errors[-1]
     result = Result(timings, failures, operator_paths(bundle.model_path), {})
@@ -177,21 +183,25 @@ def _document(manifest: Manifest, tokens: int) -> Tensors:
     return {name: inputs[name] for name in manifest.inputs}
 
 
-def chosen_others(against: Sequence[str] | None, model: Path | None) -> tuple[str, ...]:
+def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[str, ...]:
     """Which of ``OTHERS`` to compare with.
 
+    Args:
+        against: their names, or ``none``; None for all that can be.
+        has_source: whether the PyTorch module is given.
+
     Raises:
-        UsageError: for a name that is none of them, or for torch without ``model``.
+        UsageError: for a name that is none of them, or for torch without the module.
     """
     if against is None:
-        return OTHERS if model is not None else ("portable",)
+        return OTHERS if has_source else ("portable",)
     if list(against) == ["none"]:
         return ()
     if unknown := [name for name in against if name not in OTHERS]:
         raise UsageError(
             f"--against {unknown[0]!r} is not known.", "Choose from portable, torch; or none."
         )
-    if "torch" in against and model is None:
+    if "torch" in against and not has_source:
         raise UsageError(
             "--against torch needs the PyTorch model, which a bundle does not hold.",
             "Add --model with the file it was exported from.",
@@ -217,14 +227,16 @@ def show(
     Raises:
         AftexportError: as ``benchmark``, ``torch_engine`` and ``Bundle.open`` do.
     """
-    others = chosen_others(against, model)
+    others = chosen_others(
+        against, has_source=model is not None or factory is not None or allow_pickle
+    )
     threads = threads or usable_cores()
     with stage(console, f"Checking {path}"):
         bundle = Bundle.open(path)
     lengths = check_lengths(bundle.manifest, lengths)
     torch = None
-    if "torch" in others and model is not None:
-        with stage(console, f"Reading {model}"):
+    if "torch" in others:
+        with stage(console, f"Reading {model or factory}"):
             from aftexport.source import load_source, torch_engine
 
             source = load_source(bundle, model, factory=factory, allow_pickle=allow_pickle)
@@ -241,6 +253,13 @@ def show(
             advance=lambda: progress.advance(task),
         )
     console.print(timing_table(result.timings))
+    spread = max((t.slowest_seconds / t.seconds for t in result.timings), default=1.0)
+    if spread > _STEADY:
+        console.print(
+            f"[yellow]One call took {spread:.1f} times the median: the machine was busy with "
+            "something else, and may be faster than this.[/]",
+            soft_wrap=True,
+        )
     for failure in result.failures:
         console.print(
             f"[bold red]failed:[/] {failure.contender} with {failure.tokens:,} tokens: "
@@ -249,7 +268,7 @@ def show(
         )
     if any(timing.peak_mib is None for timing in result.timings):
         console.print("[yellow]Peak memory was not measured: that takes Linux and its /proc.[/]")
-    if model is None:
+    if model is None and factory is None:
         console.print("[yellow]PyTorch was not compared: a bundle does not hold the module; "
                       "give --model with the file it was exported from.[/]")  # fmt: skip
     if result.longest is not None:

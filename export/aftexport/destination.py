@@ -35,7 +35,7 @@ def check_destination(out: Path, path: Path, force: bool) -> None:
 
 
 def check_can_be_made(option: str, path: Path) -> None:
-    """Refuses a file or folder beside which nothing can be written.
+    """Refuses a file or folder beside which nothing can be written, or one in a bundle.
 
     Args:
         option: that names it.
@@ -44,6 +44,11 @@ def check_can_be_made(option: str, path: Path) -> None:
     Raises:
         UsageError: saying why.
     """
+    if bundle := next(filter(is_replaceable, path.resolve().parents), None):
+        raise UsageError(
+            f"{option} {path} lies in the bundle {bundle.name}, whose files are its own.",
+            "Choose another place.",
+        )
     try:
         with aside_folder(path):
             pass

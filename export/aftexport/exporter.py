@@ -37,6 +37,7 @@ from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.fuse.report import show_recognition
 from aftexport.manifest import Manifest
+from aftexport.memory import give_back
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES, Case, Comparison, worst
 from aftexport.parity.advice import Advice, advise, measurements
@@ -132,6 +133,7 @@ def export(
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
         traced = trace(checkpoint, to, precision, max_length, opset)
+        give_back()  # the module in float64
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
     if to != "onnx":
@@ -314,6 +316,7 @@ def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
     """Writes the graphs for documents longer than memory, where the model has them."""
     try:
         plan = write_chunked(folder / CHUNKED, traced.lowered, precision=traced.precision)
+        give_back()  # what it was cut into
     except WholeOnlyError as reason:
         (folder / CHUNKED).unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})

@@ -3,18 +3,22 @@
 from pathlib import Path
 
 from aftexport.bundle import Bundle
-from aftexport.checkpoint import Checkpoint, load
+from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.engines.torch import TorchEngine
+from aftexport.errors import UsageError
+
+_GIVE_FILE = "Give it by --model."
 
 
 def load_source(
-    bundle: Bundle, path: Path, *, factory: str | None = None, allow_pickle: bool = False
+    bundle: Bundle, path: Path | None, *, factory: str | None = None, allow_pickle: bool = False
 ) -> Checkpoint:
     """Reads the file a bundle was exported from.
 
     Args:
         bundle: the exported model.
-        path: the file or folder it was exported from, as ``aftexport.load`` reads it.
+        path: the file or folder it was exported from, as ``aftexport.load`` reads it; None for
+            the module as the factory returns it, where there was none.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: load a pickled module, which runs code from the file.
 
@@ -22,6 +26,12 @@ def load_source(
         UsageError: as ``Bundle.check_source`` has it.
         CheckpointError: where the file cannot be read.
     """
+    if path is None:
+        if allow_pickle:
+            raise UsageError("--allow-pickle is for a file, and none is given.", _GIVE_FILE)
+        if factory is None or bundle.manifest.source.get("sha256") is not None:
+            raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
+        return from_factory(factory)
     bundle.check_source(path)
     return load(path, factory=factory, allow_pickle=allow_pickle)
 

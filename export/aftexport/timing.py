@@ -1,11 +1,11 @@
 """Timing several ways to do one thing, and the memory that each takes."""
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
+
+from aftexport.memory import give_back
 
 Run = Callable[[], object]
 
@@ -19,6 +19,13 @@ _SPINNING_SECONDS = 0.01
 def interleave(
     runs: Mapping[str, Run], rounds: int, advance: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
+    """The median of what ``sample`` finds, seconds by contender."""
+    return {name: median(taken) for name, taken in sample(runs, rounds, advance).items()}
+
+
+def sample(
+    runs: Mapping[str, Run], rounds: int, advance: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
     """Times contenders in turn, A B C A B C, so that a slow moment of the machine hits all alike.
 
     Args:
@@ -29,7 +36,7 @@ def interleave(
         advance: called after every round.
 
     Returns:
-        Median seconds of a call, by contender.
+        Seconds of each call, by contender.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -44,7 +51,7 @@ def interleave(
             run()
             seconds[name].append(time.perf_counter() - start)
         advance()
-    return {name: median(taken) for name, taken in seconds.items()}
+    return seconds
 
 
 def peak_mib(run: Run) -> float | None:
@@ -52,9 +59,7 @@ def peak_mib(run: Run) -> float | None:
 
     None where the kernel keeps no such count: it takes Linux and its ``/proc``.
     """
-    with suppress(AttributeError):  # an allocator other than glibc's
-        # Memory that was freed but kept would be used again without being counted.
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back()  # memory that was freed but kept would be used again without being counted
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aftexport.engines.onnxruntime_profile import operator_shares, shares
 from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.source import load_source, torch_engine
-from aftexport.timing import SLOW_ROUNDS, SLOW_SECONDS, interleave, peak_mib
+from aftexport.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, interleave, peak_mib
 
 Capture = pytest.CaptureFixture[str]
 
@@ -82,7 +83,7 @@ def test_every_length_and_contender_is_timed(bundle_folder: Path, checkpoint_fil
 
 
 def test_rates_follow_from_the_median() -> None:
-    row = Timing("torch", 100, 0.5, None).to_dict()
+    row = Timing("torch", 100, 0.5, None, 0.6).to_dict()
     assert row["seconds_per_token"] == pytest.approx(0.005)
     assert row["tokens_per_second"] == pytest.approx(200)
 
@@ -164,11 +165,28 @@ def test_no_number_is_broken_where_a_line_has_80_characters(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    slow, fast = Timing("torch", 1 << 20, 123.45, 12345.6), Timing("onnxruntime", 1 << 20, 1.0, 0.0)
+    slow = Timing("torch", 1 << 20, 123.45, 12345.6, 123.45)
+    fast = Timing("onnxruntime", 1 << 20, 1.0, 0.0, 1.0)
     Console().print(timing_table([fast, slow]))
     lines = capsys.readouterr().out.splitlines()
     expected = ["1,048,576", "torch", "123,450.00", "117,731", "8,494", "12,345.6", "123.45"]
     assert expected in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize(("slowest", "is_busy"), [(1.2, False), (2.0, True)])
+def test_it_says_that_the_machine_was_busy(
+    slowest: float, is_busy: bool, bundle_folder: Path, tmp_path: Path, capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def sample(runs: Mapping[str, Run], *_: object) -> dict[str, list[float]]:
+        return {name: [1.0, slowest, 1.0] for name in runs}
+
+    monkeypatch.setattr("aftexport.benchmark.sample", sample)
+    record = tmp_path / "bench.json"
+    outcome = run_here(["bench", bundle_folder, *FEW, "--json", record], capsys)
+    assert ("One call took 2.0 times the median" in outcome.out) is is_busy
+    rows = json.loads(record.read_text("utf-8"))["rows"]
+    assert {(row["seconds"], row["slowest_seconds"]) for row in rows} == {(1.0, slowest)}
 
 
 def test_a_module_that_was_given_and_left_out_is_not_asked_for(

@@ -7,6 +7,7 @@ the document's: in masks of padding, which a chunk has none of.
 
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 import onnx
@@ -71,16 +72,35 @@ def classify(model: onnx.ModelProto) -> dict[str, Kind]:
     return kinds
 
 
-def constants_of(graph: onnx.GraphProto) -> dict[str, Array]:
+def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:
     """Initializers and the outputs of Constant nodes."""
-    found = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            value = onnx.helper.get_attribute_value(node.attribute[0])
-            if isinstance(value, onnx.TensorProto):
-                value = onnx.numpy_helper.to_array(value)
-            found[node.output[0]] = np.asarray(value)
-    return found
+    return _Constants(graph)
+
+
+class _Constants(Mapping[str, Array]):
+    """Makes an array only of what is asked for: all weights at once are another model in memory."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._values: dict[str, Any] = {i.name: i for i in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                value = onnx.helper.get_attribute_value(node.attribute[0])
+                self._values[node.output[0]] = value
+
+    def __getitem__(self, name: str) -> Array:
+        value = self._values[name]
+        if isinstance(value, onnx.TensorProto):
+            return onnx.numpy_helper.to_array(value)
+        return np.asarray(value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | None:

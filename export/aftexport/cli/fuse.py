@@ -35,12 +35,15 @@ def run(words: list[str]) -> int:
     add("--report", type=Path, metavar="FILE", help="write what was found there, in JSON")
     options = parser.parse_args(words)
 
-    from aftexport.destination import check_reports
+    from aftexport.destination import check_can_be_made, check_reports
+    from aftexport.files import is_device
     from aftexport.fuse.onnx_file import fuse_file
     from aftexport.fuse.report import show_recognition, write_report
     from aftexport.report import stage
 
     check_reports({"--report": options.report}, (options.source, options.target))
+    if not is_device(options.target):
+        check_can_be_made("OUT", options.target)
     console = Console(emoji=False)
     with stage(console, f"Examining {options.source}"):
         found = fuse_file(options.source, options.target)

@@ -36,7 +36,8 @@ def add_reference_options(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, metavar="MODEL",
         help="the model file or folder the bundle was exported from")  # fmt: skip
     add("--factory", metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable that returns the module, where MODEL is a state dict")  # fmt: skip
+        help="a callable that returns the module, where MODEL is a state dict, or alone where the "
+        "bundle was exported from it alone")  # fmt: skip
     add("--allow-pickle", action="store_true",
         help="load a pickled module; only for files you trust")  # fmt: skip
 

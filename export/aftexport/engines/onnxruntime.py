@@ -1,7 +1,5 @@
 """ONNX Runtime: the embedded default."""
 
-import ctypes
-import sys
 import tempfile
 from collections import Counter
 from functools import partial
@@ -21,6 +19,7 @@ from aftexport.domain import DOMAIN
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError, UsageError
+from aftexport.memory import give_back
 
 # Where this was imported before aftexport, the variable that says so came too late.
 onnxruntime.disable_telemetry_events()
@@ -109,13 +108,7 @@ class OnnxRuntimeEngine:
             raise EngineError(
                 f"ONNX Runtime cannot give memory back: {_reason(error)}.", "Start it again."
             ) from error
-        _trim()
-
-
-def _trim() -> None:
-    """Has glibc give back what was freed, too: it keeps all that lies below memory in use."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+        give_back()
 
 
 def _run_options() -> onnxruntime.RunOptions:

@@ -7,6 +7,13 @@ FACTOR_STD = 0.01
 """Standard deviation of the position-bias factors at the start (AFT paper, section 4)."""
 
 
+def check_counts(layer: str, **counts: int | None) -> None:
+    """Raises ValueError where one is below 1; None is no count."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{layer}: {name} is {count}; it must be 1 or more")
+
+
 def bias_factor(max_length: int, rank: int) -> nn.Parameter:
     """One factor of a position bias, ``[Tmax, rank]``, drawn with ``FACTOR_STD``."""
     return nn.Parameter(torch.randn(max_length, rank) * FACTOR_STD)

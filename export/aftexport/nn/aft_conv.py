@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._projections import FACTOR_STD
+from aftexport.nn._projections import FACTOR_STD, check_counts
 
 
 class AftConv(nn.Module):
@@ -18,6 +18,9 @@ class AftConv(nn.Module):
         window: s, taps of each filter.
         gate: sigmoid, tanh or none.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class AftConv(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
+        check_counts("AftConv", num_heads=num_heads, window=window)
         self.num_heads = num_heads
         self.gate = gate
         self.causal = causal

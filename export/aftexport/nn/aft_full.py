@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._projections import bias_factor
+from aftexport.nn._projections import bias_factor, check_counts
 
 
 class AftFull(nn.Module):
@@ -15,6 +15,9 @@ class AftFull(nn.Module):
         bias_rank: d', columns of u and v.
         gate: sigmoid, tanh or none.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class AftFull(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
+        check_counts("AftFull", max_length=max_length, bias_rank=bias_rank)
         self.max_length = max_length
         self.gate = gate
         self.causal = causal

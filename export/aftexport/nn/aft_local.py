@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._projections import FACTOR_STD, banded_product, bias_factor
+from aftexport.nn._projections import FACTOR_STD, banded_product, bias_factor, check_counts
 
 
 class AftLocal(nn.Module):
@@ -17,6 +17,9 @@ class AftLocal(nn.Module):
         bias_rank: d', columns of u and v.
         gate: sigmoid, tanh or none.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class AftLocal(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
+        check_counts("AftLocal", window=window, max_length=max_length, bias_rank=bias_rank)
         self.max_length = max_length
         self.gate = gate
         self.causal = causal

@@ -36,9 +36,9 @@ class Request:
 
     Attributes:
         against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None for
-            torch where ``model`` is given.
+            torch where ``model`` or ``factory`` is given.
         model: the model file the bundle was exported from.
-        factory: ``package.module:callable`` for a bare state dict.
+        factory: ``package.module:callable`` for a bare state dict, or for no file.
         allow_pickle: load a pickled module, which runs code from the file.
         data: documents, one JSON object a line.
         lengths: of random documents.
@@ -112,7 +112,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
 def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
     """What the bundle was exported from, where it is asked for; refuses what needs it else."""
-    if request.model is None:
+    if request.model is None and request.factory is None and not request.allow_pickle:
         needing = {
             "--against torch": request.against == "torch",
             "--data": request.data is not None,
@@ -123,7 +123,8 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
         if asked := [option for option, given in needing.items() if given]:
             raise UsageError(
                 f"{asked[0]} needs the PyTorch module, which a bundle does not hold.",
-                "Give --model, the file the bundle was exported from.",
+                "Give --model, the file the bundle was exported from; of one exported from "
+                "a factory alone, --factory.",
             )
         return None
     if request.against == "golden" and (request.data or request.lengths or request.search):

@@ -8,7 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from aftexport.errors import UsageError
-from aftexport.manifest import Manifest
+from aftexport.manifest import MAX_TOKENS, Manifest
 from aftexport.parity.case import Array
 
 Inputs = dict[str, Array]
@@ -57,11 +57,15 @@ def _ids(line: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list[int
         raise ValueError("not a JSON object")
     ids = content.get("input_ids")
     text = content.get("text")
-    if ids is None and isinstance(text, str):
+    if ids is None:
+        if not isinstance(text, str):
+            raise ValueError("no text" if text is None else "its text is no string")
         if tokenizer is None:
             raise ValueError("a text, but the bundle has no tokenizer")
         ids = tokenizer.encode(text).ids
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids) or not ids:
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ValueError("its input_ids are no list of whole numbers")
+    if not ids:
         raise ValueError("no tokens")
     if not all(0 <= token < manifest.vocab_size for token in ids):
         raise ValueError(f"a token id outside 0 to {manifest.vocab_size - 1}")
@@ -77,12 +81,12 @@ def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, In
         UsageError: for a length the model does not take.
     """
     generator = np.random.default_rng(0)
+    most = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
     found = {}
     for length in lengths:
-        if manifest.max_tokens is not None and length > manifest.max_tokens:
+        if length > most:
             raise UsageError(
-                f"{length} tokens are more than the model takes.",
-                f"Give {manifest.max_tokens} or less.",
+                f"{length} tokens are more than the model takes.", f"Give {most} or less."
             )
         ids = generator.integers(0, manifest.vocab_size, length, np.int64)
         found[f"{length} random tokens"] = as_inputs([ids], manifest)

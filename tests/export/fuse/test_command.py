@@ -8,7 +8,7 @@ import onnx
 import pytest
 import theirs
 import torch
-from commands import assert_refused, run_here
+from commands import assert_refused, listing, run_here
 
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import operator_paths
@@ -88,6 +88,16 @@ def test_bad_files_are_refused_and_nothing_is_written(
     assert done.code == 2
     assert "in.onnx" in done.err
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_nothing_is_written_into_a_bundle(
+    files: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(bundle_copy)
+    for name in ("model.onnx", "other.onnx"):
+        done = run_here(["fuse", files / "simple.onnx", bundle_copy / name], capsys)
+        assert_refused(done, "lies in the bundle copy.bundle")
+    assert listing(bundle_copy) == before
 
 
 def test_a_report_over_one_of_the_models_is_refused(

@@ -1,12 +1,13 @@
 """What every layer does, with a causal flag or without."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from aftexport.nn import DotProductAttention
+from aftexport.nn import AftConv, AftFull, AftLocal, DotProductAttention
 
 from .layers import DIM, MAKERS, documents, make_layer
 
@@ -127,3 +128,19 @@ def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
         heads.append(logits.softmax(2) @ value)
     expected = layer.output(torch.cat(heads, 2))
     assert (layer(x, lengths) - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: AftLocal(8, 0), "window is 0"),
+        (lambda: AftLocal(8, 0, 16), "window is 0"),
+        (lambda: AftLocal(8, 3, 16, bias_rank=0), "bias_rank is 0"),
+        (lambda: AftFull(8, -1), "max_length is -1"),
+        (lambda: AftConv(8, 2, 0), "window is 0"),
+        (lambda: AftConv(8, 0, 3), "num_heads is 0"),
+    ],
+)
+def test_a_count_below_one_is_refused(make: Callable[[], nn.Module], why: str) -> None:
+    with pytest.raises(ValueError, match=f"{why}; it must be 1 or more"):
+        make()

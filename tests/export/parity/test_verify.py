@@ -151,6 +151,41 @@ def test_what_needs_pytorch_says_so(
     assert_refused(run_here(["verify", bundle_folder, *words], capsys), "--model")
 
 
+def test_a_factory_alone_is_the_module_of_a_bundle_that_had_no_file(
+    bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bag.bundle"
+    assert run_here(["--model", "toy:Bag", "--to", "onnx", "--out", path], capsys).code == 0
+    words = ["--factory", "toy:Bag"]
+    outcome = run_here(["verify", path, *words, "--lengths", "5"], capsys)
+    assert outcome.code == 0, outcome.err
+    assert "5 random tokens" in outcome.out
+    timed = run_here(["bench", path, *words, "--lengths", "5", "--rounds", "1"], capsys)
+    assert timed.code == 0, timed.err
+    assert "torch" in timed.out.replace("PyTorch", "")
+    for command in ("verify", "bench"):
+        other = run_here([command, bundle_folder, *words], capsys)
+        assert_refused(other, "was exported from a file", "--model")
+        alone = run_here([command, path, "--allow-pickle"], capsys)
+        assert_refused(alone, "--allow-pickle is for a file", "--model")
+
+
+def test_more_tokens_than_a_document_may_have_are_refused(
+    bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", checkpoint_file, "--lengths", str(2**20 + 1)]
+    assert_refused(run_here(["verify", bundle_folder, *words], capsys), "1048577", "1048576")
+
+
+def test_a_report_is_not_written_into_another_bundle(
+    bundle_folder: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = listing(bundle_copy)
+    words = ["verify", bundle_folder, "--json", bundle_copy / "parity.json"]
+    assert_refused(run_here(words, capsys), "lies in the bundle copy.bundle")
+    assert listing(bundle_copy) == before
+
+
 def test_an_altered_bundle_is_outside_against_pytorch_too(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

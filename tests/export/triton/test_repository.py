@@ -158,6 +158,7 @@ def test_what_is_not_ours_stays(
         (["--out", tmp_path, "--name", "theirs"], "was not written by aftexport"),
         (["--out", theirs], "no repository"),
         (["--out", bundle_folder], "no repository"),
+        (["--out", bundle_folder / "in"], "lies in the bundle"),
         (["--out", tmp_path, "--name", "../up"], "--name"),
         (["--out", tmp_path, "--mounted", 'relative"'], "--mounted"),
     ):
