@@ -164,8 +164,15 @@ def texts_of(block: pa.Table, most_characters: int) -> Iterator[str | AftexportE
             yield _read(path.as_py(), most_characters)
         return
     for cell in block[TEXT]:
-        text = cell.as_py()
-        yield text if text is not None else InputError("There is no text.", "Leave the row out.")
+        yield _text(cell)
+
+
+def _text(cell: pa.Scalar) -> str | AftexportError:
+    try:
+        text: str | None = cell.as_py()
+    except UnicodeDecodeError as error:  # nothing sees to it in Parquet
+        return InputError(f"The text is not UTF-8 at byte {error.start}.", "Convert it.")
+    return text if text is not None else InputError("There is no text.", "Leave the row out.")
 
 
 def _read(path: bytes, most_characters: int) -> str | AftexportError:

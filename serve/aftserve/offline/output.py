@@ -1,10 +1,11 @@
 """What is written of each document, as Parquet or as lines of JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -16,6 +17,16 @@ from aftserve.settings import Policy
 
 SUFFIXES = (".parquet", ".jsonl")
 ERROR = "error"
+_OF_BYTES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+"""Nothing has seen to it that strings of Parquet are UTF-8."""
 
 
 def schema(labels: Sequence[str], ids: pa.DataType | None) -> pa.Schema:
@@ -105,8 +116,35 @@ class Writer:
         if self._parquet is not None:
             self._parquet.write_table(rows)
             return
-        for row in rows.to_pylist():
-            self._lines.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        for id, row in zip(_shown(rows["id"]), rows.drop_columns("id").to_pylist(), strict=True):
+            line = json.dumps({"id": id} | row, ensure_ascii=False, default=str, allow_nan=False)
+            self._lines.write(line + "\n")
+
+
+def _shown(ids: pa.ChunkedArray) -> list[Any]:
+    """Ids as JSON has them, whatever they are: a run must not fail at what names a document.
+
+    What is not UTF-8 stands there as ``\\x`` and two digits, a number that is none as null.
+    """
+    kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
+    if any(is_of(kind) for is_of in _OF_BYTES):
+        ids = ids.cast(pa.large_binary())
+    elif pa.types.is_temporal(kind):
+        ids = ids.cast(pa.string())  # Python's own end with the year 9999
+    return list(map(_plain, ids.to_pylist()))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case float() if not math.isfinite(value):
+            return None
+        case list():
+            return list(map(_plain, value))
+        case dict():
+            return {name: _plain(part) for name, part in value.items()}
+    return value
 
 
 def check_output(path: Path, place: Path) -> None:

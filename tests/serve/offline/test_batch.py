@@ -1,12 +1,15 @@
 """``aftserve batch``: what ``/infer`` answers, for a folder or for Parquet, whole or not at all."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from rays import kill, processes
 
 from aftexport.parity import TOLERANCES
 from aftserve.cli import main
-from aftserve.offline import output
+from aftserve.offline import documents, output
 from aftserve.offline.answering import Outcome
 
 BOUND = TOLERANCES["fp32"].bound
@@ -231,6 +234,54 @@ def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
             writer.write(output.table(None, [Outcome(error="no")] * count, columns, **marks))
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+def strings(*values: bytes) -> pa.Array:
+    """As Parquet may have them: nothing has seen to it that they are UTF-8."""
+    array = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        (pa.array([1.5, math.nan, -math.inf, None]), [1.5, None, None, None]),
+        (pa.array([[1.0, math.nan], None]), [[1.0, None], None]),
+        (pa.array([{"of": math.inf}]), [{"of": None}]),
+        (pa.array([3, None]), [3, None]),
+        (pa.array([True]), [True]),
+        (strings("ä".encode(), b"\xff"), ["ä", r"\xff"]),
+        (pa.array([b"a", b"\xff"]), ["a", r"\xff"]),
+        (pa.array(["a", "b", "a", None]).dictionary_encode(), ["a", "b", "a", None]),
+        (pa.array([1], pa.timestamp("ns")), ["1970-01-01 00:00:00.000000001"]),
+        (pa.array([253402300800], pa.timestamp("s")), ["10000-01-01 00:00:00"]),
+        (pa.array([date(2024, 2, 29)]), ["2024-02-29"]),
+        (pa.array([Decimal("1.10")]), ["1.10"]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_whatever_the_ids_are_the_lines_are_json(
+    ids: pa.Array, shown: list[Any], tmp_path: Path
+) -> None:
+    columns = output.schema(["yes", "no"], ids.type)
+    marks: Any = {"policy": "exact", "bundle": "digest"}
+    rows = output.table(pa.chunked_array([ids]), [Outcome(error="no")] * len(ids), columns, **marks)
+    path = tmp_path / "out.jsonl"
+    with output.Writer(path, path, columns, numbered=False) as writer:
+        writer.write(rows)
+
+    def none(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = path.read_text("utf-8").splitlines()
+    assert [json.loads(line, parse_constant=none)["id"] for line in lines] == shown
+
+
+def test_a_text_that_is_not_utf8_has_an_error_of_its_own() -> None:
+    block = pa.table({"text": strings(b"a", b"a\xff", b"b")})
+    one, broken, other = documents.texts_of(block, 100)
+    assert (one, other) == ("a", "b")
+    assert "not UTF-8 at byte 1" in str(broken)
 
 
 @pytest.mark.parametrize(
