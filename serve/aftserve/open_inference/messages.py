@@ -78,7 +78,7 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
     _check_inputs(request.inputs, most)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
-        size = tensor.parameters.binary_data_size
+        size = tensor.parameters.binary_data_size if tensor.parameters else None
         if size is not None and size > len(binary):
             raise InputError(
                 f"The input {tensor.name!r} is said to have {size} bytes, {len(binary)} follow.",
@@ -142,7 +142,11 @@ def respond(
         "tokens_total": np.array([r.tokens_total for r in results]),
         "tokens_used": np.array([r.tokens_used for r in results]),
     }
-    binary = {output.name: output.parameters.binary_data for output in request.outputs}
+    binary = {
+        output.name: output.parameters.binary_data if output.parameters else None
+        for output in request.outputs or ()
+    }
+    all_binary = bool(request.parameters and request.parameters.binary_data_output)
     outputs, after = [], b""
     for known in outputs_of(len(results[0].scores)):
         if binary and known.name not in binary:
@@ -150,7 +154,7 @@ def respond(
         values = columns[known.name]
         shape = [len(results), *known.shape[1:]]
         wanted = binary.get(known.name)
-        if request.parameters.binary_data_output if wanted is None else wanted:
+        if all_binary if wanted is None else wanted:
             part = tensors.to_bytes(values, known.datatype)
             after += part
             outputs.append(_output(known.name, shape, known.datatype, size=len(part)))
@@ -176,12 +180,12 @@ def respond(
 
 def _check_outputs(request: InferenceRequest) -> None:
     known = [output.name for output in outputs_of(0)]
-    for output in request.outputs:
+    for output in request.outputs or ():
         if output.name not in known:
             raise InputError(
                 f"There is no output {output.name[:100]!r}.", f"Outputs are {', '.join(known)}."
             )
-        if output.parameters.classification:
+        if output.parameters and output.parameters.classification:
             raise InputError("There is no classification extension.", "Read label and scores.")
 
 

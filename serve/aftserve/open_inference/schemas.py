@@ -26,7 +26,9 @@ class RequestParameters(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    binary_data_output: bool = Field(default=False, description="Send every output after the JSON.")
+    binary_data_output: bool | None = Field(
+        default=None, description="Send every output after the JSON."
+    )
 
 
 class InputTensor(BaseModel):
@@ -35,7 +37,7 @@ class InputTensor(BaseModel):
     name: str
     shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=2)
     datatype: Datatype
-    parameters: TensorParameters = TensorParameters()
+    parameters: TensorParameters | None = None
     data: list[Any] | None = None
 
 
@@ -43,16 +45,16 @@ class RequestedOutput(BaseModel):
     """One output that is wanted."""
 
     name: str
-    parameters: TensorParameters = TensorParameters()
+    parameters: TensorParameters | None = None
 
 
 class InferenceRequest(BaseModel):
     """Documents: the input ``text``, or ``input_ids`` and, where they differ, ``lengths``."""
 
     id: str | None = None
-    parameters: RequestParameters = RequestParameters()
+    parameters: RequestParameters | None = None
     inputs: list[InputTensor] = Field(min_length=1, max_length=2)
-    outputs: list[RequestedOutput] = Field(default=[], max_length=8)
+    outputs: list[RequestedOutput] | None = Field(default=None, max_length=8)
 
 
 class TensorMetadata(BaseModel):

@@ -46,6 +46,21 @@ def test_flat_and_nested_data_are_the_same(client: httpx.Client) -> None:
     assert outputs(flat) == outputs(nested)
 
 
+def test_null_is_nothing(client: httpx.Client) -> None:
+    plain = client.post(INFER, json={"inputs": [text("a")], "outputs": [{"name": "label"}]})
+    with_nulls = {
+        "id": None,
+        "parameters": None,
+        "inputs": [text("a", parameters=None)],
+        "outputs": [{"name": "label", "parameters": None}],
+    }
+    assert outputs(client.post(INFER, json=with_nulls)) == outputs(plain)
+    all_null = {"inputs": [text("a")], "outputs": None, "parameters": {"binary_data_output": None}}
+    assert outputs(client.post(INFER, json=all_null)) == outputs(
+        client.post(INFER, json={"inputs": [text("a")]})
+    )
+
+
 def test_lengths_leave_padding_out(client: httpx.Client) -> None:
     padded = client.post(INFER, json={"inputs": [ids([[7, 8, 0, 0]], [1, 4]), lengths(2)]})
     alone = client.post(INFER, json={"inputs": [ids([[7, 8]], [1, 2])]})
