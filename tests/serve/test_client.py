@@ -1,8 +1,9 @@
 """The Python client against a real server, and against one that is busy, away or slow."""
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
@@ -274,15 +275,18 @@ def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
         assert len(deadlines) == 1
 
 
-@pytest.mark.parametrize("status", [500, 502, 503])
-def test_it_comes_again_where_a_proxy_lost_the_server(
-    status: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [*((status, UnavailableError) for status in (500, 502, 503, 504)), (429, BusyError)],
+)
+def test_it_comes_again_where_a_proxy_does_not_say_when(
+    status: int, error: type[ServerError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     lost = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
     with lost as (address, deadlines), Client(address) as client:
-        with pytest.raises(UnavailableError, match=f"{status}: Internal Server Error"):
+        with pytest.raises(error, match=f"{status}: Internal Server Error"):
             client.infer("a")
         assert len(deadlines) == 5
         assert all(1 <= wait <= 1.1 for wait in waits)
@@ -385,6 +389,30 @@ def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < deadlines[0] <= 0.5
     with Client("http://127.0.0.1:1") as client, pytest.raises(DeadlineError):
         client.infer("a", deadline=0)
+
+
+def test_an_answer_that_trickles_ends_at_the_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_GRACE", 0.1)
+    left = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            with suppress(ConnectionError):
+                while True:
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+            left.set()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with listening(Handler) as address, Client(address) as client:
+        with pytest.raises(DeadlineError):
+            client.infer("a", deadline=0.5)
+        assert left.wait(30)
 
 
 def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:

@@ -29,9 +29,11 @@ _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _FIRST_PAUSE = 0.5
 """Seconds before a server that could not be reached is tried again, doubled each time."""
-_PROXY_STATUSES = (500, 502, 503)
+_PROXY_STATUSES = (500, 502, 503, 504)
 """Of a proxy in between that lost the server it had asked; Ray Serve's says 500."""
+_BUSY = 429
 _PROXY_PAUSE = 1.0
+"""Seconds before one is tried again that does not say when."""
 _JITTER = 0.1
 _NO_KEY = "The API key has characters that no key has."
 _GRACE = 1.0
@@ -231,7 +233,7 @@ class Client:
         path = f"/infer?evidence={evidence}" if evidence else "/infer"
         headers = {"Content-Type": kind, "Deadline-Seconds": f"{left:.6f}"}
         try:
-            response = self._http.post(path, content=body, headers=headers, timeout=left + _GRACE)
+            response = self._post(path, body, headers, left + _GRACE)
         except httpx.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
         except httpx.UnsupportedProtocol as error:
@@ -250,10 +252,39 @@ class Client:
             target = response.headers["Location"]
             raise InvalidRequestError(f"It leads to {target[:500]}, ask there.", status)
         text = response.text[:500] or response.reason_phrase
+        wait = seconds_of(again)
         if status in _PROXY_STATUSES:
-            wait = seconds_of(again)
             raise UnavailableError(text, status, _PROXY_PAUSE if wait is None else wait)
+        if status == _BUSY:
+            raise BusyError(text, status, _PROXY_PAUSE if wait is None else wait)
         raise error_of(status, text, again)
+
+    def _post(
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> httpx.Response:
+        end = time.monotonic() + seconds
+        asking = self._http.stream("POST", path, content=body, headers=headers, timeout=seconds)
+        with asking as response:
+            response.stream = _Until(end, response.stream)
+            response.read()
+        return response
+
+
+class _Until(httpx.SyncByteStream):
+    """A body that comes by an end; what httpx bounds is the time between two parts of it."""
+
+    def __init__(self, end: float, stream: Any) -> None:
+        self._end = end
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            if time.monotonic() > self._end:
+                raise httpx.ReadTimeout("the answer comes too slowly")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 @contextmanager
