@@ -117,6 +117,11 @@ def objects(body: bytes) -> Any:
         # Not by way of the model: that would hold a tree of the body beside the objects.
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise InputError(f"The body is not JSON: {error}.", "Send JSON in UTF-8.") from None
+        remedy = "Send JSON in UTF-8."
+        if "hex escape" in str(error):
+            remedy = (
+                "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."
+            )
+        raise InputError(f"The body is not JSON: {error}.", remedy) from None
     finally:
         gc.enable()

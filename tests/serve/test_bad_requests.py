@@ -104,6 +104,14 @@ def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
     assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("text", ["a\ud800", "a\ud800b", "\udfffa", "\ud800\u0041"])
+def test_half_a_surrogate_pair_is_named(text: str, client: httpx.Client) -> None:
+    for body in ({"text": text}, {"texts": ["a", text]}):
+        content = json.dumps(body).encode()
+        said = assert_client_error(client.post("/infer", content=content, headers=JSON), 422)
+        assert "half a surrogate pair" in said
+
+
 @pytest.mark.parametrize("kind", BAD_BODIES)
 def test_a_body_that_is_no_json_gets_a_reason(kind: str, client: httpx.Client) -> None:
     body, headers = BAD_BODIES[kind]

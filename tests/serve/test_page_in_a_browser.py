@@ -185,6 +185,17 @@ def test_an_emoji_shifts_no_highlight(address: str, page: Page) -> None:
     assert shown_pieces(page) == pieces(text, spans)
 
 
+def test_half_a_surrogate_pair_is_shown_as_what_was_sent(address: str, page: Page) -> None:
+    page.goto(address)
+    # By a script: no protocol of a driver takes it.
+    page.evaluate("document.getElementById('text').value = 'a\\ud800b\\ud83d\\ude00'")
+    with page.expect_response("**/infer*") as response:
+        page.press("#text", "Control+Enter")
+    assert response.value.status == 200
+    expect(page.locator("#answer")).to_be_visible()
+    assert "".join(shown_pieces(page)) == "a\ufffdb\U0001f600"
+
+
 def drop(page: Page, name: str, content: bytes) -> None:
     data = page.evaluate_handle(
         """([name, content]) => {

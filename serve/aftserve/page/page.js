@@ -53,7 +53,8 @@ async function infer(content, passages, signal) {
 async function classify() {
   underWay?.abort();
   const mine = (underWay = new AbortController());
-  const content = fileText ?? text.value;
+  // Half a surrogate pair is no character, and no server takes it.
+  const content = (fileText ?? text.value).replace(/\p{Surrogate}/gu, "\ufffd");
   byId("stop").hidden = false;
   status.textContent = "Waiting for the answer …";
   const sent = performance.now();
