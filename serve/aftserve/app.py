@@ -54,13 +54,14 @@ EvidenceSpans = Annotated[
 _METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = True) -> FastAPI:
+def create_app(service: Service, keys: Keys | None = None, *, replica: bool = False) -> FastAPI:
     """Builds the application around a service; its lifespan runs the scheduler.
 
     Args:
         service: that classifies.
         keys: of those who may ask; None for everybody.
-        reloads: whether an API key that is marked admin may ask for another bundle.
+        replica: of Ray Serve, whose proxy names the responses, and whose next deployment has
+            another bundle; else an API key that is marked admin may ask for that.
     """
 
     @asynccontextmanager
@@ -102,7 +103,7 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
         max_buffered_bytes=settings.max_buffered_bytes,
         seconds=settings.receive_seconds,
     )
-    app.add_middleware(RequestLog, responses=service.metrics.responses)
+    app.add_middleware(RequestLog, responses=service.metrics.responses, names=not replica)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -209,7 +210,7 @@ def create_app(service: Service, keys: Keys | None = None, *, reloads: bool = Tr
         """Everything counted, in the text format of Prometheus."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    if keys is not None and reloads:
+    if keys is not None and not replica:
         refusals: dict[int | str, dict[str, Any]] = {
             status: problems[status] for status in (401, 429, 503)
         }

@@ -55,7 +55,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application; Ray Serve runs its lifespan."""
-        return create_app(self._service, self._keys, reloads=False)
+        return create_app(self._service, self._keys, replica=True)
 
     def check_health(self) -> None:
         """Has the replica replaced, by an exception, where it does not answer."""

@@ -67,16 +67,18 @@ def note(request: HTTPConnection, **fields: Any) -> None:
 class RequestLog:
     """ASGI middleware: names each request, times it, counts and logs its response.
 
-    The name is the client's ``X-Request-ID`` where that is one, and stands in the response.
+    The name is the client's ``X-Request-ID`` where that is one.
 
     Args:
         app: the application.
         responses: counts them by path and status.
+        names: whether the response gets the name; not where somebody in front sees to it.
     """
 
-    def __init__(self, app: ASGIApp, responses: Counter) -> None:
+    def __init__(self, app: ASGIApp, responses: Counter, *, names: bool) -> None:
         self._app = app
         self._responses = responses
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the application."""
@@ -94,8 +96,9 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (_HEADER, name)]
-                message = {**message, "headers": headers}
+                if self._names:
+                    headers = [*message.get("headers", ()), (_HEADER, name)]
+                    message = {**message, "headers": headers}
             await send(message)
 
         try:

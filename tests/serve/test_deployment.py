@@ -97,6 +97,14 @@ def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
     assert httpx.post(f"{address}/infer", json={"text": 1}).status_code == 422
 
 
+def test_a_request_has_one_name(address: str) -> None:
+    for path in ("/healthz", "/nothing"):
+        answer = httpx.get(f"{address}{path}", headers={"X-Request-ID": "order-7"})
+        assert answer.headers.get_list("x-request-id") == ["order-7"]
+        (name,) = httpx.get(f"{address}{path}").headers.get_list("x-request-id")
+        assert name
+
+
 def test_the_options_of_the_file_arrive(address: str, ray: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python("-c", _OPTIONS, cwd=tmp_path, **ray)
     assert outcome.code == 0, outcome.err
