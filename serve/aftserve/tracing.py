@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _NAME = "aftserve"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 
 
@@ -89,9 +90,9 @@ def _exporter(kind: str) -> "SpanExporter":
         case "otlp":
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-            protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-            if protocol != "http/protobuf":
-                raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not http/protobuf")
+            name = next(filter(os.environ.get, _PROTOCOLS), None)
+            if name is not None and os.environ[name] != "http/protobuf":
+                raise ValueError(f"{name}={os.environ[name]} is not http/protobuf")
             return OTLPSpanExporter()
         case "console":
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter

@@ -126,6 +126,7 @@ def test_without_the_extra_it_says_so_and_goes_on(
     [
         {"OTEL_TRACES_EXPORTER": "zipkin"},
         {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
     ],
 )
 def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_path: Path) -> None:
