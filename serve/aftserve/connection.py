@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from aftserve.health import Health
+from aftserve.open_files import OpenFiles
 
 logger = logging.getLogger("aftserve.request")
 
@@ -65,12 +66,20 @@ class Connection(HttpToolsProtocol):
         responses: counts refusals by path and status.
         health: while it drains, no connection is kept for another request: who sends one would
             not know whether it came before the end.
+        files: takes note of each connection.
     """
 
     def __init__(
-        self, *args: Any, seconds: float, responses: Counter, health: Health, **kwargs: Any
+        self,
+        *args: Any,
+        seconds: float,
+        responses: Counter,
+        health: Health,
+        files: OpenFiles,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._files = files
         self._seconds = seconds
         self._responses = responses
         self._health = health
@@ -86,11 +95,13 @@ class Connection(HttpToolsProtocol):
     @classmethod
     def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
         """The class, for a server whose clients have so long."""
-        return partial(cls, seconds=seconds, responses=responses, health=health)
+        files = OpenFiles()
+        return partial(cls, seconds=seconds, responses=responses, health=health, files=files)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for the first request."""
         super().connection_made(transport)
+        self._files.note(transport.get_extra_info("socket").fileno())
         self.flow = self._flow = _Flow(transport)
         self._watch()
 

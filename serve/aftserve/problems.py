@@ -64,7 +64,9 @@ def handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return _problem(request, "The server has a fault. Its log says which.", 500)
+        # uvicorn closes the connection, where another request would be lost.
+        headers = {"Connection": "close"}
+        return _problem(request, "The server has a fault. Its log says which.", 500, headers)
 
 
 def _methods(request: Request) -> list[str]:

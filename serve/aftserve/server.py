@@ -21,6 +21,7 @@ from aftserve.app import create_app
 from aftserve.connection import Connection
 from aftserve.keys import Keys
 from aftserve.loading import load_model
+from aftserve.open_files import allow_more
 from aftserve.service import Service
 from aftserve.settings import Settings
 from aftserve.tracing import Traces
@@ -43,6 +44,7 @@ def serve(settings: Settings, console: Console) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
+    allow_more()
     traces = tracing.configure()
     asyncio.run(check_address(settings.host, settings.port))
     service = load(settings, console, traces)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import httpx
 import pytest
 import uvicorn
 from clients import eventually, head, metric, raw_connection, response
+from fastapi import FastAPI
 from prometheus_client import Counter
 from servers import serving
 
 from aftserve.connection import Connection
 from aftserve.health import Health
+from aftserve.problems import handle_problems
 
 MIB = 1 << 20
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -57,6 +59,54 @@ def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.S
     finally:
         server.should_exit = True
         thread.join()
+
+
+def test_after_a_fault_the_client_is_told_that_the_connection_closes() -> None:
+    app = FastAPI()
+    handle_problems(app)
+
+    @app.get("/fault")
+    async def fault() -> None:
+        raise RuntimeError
+
+    with running(app) as server, httpx.Client(base_url=address_of(server)) as client:
+        for _ in range(3):
+            answer = client.get("/fault")
+            assert answer.status_code == 500
+            assert answer.headers["connection"] == "close"
+
+
+_FEW_FILES = (
+    "-c",
+    """
+import resource, sys
+from aftserve.cli import main
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 100))
+sys.exit(main())
+""",
+)
+
+
+def test_as_many_connect_as_the_system_lets_and_then_the_log_says_so(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, program=_FEW_FILES) as (address, process):
+        opened = Path(f"/proc/{process.pid}/fd")
+        said = "files are open, 100 may be"
+        with ExitStack() as stack:
+            while len(list(opened.iterdir())) < 85:
+                before = len(list(opened.iterdir()))
+                stack.enter_context(raw_connection(address))
+                eventually(lambda: len(list(opened.iterdir())) > before, "it is accepted")  # noqa: B023
+            assert said not in log.read_text("utf-8")
+            for _ in range(40):
+                stack.enter_context(raw_connection(address))
+            eventually(lambda: said in log.read_text("utf-8"), "it is said")
+        eventually(lambda: len(list(opened.iterdir())) < 80, "they are closed")
+        assert httpx.get(f"{address}/healthz").status_code == 200
+    assert log.read_text("utf-8").count(said) == 1
 
 
 def address_of(server: uvicorn.Server) -> str:
