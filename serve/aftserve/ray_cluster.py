@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    # Told to stop while it starts, it has nobody to wait for.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     # A proxy that is not ready after 5 s is started again, though all that starts keeps it waiting.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
@@ -109,7 +112,8 @@ def _ray(name: str, **options: Any) -> Iterator[None]:
                 "Check the address, the space in /tmp and /dev/shm, and ray status.",
             ) from error
         finally:
-            signal.signal(signal.SIGTERM, terminates)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, terminates)
         yield
     finally:
         ray.shutdown()

@@ -6,6 +6,7 @@ stages are made here, once they have ended.
 
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ _NAME = "aftserve"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTER = "OTEL_TRACES_EXPORTER"
+_CLOSE_SECONDS = 5.0
 
 
 class Traces:
@@ -53,9 +55,14 @@ class Traces:
         span.end(int((epoch + end) * 1e9))
 
     def close(self) -> None:
-        """Sends what was not sent yet."""
-        if self.provider is not None:
-            self.provider.shutdown()
+        """Sends what was not sent yet, as far as that does not keep the process from its end."""
+        if self.provider is None:
+            return
+        sending = threading.Thread(target=self.provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(_CLOSE_SECONDS)
+        if sending.is_alive():
+            logger.warning("the last traces are lost: nobody took them in %g s", _CLOSE_SECONDS)
 
 
 def configure() -> Traces:

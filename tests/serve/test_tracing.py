@@ -1,6 +1,7 @@
 """Traces, as a collector on the loopback interface receives them."""
 
 import gzip
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -84,6 +85,20 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         assert infer["aftserve.batch_documents"] in (1, 2)
         assert infer["aftserve.predicted_seconds"] == timings["predicted_seconds"]
         assert infer["aftserve.actual_seconds"] > 0  # type: ignore[operator]
+
+
+def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+        log = tmp_path / "log"
+        with serving(bundle_folder, log, "--drain-seconds", "0") as (server, process):
+            assert httpx.post(f"{server}/infer", json={"text": "abc"}).status_code == 200
+            process.terminate()
+            assert process.wait(60) == 0
+    assert "the last traces are lost" in log.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,11 @@ def run(
     )
     failed = None
     try:
-        with cluster:
-            import ray
+        import ray
 
+        interruption.check()  # an import may lose it, and Ray takes long to start
+        with cluster:
+            interruption.check()
             _configure()
             deaths = ray.remote(num_cpus=0)(Deaths).remote()
             answered = found.blocks().map_batches(
