@@ -91,7 +91,7 @@ def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> Non
     with ThreadPoolExecutor(2) as pool:
         long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
         eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
-        for tokens in range(1, 11):
+        for tokens in range(1, 4):
             assert answer(address, document(tokens))["tokens_used"] == tokens
         assert not any(future.done() for future in long), [f.result() for f in long if f.done()]
         assert [future.result()["tokens_used"] for future in long] == [300_000, 300_001]
@@ -109,8 +109,9 @@ def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
 
 
 def test_what_cannot_be_done_by_the_deadline_is_refused_or_stopped(address: str) -> None:
-    response = post(address, document(1_000_000), **{"Deadline-Seconds": "3"})
-    assert response.status_code in (413, 504), response.text
+    # A tenth of what it takes where nothing else runs; it may have passed before all has arrived.
+    response = post(address, document(1_000_000), **{"Deadline-Seconds": "0.5"})
+    assert response.status_code in (413, 429, 504), response.text
     assert "deadline" in response.json()["detail"]
     eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
 

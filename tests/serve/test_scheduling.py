@@ -29,6 +29,8 @@ STOPPED = "aftserve_stopped_runs_total"
 FAILED = "aftserve_failed_runs_total"
 Grown = Callable[[str], float]
 
+SOON = ("--stall-seconds", "5", "--max-queue-seconds", "300")
+"""A run is given up, but not before others wait for it, however busy the machine is."""
 POISON = 300
 """An id that the manifest lets through and the model's embedding does not have."""
 
@@ -51,7 +53,9 @@ def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("scheduling") / "log"
-    with serving(hanging, log, "--stall-seconds", "300") as (address, _):
+    # A run that goes on and on is predicted to take as long again: on a busy machine, too long.
+    patient = ("--stall-seconds", "300", "--max-queue-seconds", "300")
+    with serving(hanging, log, *patient) as (address, _):
         yield address
     written = log.read_text("utf-8")
     assert "Traceback" not in written
@@ -60,7 +64,8 @@ def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def grown(address: str) -> Grown:
-    """By how much a counter has grown since the test began."""
+    """By how much a counter has grown since the test began, after all of the one before."""
+    eventually(lambda: idle(address), "the last run of the test before has ended")
     started = {name: metric(address, name) for name in (RUNS, STOPPED, FAILED)}
     return lambda name: metric(address, name) - started[name]
 
@@ -142,7 +147,7 @@ def test_a_client_that_leaves_while_it_waits_delays_nobody(
             wait_for_documents(address, 21)
         wait_for_documents(address, 1)
     assert answer.result().status_code == 200
-    assert grown(STOPPED) == 1
+    eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
 
 
 def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
@@ -159,22 +164,21 @@ def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
         eventually(lambda: metric(address, "aftserve_running_documents") == 2, "two share a run")
         second.close()
         eventually(lambda: left() == gone + 2, "the server sees it")
-        assert grown(STOPPED) == 1
+        eventually(lambda: grown(STOPPED) == 1, "the run of the first is counted")
         assert metric(address, "aftserve_running_documents") == 2
-    eventually(lambda: idle(address), "the run is stopped")
-    assert grown(STOPPED) == 2
+    eventually(lambda: grown(STOPPED) == 2, "the run is stopped")
 
 
 def test_a_deadline_ends_the_wait_and_the_run(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
-    deadline = {"Deadline-Seconds": "1"}
+    deadline = {"Deadline-Seconds": "5"}  # a busy machine takes some of it to begin
     running = pool.submit(post, address, [ENDLESS], **deadline)
     eventually(lambda: not idle(address), "it runs")
     waiting = pool.submit(post, address, [5], **deadline)
     assert running.result().status_code == 504
-    assert waiting.result().status_code in (200, 504)
-    assert grown(STOPPED) == 1
+    assert waiting.result().status_code in (200, 429, 504)
+    eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
     assert post(address, [5]).status_code == 200
 
 
@@ -199,7 +203,7 @@ def test_a_request_with_a_poisoned_document_fails_whole(address: str) -> None:
 def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    with serving(hanging, tmp_path / "log", "--stall-seconds", "2") as (address, _):
+    with serving(hanging, tmp_path / "log", *SOON) as (address, _):
         hopeless = pool.submit(post, address, [ENDLESS])
         eventually(lambda: not idle(address), "it runs")
         assert post(address, [5]).status_code == 200
@@ -210,7 +214,7 @@ def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
 def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    with serving(hanging, tmp_path / "log", "--stall-seconds", "2") as (address, process):
+    with serving(hanging, tmp_path / "log", *SOON) as (address, process):
         hopeless = pool.submit(post, address, [DEAF])
         eventually(lambda: not idle(address), "it runs")
         waiting = [pool.submit(post, address, [5]) for _ in range(5)]
