@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <exception>
+#include <mutex>
 #include <new>
 #include <thread>
 
@@ -95,10 +97,36 @@ static int usable_processors() {
   return count > 0 ? count : 1;
 }
 
+namespace {
+
+// The runtime's threads know of no exceptions: what a task throws (it may find no memory) is kept until all have ended.
+// Through its frames it would leave tasks running on what is gone, or the caller waiting for ever.
+struct Tasks {
+  void (*body)(void*, size_t);
+  void* context;
+  std::mutex mutex;
+  std::exception_ptr thrown;
+
+  static void run(void* tasks, size_t task) noexcept {
+    Tasks& self = *static_cast<Tasks*>(tasks);
+    try {
+      self.body(self.context, task);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(self.mutex);
+      self.thrown = std::current_exception();
+    }
+  }
+};
+
+}  // namespace
+
 aft::Parallel Run::parallel() const {
-  const auto run = [](void* pool, size_t tasks, void (*body)(void*, size_t), void* context) {
+  const auto run = [](void* pool, size_t count, void (*body)(void*, size_t), void* context) {
     const Run& self = *static_cast<const Run*>(pool);
-    check(self.api_, self.api_.KernelContext_ParallelFor(self.context_, body, tasks, size_t{0}, context));
+    Tasks tasks{body, context, {}, nullptr};
+    check(self.api_,
+          self.api_.KernelContext_ParallelFor(self.context_, Tasks::run, count, size_t{0}, static_cast<void*>(&tasks)));
+    if (tasks.thrown) std::rethrow_exception(tasks.thrown);
   };
   return {run, const_cast<Run*>(this), usable_processors()};
 }
