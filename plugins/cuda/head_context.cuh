@@ -320,9 +320,10 @@ struct Width {
   static constexpr int value = value_;
 };
 
-// Calls f with the width, at most 256, rounded up to what the kernels are compiled for; returns what f does.
+// Calls f with the width rounded up to what the kernels are compiled for; returns what f does.
 template <class F>
 int with_width(int64_t width, const F& f) {
+  if (width > AFT_CUDA_MOST_HEAD_CHANNELS) return 1;  // cudaErrorInvalidValue
   switch (round_width(width)) {
     case 32: return f(Width<32>{});
     case 64: return f(Width<64>{});

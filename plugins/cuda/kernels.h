@@ -82,6 +82,9 @@ typedef struct { /* key is [batch, tokens, heads] */
   int64_t heads, taps;
 } AftCudaAftConv;
 
+/* The most channels a head of the next two may have: a call with wider ones is refused. */
+enum { AFT_CUDA_MOST_HEAD_CHANNELS = 256 };
+
 typedef struct {
   AftCudaSequence sequence;
   AftCudaNormalization normalization;

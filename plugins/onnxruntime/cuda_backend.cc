@@ -45,6 +45,13 @@ AftCudaExpPrecision exp_precision(const aft::AftFull& p) {
   return half ? AFT_CUDA_EXP_FLOAT16 : AFT_CUDA_EXP_BFLOAT16;
 }
 
+void expect_head_channels(int64_t channels, int64_t heads) {
+  if (channels / heads > AFT_CUDA_MOST_HEAD_CHANNELS)
+    throw ort::Error("query has heads of " + std::to_string(channels / heads) + " channels, more than the " +
+                     std::to_string(AFT_CUDA_MOST_HEAD_CHANNELS) +
+                     " of the CUDA kernel; AFTEXPORT_PORTABLE=1 runs the operator by its body");
+}
+
 template <class Call>
 void enqueue(const Call& call, size_t (*workspace_size)(const Call*), int (*kernel)(const Call*, void*, cudaStream_t),
              const ort::Run& run) {
@@ -139,12 +146,14 @@ void run_kernel(const aft::AftConv& p, const ort::Run& run) {
 }
 
 void run_kernel(const aft::EfficientAttention& p, const ort::Run& run) {
+  expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaEfficientAttention>(
       {sequence(p), static_cast<AftCudaNormalization>(p.normalization), p.heads, p.scale},
       aft_cuda_efficient_attention_workspace, aft_cuda_efficient_attention, run);
 }
 
 void run_kernel(const aft::LinearAttention& p, const ort::Run& run) {
+  expect_head_channels(p.channels, p.heads);
   enqueue<AftCudaLinearAttention>({sequence(p), static_cast<AftCudaFeatureMap>(p.feature_map), p.heads, p.eps},
                                   aft_cuda_linear_attention_workspace, aft_cuda_linear_attention, run);
 }

@@ -108,6 +108,14 @@ void check_heads(const Axes& axes, bool) {
              " does not divide");
 }
 
+void check_head_channels(const Axes& axes, bool causal) {
+  check_heads(axes, causal);
+  expect(!axes.known("DH") || axes['D'] / axes['H'] <= AFT_CUDA_MOST_HEAD_CHANNELS,
+         "query has heads of " + std::to_string(axes['D'] / axes['H']) + " channels, more than the " +
+             std::to_string(AFT_CUDA_MOST_HEAD_CHANNELS) +
+             " of the plugin; AFTEXPORT_PORTABLE=1 builds the operator from its body");
+}
+
 void check_most_tokens(const Axes& axes, const char* input, char most) {
   expect(!axes.known("T") || axes[most] < 0 || axes['T'] <= axes[most],
          "query has " + std::to_string(axes['T']) + " tokens, " + input + " allows " + std::to_string(axes[most]));
@@ -160,11 +168,11 @@ const std::vector<Operator>& operators() {
       make<aft_conv, aft_cuda_aft_conv_workspace, aft_cuda_aft_conv>(
           "AftConv", {{"filter", "HS"}}, {kNumHeads, kGate}, check_filter, "BTH"),
       make<efficient_attention, aft_cuda_efficient_attention_workspace, aft_cuda_efficient_attention>(
-          "EfficientAttention", {}, {kNumHeads, kNormalization, kScale}, check_heads),
+          "EfficientAttention", {}, {kNumHeads, kNormalization, kScale}, check_head_channels),
       make<fastformer, aft_cuda_fastformer_workspace, aft_cuda_fastformer>(
           "Fastformer", {{"alpha_weight", "DH"}, {"beta_weight", "DH"}}, {kNumHeads}, check_heads),
       make<linear_attention, aft_cuda_linear_attention_workspace, aft_cuda_linear_attention>(
-          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps}, check_heads),
+          "NormalizedLinearAttention", {}, {kNumHeads, kFeatureMap, kEps}, check_head_channels),
   };
   return all;
 }

@@ -115,6 +115,16 @@ def test_aft_full_around_a_product(kernels, precision):
     assert_close(output, defined(workload, tensors), precision)
 
 
+@pytest.mark.parametrize("stem", ["linear_attention", "efficient_attention"])
+def test_heads_of_more_channels_than_a_kernel_takes_are_refused(kernels, stem):
+    query = torch.zeros(1, 1, 257)
+    own = {"linear_attention": {"feature_map": 0, "eps": 1.0},
+           "efficient_attention": {"normalization": 0, "scale": 1.0}}[stem]  # fmt: skip
+    call = kernels.prepare(stem, query, query, query, torch.ones(1).long(), heads=1, **own)
+    with pytest.raises(RuntimeError, match="refused"):
+        call()
+
+
 def test_a_call_that_is_refused_says_so(kernels):
     workload = small("aft_full")
     run = workload.kernel(kernels, workload.tensors("cpu"), precision=ExpPrecision.BFLOAT16)

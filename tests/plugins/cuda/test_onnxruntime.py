@@ -83,6 +83,13 @@ def test_linear_attention_settings(library, op):
     check_on_device(library, op, inputs, "fp32", **chosen)
 
 
+@pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
+def test_heads_wider_than_the_kernels_take_are_refused(library, op):
+    check_on_device(library, op, random_inputs(op, 1, 9, 256), "fp32", num_heads=1)
+    with pytest.raises(Exception, match="heads of 257 channels, more than the 256 of the CUDA ker"):
+        run(op, random_inputs(op, 1, 9, 257), library=library, num_heads=1)
+
+
 def test_one_row_of_band_serves_every_token(library):
     inputs = random_inputs("AftLocal", 2, 40, 16, window=9)
     inputs[3] = inputs[3][:1]

@@ -287,6 +287,11 @@ void test_refused_shapes(const Plugins& plugins, Log* log) {
   for (const char* op : {"EfficientAttention", "NormalizedLinearAttention"})
     expect_refused(op, {kThreeHeads}, {seven, seven, seven, lengths},
                    "query has 7 channels, which num_heads 3 does not divide");
+  const std::vector<int64_t> wide{2, 5, 257};
+  for (const char* op : {"EfficientAttention", "CausalNormalizedLinearAttention"})
+    expect_refused(op, {}, {wide, wide, wide, lengths},
+                   "query has heads of 257 channels, more than the 256 of the plugin; AFTEXPORT_PORTABLE=1 builds the "
+                   "operator from its body");
 }
 
 template <class Log>
