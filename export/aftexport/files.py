@@ -1,9 +1,8 @@
 """Writing that never leaves half a file, or half a folder, in place of a good one."""
 
 import hashlib
-import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,12 +20,10 @@ def replacing_file(path: Path) -> Iterator[Path]:
         return
     path = path.resolve()
     with _parents(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:32]}.", dir=path.parent)
-        os.close(handle)
-        aside = Path(name)
+        aside = _beside(path)
+        aside.touch(exist_ok=False)
         try:
             yield aside
-            aside.chmod(0o666 & ~_umask())
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
@@ -41,7 +38,8 @@ def is_device(path: Path) -> bool:
 def aside_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder beside ``path``; whatever is left in it at the end is removed."""
     with _parents(path):
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:32]}.", dir=path.parent))
+        aside = _beside(path)
+        aside.mkdir()
         try:
             yield aside
         finally:
@@ -61,15 +59,17 @@ def _parents(path: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(path: Path) -> Path:
+    """A name that nothing has, for something new with the rights of anything new.
+
+    ``tempfile`` gives rights to the owner alone, and what others have can only be learnt by
+    setting the mask of the process, for all its threads.
+    """
+    return path.parent / f".{path.name[:32]}.{secrets.token_hex(8)}"
 
 
 def move_into_place(aside: Path, path: Path) -> None:
     """Moves a finished folder to ``path``; what stood there goes only once the new one is whole."""
-    aside.chmod(0o777 & ~_umask())
     if not path.exists():
         aside.rename(path)
         return

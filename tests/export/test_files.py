@@ -68,6 +68,18 @@ def test_a_moved_folder_has_the_rights_of_any_new_folder(tmp_path: Path) -> None
     assert (tmp_path / "folder").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+def test_the_rights_of_what_other_threads_make_are_never_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(mask: int) -> int:
+        raise AssertionError("the mask is the whole process's")
+
+    monkeypatch.setattr(os, "umask", fail)
+    with replacing_file(tmp_path / "file"):
+        pass
+    fill_and_move(tmp_path / "folder", "new")
+
+
 def test_an_aside_folder_leaves_nothing_when_its_block_fails(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         fill_half(tmp_path / "folder")
