@@ -243,9 +243,14 @@ def over(axes: Iterable[Axis], product: Product) -> Product:
     )
     sums = [_counted(axis) for axis in bound - free(Product(tuple(inside + late)))]
     sums += [
-        one(Over(tuple(bound & free(group)), group)) for group in _connected(inside + late, bound)
+        one(Over(_in_order(bound & free(group)), group))
+        for group in _connected(inside + late, bound)
     ]
     return times(Product(tuple(outside), product.coefficient, product.exponent), *sums)
+
+
+def _in_order(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    return tuple(sorted(axes, key=lambda axis: axis.number))
 
 
 def _counted(axis: Axis) -> Product:
@@ -334,7 +339,7 @@ def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
     names = names or {}
 
     def name(axis: Axis) -> str:
-        return names.get(axis, f"#{id(axis)}")
+        return names.get(axis, f"#{axis.number:09}")
 
     def bound(kind: str, axes: tuple[Axis, ...], body: Product) -> str:
         own = [f"{len(names)}.{i}" for i in range(len(axes))]
@@ -347,9 +352,9 @@ def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
     def text(atom: Atom) -> str:
         match atom:
             case Leaf():
-                return f"leaf{id(atom.value)}[{dims(atom.dims)}]"
+                return f"leaf{atom.value.name!r}[{dims(atom.dims)}]"
             case Truth():
-                return f"{atom.holds}{id(atom.value)}[{dims(atom.dims)}]"
+                return f"{atom.holds}{atom.value.name!r}[{dims(atom.dims)}]"
             case Function():
                 return f"{atom.name}({';'.join(key(a, names) for a in atom.arguments)})"
             case Plus():
@@ -370,7 +375,7 @@ def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
                 on = ",".join(map(name, flat((atom.key,))))
                 return f"window({on}={parts}{atom.shift:+d})"
             case Count():
-                return f"count({id(atom.axis)})"
+                return f"count({atom.axis.number:09})"
 
     factors = sorted(f"{text(atom)}^{exponent:.12g}" for atom, exponent in product.factors)
     if product.coefficient != 1.0:

@@ -2,12 +2,16 @@
 bookkeeping and not arithmetic.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Sizes = tuple[int, ...]
 """The size of something in each of the runs that a graph was measured in."""
+
+
+_numbers = itertools.count()
 
 
 @dataclass(eq=False)
@@ -17,10 +21,13 @@ class Axis:
     Attributes:
         sizes: in each measured run; one that is the same in all is fixed.
         parts: what it turned out to be made of, slowest first.
+        number: larger than that of any axis made before. What is put in an order, is by this: by
+            the place in memory one graph would be written in another way each time.
     """
 
     sizes: Sizes
     parts: "tuple[Axis, ...] | None" = None
+    number: int = field(default_factory=_numbers.__next__, init=False)
 
     @property
     def is_fixed(self) -> bool:

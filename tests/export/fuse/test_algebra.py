@@ -1,0 +1,32 @@
+"""Formulas: equal ones are one, and in one order, wherever their parts lie in memory."""
+
+import random
+
+import onnx_ir as ir
+
+from aftexport.fuse.algebra import Leaf, Over, Product, key, one, over, plus, sole, times
+from aftexport.fuse.axes import Axis
+
+NAMES = [f"tensor {letter}" for letter in "abcdefghijkl"]
+
+
+def leaves(axis: Axis, order: list[str]) -> list[Product]:
+    return [one(Leaf(ir.val(name), ((axis,),))) for name in order]
+
+
+def test_factors_and_terms_are_in_an_order_of_their_own() -> None:
+    axis = Axis((3, 4))
+    given = leaves(axis, NAMES)
+    shuffled = leaves(axis, random.Random(0).sample(NAMES, len(NAMES)))
+    for combined in (lambda parts: times(*parts), plus):
+        assert key(combined(given)) == key(combined(shuffled))
+    factors = [atom.value.name for atom, _ in times(*shuffled).factors if isinstance(atom, Leaf)]
+    assert factors == NAMES
+
+
+def test_summed_axes_are_in_the_order_they_were_made_in() -> None:
+    axes = [Axis((size, size + 1)) for size in range(2, 8)]
+    random.Random(0).shuffle(axes)
+    total = sole(over(axes, one(Leaf(ir.val("x"), tuple((axis,) for axis in axes)))))
+    assert isinstance(total, Over)
+    assert [axis.sizes[0] for axis in total.axes] == list(range(2, 8))
