@@ -88,6 +88,13 @@ def one_weight_bit_flipped(folder: Path, good: Path) -> Path:
     return holding(bytes(content))(folder, good)
 
 
+def compressed(folder: Path, good: Path) -> Path:
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(folder / "model.pt", "w") as copy:
+        for member in archive.namelist():
+            copy.writestr(member, archive.read(member), zipfile.ZIP_DEFLATED)
+    return folder / "model.pt"
+
+
 def zip_of(*names: str, suffix: str = ".pt") -> Build:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -153,6 +160,7 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "cut at nine tenths": (cut(0.9), ("truncated",)),
     "zip directory damaged": (directory_of_zip_overwritten, ("damaged",)),
     "one bit of a weight flipped": (one_weight_bit_flipped, ("damaged",)),
+    "zip compressed": (compressed, ("compressed",)),
     "zip of junk": (zip_of("a.txt", "b/c.txt"), ("zip archive",)),
     "zip of junk named .pt2": (zip_of("a.txt", suffix=".pt2"), ()),
     "TorchScript": (torch_script, ("TorchScript", "state dict")),

@@ -25,7 +25,7 @@ from aftexport.errors import AftexportError, CheckpointError, UsageError
 from aftexport.factory import call_factory, import_from_here
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.program_archive import is_program_archive, load_program
+from aftexport.program_archive import check_members, is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
 from aftexport.weights import load_weights, refuse_unusable, state_dict_in, unwrapped
 
@@ -148,23 +148,25 @@ def _refuse_other_formats(path: Path) -> None:
     if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(path) as archive:
-                names = archive.namelist()
-                # torch.load does not look at the checksums of the weights.
-                changed = archive.testzip()
+                _refuse_other_archives(path, archive.namelist())
+                check_members(path, archive)
+        except CheckpointError:
+            raise
         except Exception as error:  # a changed byte reads as encryption, compression, anything
             raise _damaged(path) from error
-        if changed is not None:
-            raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
-        if any("/code/" in name or name.endswith("/constants.pkl") for name in names):
-            raise CheckpointError(
-                path,
-                "a TorchScript archive, which torch.export cannot read",
-                "Save the module's state dict, or a torch.export program.",
-            )
-        if not any(name.endswith("/data.pkl") for name in names):
-            raise CheckpointError(
-                path, "a zip archive that torch.save did not write", "Give a model file."
-            )
+
+
+def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
+    if any("/code/" in name or name.endswith("/constants.pkl") for name in names):
+        raise CheckpointError(
+            path,
+            "a TorchScript archive, which torch.export cannot read",
+            "Save the module's state dict, or a torch.export program.",
+        )
+    if not any(name.endswith("/data.pkl") for name in names):
+        raise CheckpointError(
+            path, "a zip archive that torch.save did not write", "Give a model file."
+        )
 
 
 def _damaged(path: Path) -> CheckpointError:

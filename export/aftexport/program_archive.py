@@ -76,9 +76,7 @@ def _check_archive(path: Path) -> None:
             names = archive.namelist()
             if len(set(names)) != len(names):
                 raise CheckpointError(path, "it holds two files of one name", _SAFE_FORM)
-            # torch does not look at the checksums of the weights.
-            if (changed := archive.testzip()) is not None:
-                raise CheckpointError(path, f"{changed} in it was changed", "Copy it again.")
+            check_members(path, archive)
             for name in names:
                 member = name.partition("/")[2]
                 if not _HARMLESS_MEMBERS.fullmatch(member):
@@ -93,6 +91,26 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(
             path, "truncated, damaged, or not a torch.export archive", "Copy or save it again."
         ) from error
+
+
+def check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    """Checks that what torch is to read from an archive is as torch wrote it.
+
+    Torch compresses nothing, so that what is read is no more than the file holds.
+
+    Raises:
+        CheckpointError: where a member is compressed, or not what its checksum says, which torch
+            does not look at for weights.
+    """
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(
+                path,
+                f"{member.filename} in it is compressed",
+                "Save it again: torch compresses nothing.",
+            )
+    if (changed := archive.testzip()) is not None:
+        raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
 
 
 def _check_content(path: Path, content: Any) -> None:

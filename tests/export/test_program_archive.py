@@ -198,6 +198,18 @@ def test_a_damaged_archive_is_refused_by_name(program_file: Path, tmp_path: Path
         load(tmp_path / "model.pt2")
 
 
+def test_an_archive_that_is_read_as_more_than_it_holds_is_refused(
+    program_file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(program_file) as archive, zipfile.ZipFile(path, "w") as copy:
+        for name in archive.namelist():
+            padding = b" " * (64 << 20) if name.endswith("models/model.json") else b""
+            copy.writestr(name, archive.read(name) + padding, zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="is compressed"):
+        load(path)
+
+
 def test_a_program_with_our_operators_and_dynamic_shapes_becomes_a_bundle(
     program_file: Path, bundle_folder: Path, tmp_path: Path
 ) -> None:
