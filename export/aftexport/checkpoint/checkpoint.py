@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from aftexport.checkpoint.factory import call_factory, import_from_here
+from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
+from aftexport.checkpoint.weights import load_weights, refuse_unusable, state_dict_in, unwrapped
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.factory import call_factory, import_from_here
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.program_archive import check_members, is_program_archive, load_program
 from aftexport.tokenization import check_tokenizer
-from aftexport.weights import load_weights, refuse_unusable, state_dict_in, unwrapped
 
 FORMAT = "aftexport"
 VERSION = 1
