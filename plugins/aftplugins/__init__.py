@@ -14,8 +14,6 @@ RUNTIMES = tuple(_REMEDIES)
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
 """Set to 1 to run every operator by its portable body, for comparison."""
 
-_SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-
 
 def library(runtime: str) -> Path | None:
     """The kernel library for a runtime, or None where it was not built or is switched off.
@@ -27,7 +25,7 @@ def library(runtime: str) -> Path | None:
         raise ValueError(f"no kernels for {runtime!r}; known are {', '.join(RUNTIMES)}")
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
-    name = f"libaftplugins_{runtime}{_SUFFIX}"
+    name = f"libaftplugins_{runtime}.so"
     # An editable install keeps what was built apart from the sources; both are on __path__.
     found = (Path(folder) / name for folder in __path__)
     return next((path for path in found if path.is_file()), None)
@@ -39,6 +37,8 @@ def missing(runtime: str) -> str | None:
         return None
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
+    if sys.platform != "linux":
+        return "The fused kernels are for Linux: every operator runs by its portable body."
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
         f"{_REMEDIES[runtime]}."

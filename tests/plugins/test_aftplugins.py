@@ -16,7 +16,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         path.mkdir()
     monkeypatch.setattr(aftplugins, "__path__", [str(path) for path in paths])
     monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
-    monkeypatch.setattr(aftplugins, "_SUFFIX", ".so")
     return paths
 
 
@@ -26,6 +25,15 @@ def test_without_a_library_the_remedy_is_said(runtime: str, folders: list[Path])
     reason = aftplugins.missing(runtime)
     assert reason is not None
     assert REMEDIES[runtime] in reason
+
+
+def test_on_another_system_no_compiler_is_asked_for(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert aftplugins.missing("onnxruntime") == (
+        "The fused kernels are for Linux: every operator runs by its portable body."
+    )
 
 
 @pytest.mark.parametrize("place", [0, 1])
