@@ -69,6 +69,12 @@ class OnnxOperator:
         """The attributes whose value selects the body."""
         return tuple(a for a in self.attributes if a.choices)
 
+    def attributes_of(self, node: onnx.NodeProto) -> dict[str, AttributeValue]:
+        """The attributes that ``node`` has, kernels' own left out, and the defaults of others."""
+        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        values = {a.name: given.get(a.name, a.default) for a in self.attributes}
+        return {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
+
     def function(self, settings: Mapping[str, str], opset: int) -> onnx.FunctionProto:
         """Builds the portable body as a model-local function in standard ops of ``opset``."""
         own = (*self.attributes, *self.kernel_attributes)

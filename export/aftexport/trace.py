@@ -176,9 +176,8 @@ def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     operator = ALL_OPERATORS[node.op_type]
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    chosen = (given.get(a.name, a.default) for a in operator.settings)
-    return tuple(v.decode() if isinstance(v, bytes) else str(v) for v in chosen)
+    chosen = operator.attributes_of(node)
+    return tuple(str(chosen[a.name]) for a in operator.settings)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:

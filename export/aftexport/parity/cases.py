@@ -1,5 +1,6 @@
 """The inputs parity is checked on, with PyTorch's answers in float64."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
     for op_type in sorted({n.op_type for n in model.graph.node if n.domain == DOMAIN}):
         operator = ALL_OPERATORS[op_type]
         node = next(n for n in model.graph.node if n.op_type == op_type)
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        attributes = {a.name: _text(given.get(a.name, a.default)) for a in operator.attributes}
+        attributes = operator.attributes_of(node)
         ranges = {"ordinary range": 1.0}
         if operator.exponents:
             ranges["logits in +-100"] = 100.0
@@ -133,13 +133,9 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
     return cases
 
 
-def _text(value: object) -> object:
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _operator_inputs(
     operator: OnnxOperator,
-    attributes: dict[str, object],
+    attributes: Mapping[str, object],
     magnitude: float,
     dtype: np.dtype[Any],
 ) -> dict[str, Array]:

@@ -52,11 +52,7 @@ def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpR
 
 def _definition(operator: OnnxOperator) -> type[OpRun]:
     def run(self: Any, *inputs: Array, **_: object) -> tuple[Array, ...]:
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in self.onnx_node.attribute}
-        attributes = {}
-        for attribute in operator.attributes:
-            value = given.get(attribute.name, attribute.default)
-            attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+        attributes = operator.attributes_of(self.onnx_node)
         tensors = [torch.from_numpy(np.array(array)) for array in inputs]
         with torch.inference_mode():
             return tuple(t.numpy() for t in operator.expected(*tensors, **attributes))
