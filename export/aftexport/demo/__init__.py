@@ -115,7 +115,7 @@ def _documents(data: Path | None, seed: int, console: Console) -> Corpus:
             "and leading comments are taken out; code copied from other projects is left out."
         )
         return corpus
-    with stage(console, escape(f"Reading {data}")):
+    with stage(console, f"Reading {data}"):
         everything = read_documents(data)
     kept = cap(everything.labels, max(8, _MOST_DOCUMENTS // len(everything.classes)), seed)
     if len(kept) < len(everything):

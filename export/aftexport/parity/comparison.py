@@ -131,17 +131,6 @@ class Comparison(Differences):
         }
         return values | {"shape": list(self.shape), "passed": self.passed}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads what ``to_dict`` wrote."""
-        texts = ("case", "subject", "engine")
-        known = {
-            name: float(value) if isinstance(value, str) and name not in texts else value
-            for name, value in values.items()
-            if name != "passed"
-        }
-        return cls(**known | {"shape": tuple(values["shape"])})
-
 
 def compare(
     case: Case,
