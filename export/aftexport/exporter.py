@@ -104,17 +104,12 @@ def export(
 
     Raises:
         AftexportError: CheckpointError, UsageError, TraceError or EngineError with
-            nothing written; ParityError with the bundle kept at ``<out>.failed``.
+            nothing written; ParityError with the bundle kept at ``<out>.failed``, or, with auto,
+            nothing written where fp32 is outside ``tolerance`` too.
     """
     console = console or Console(emoji=False)
     fresh = path is None
-    path = Path((factory or "").rpartition(":")[2] if path is None else path)
-    if out is None:
-        # "." has no name of its own to put the suffix on.
-        out = (path if path.name else path.resolve()).with_suffix(".bundle")
-    out = Path(out) if Path(out).name else Path(out).resolve()
-    if not out.name:
-        raise UsageError(f"--out {out} is no folder that can be made.", "Choose another folder.")
+    path, out = _places(path, out, factory)
     _check_choice("--to", to, TARGETS)
     _check_choice("--precision", precision, tuple(PRECISIONS))
     asked = replace(engine or EngineOptions(), max_length=max_length)
@@ -155,11 +150,7 @@ def export(
                 manifest = _advised(manifest, advice)
             if to == "onnx":
                 manifest = _in_chunks(folder, traced, manifest)
-            write_model(folder, traced.model)
-            write_golden(folder, list(traced.cases))
-            if text is not None:
-                (folder / TOKENIZER).write_text(text, "utf-8")
-        draft = Bundle(folder, manifest, {}, "")
+            draft = _draft(folder, manifest, traced, text)
         paths = ort.operator_paths(draft.model_path)
         results: list[Comparison] = []
         if check_parity:
@@ -189,14 +180,22 @@ def export(
     bundle = Bundle.open(out)
     _print_summary(console, bundle, paths, results)
     if failed:
-        furthest = worst(results)
-        raise ParityError(
-            f"Parity failed: {furthest.subject}, case {furthest.case!r}: error "
-            f"{furthest.error:.1e}, bound {furthest.bound:.0e}.",
-            f"The bundle is kept at {out} for a look; "
-            + ("try --precision fp32." if precision != "fp32" else "see its parity.html."),
-        )
+        raise _outside(worst(results), out, precision)
     return bundle
+
+
+def _places(
+    path: str | Path | None, out: str | Path | None, factory: str | None
+) -> tuple[Path, Path]:
+    """Where the model is, or else the name of its factory, and where the bundle is to be."""
+    path = Path((factory or "").rpartition(":")[2] if path is None else path)
+    if out is None:
+        # "." has no name of its own to put the suffix on.
+        out = (path if path.name else path.resolve()).with_suffix(".bundle")
+    out = Path(out) if Path(out).name else Path(out).resolve()
+    if not out.name:
+        raise UsageError(f"--out {out} is no folder that can be made.", "Choose another folder.")
+    return path, out
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
@@ -321,6 +320,24 @@ def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
         (folder / CHUNKED).unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})
     return manifest.model_copy(update={"chunked": plan})
+
+
+def _draft(folder: Path, manifest: Manifest, traced: Traced, tokenizer: str | None) -> Bundle:
+    """Writes what a bundle holds whatever its parity is; its manifest is not final."""
+    write_model(folder, traced.model)
+    write_golden(folder, list(traced.cases))
+    if tokenizer is not None:
+        (folder / TOKENIZER).write_text(tokenizer, "utf-8")
+    return Bundle(folder, manifest, {}, "")
+
+
+def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:
+    return ParityError(
+        f"Parity failed: {furthest.subject}, case {furthest.case!r}: error "
+        f"{furthest.error:.1e}, bound {furthest.bound:.0e}.",
+        f"The bundle is kept at {kept} for a look; "
+        + ("try --precision fp32." if precision != "fp32" else "see its parity.html."),
+    )
 
 
 def _report(manifest: Manifest, results: Sequence[Comparison], cases: Sequence[Case]) -> Report:
