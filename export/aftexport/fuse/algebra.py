@@ -334,14 +334,24 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
     return Product(factors, product.coefficient, product.exponent)
 
 
+_MOST_SUMMED = 6
+"""Axes of one sum, every order of which is tried; those of the mechanisms have four or less."""
+
+
 def key(product: Product, names: Mapping[Axis, str] | None = None) -> str:
-    """A text that is the same for equal formulas, whatever their summed axes are called."""
+    """A text that is the same for equal formulas, whatever their summed axes are called.
+
+    Raises:
+        ValueError: for a sum over more axes than any mechanism has.
+    """
     names = names or {}
 
     def name(axis: Axis) -> str:
         return names.get(axis, f"#{axis.number:09}")
 
     def bound(kind: str, axes: tuple[Axis, ...], body: Product) -> str:
+        if len(axes) > _MOST_SUMMED:
+            raise ValueError
         own = [f"{len(names)}.{i}" for i in range(len(axes))]
         orders = (dict(zip(order, own, strict=True)) for order in itertools.permutations(axes))
         return min(f"{kind}{len(axes)}({key(body, {**names, **order})})" for order in orders)

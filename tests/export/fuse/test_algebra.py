@@ -3,6 +3,7 @@
 import random
 
 import onnx_ir as ir
+import pytest
 
 from aftexport.fuse.algebra import Leaf, Over, Product, key, one, over, plus, sole, times
 from aftexport.fuse.axes import Axis
@@ -22,6 +23,12 @@ def test_factors_and_terms_are_in_an_order_of_their_own() -> None:
         assert key(combined(given)) == key(combined(shuffled))
     factors = [atom.value.name for atom, _ in times(*shuffled).factors if isinstance(atom, Leaf)]
     assert factors == NAMES
+
+
+def test_the_orders_of_many_axes_are_not_tried() -> None:
+    axes = tuple(Axis((2, 3)) for _ in range(7))
+    with pytest.raises(ValueError):  # noqa: PT011, it is not told to anybody
+        key(one(Over(axes, one(Leaf(ir.val("x"), tuple((axis,) for axis in axes))))))
 
 
 def test_summed_axes_are_in_the_order_they_were_made_in() -> None:

@@ -69,6 +69,20 @@ def test_factors_of_a_longer_bias_stay_factors(
     assert_equal(layer, model, example(), example(1, 1), example(31, 3), example(60, 1))
 
 
+def test_a_sum_over_more_axes_than_any_mechanism_has_is_left_alone() -> None:
+    axes = ", ".join(["2"] * 8)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[b, t, {axes}] x, float[b, t, {axes}] y) => (float[b, t] z) {{
+            e = Exp(x)
+            p = Mul(e, y)
+            z = Einsum <equation = "btcdefghij->bt"> (p)
+        }}"""
+    )
+    found, _ = fused(model)
+    assert found.matches == []
+
+
 def test_a_bias_without_an_end_gets_none() -> None:
     _, layer = LAYERS["full_relative"]
     _, model = fused(scripted(layer, example()))
