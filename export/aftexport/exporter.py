@@ -128,7 +128,7 @@ def export(
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
         traced = trace(checkpoint, to, precision, max_length, opset)
-        give_back()  # the module in float64
+        give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
     if to != "onnx":
@@ -151,6 +151,9 @@ def export(
             if to == "onnx":
                 manifest = _in_chunks(folder, traced, manifest)
             draft = _draft(folder, manifest, traced, text)
+        cases = traced.cases
+        del checkpoint, traced  # the weights, three times, and an engine is to have them next
+        give_back()
         paths = ort.operator_paths(draft.model_path)
         results: list[Comparison] = []
         if check_parity:
@@ -169,7 +172,7 @@ def export(
                 "cases": [r.to_dict() for r in compared],
             }
         write_json(folder / PARITY, record)
-        write_page(folder / PARITY_PAGE, _report(manifest, results, traced.cases))
+        write_page(folder / PARITY_PAGE, _report(manifest, results, cases))
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:

@@ -16,6 +16,7 @@ from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.manifest import MAX_TOKENS
+from aftexport.memory import give_back
 from aftexport.parity import Case
 from aftexport.parity.cases import model_cases, operator_cases
 from aftexport.sums import widen_sums
@@ -96,11 +97,14 @@ def trace(
         # No layers of ours: what there is may be other people's.
         lowered, recognition = _recognised(lowered)
     widen_sums(lowered)
+    embedding = program.state_dict.get(spec.embedding)
+    # In float64 the module takes most memory of all: before there are more graphs of it.
+    cases = model_cases(module, spec, embedding, double=double)
+    give_back()
     explained, evidence = _explained(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")
-    embedding = program.state_dict.get(spec.embedding)
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
-    cases = model_cases(module, spec, embedding, double=double) + operator_cases(model, element)
+    cases += operator_cases(model, element)
     return Traced(lowered, model, evidence, spec, precision, cases, recognition)
 
 

@@ -50,8 +50,7 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         summed = None
     parts = partition(means, summed)
     graphs = _named(parts)
-    _write(path, ((name, _finished(graph, precision)) for name, graph in graphs.items()))
-    return ChunkedPlan(
+    plan = ChunkedPlan(
         stages=tuple(
             ChunkedStage(left=s.reach.left, right=s.reach.right, causal=s.causal, keeps=s.keeps)
             for s in parts.stages
@@ -60,6 +59,9 @@ def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> Chun
         evidence=parts.explain is not None,
         token_bytes=max(map(_token_bytes, graphs.values())),
     )
+    del means, parts  # each has all weights, and the graphs go one by one
+    _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
+    return plan
 
 
 def _named(parts: Partition) -> dict[str, onnx.ModelProto]:

@@ -368,8 +368,10 @@ class ChunkedModel:
             for member in self._archive.namelist()
             if "+" in member and name in member.removesuffix(".onnx").split("+")
         )
-        model = io.BytesIO()  # whose value is no second copy
-        for member in (f"{name}.onnx", *shared):
+        members = [f"{name}.onnx", *shared]
+        # Of that size from the start, its value is no second copy.
+        model = io.BytesIO(bytes(sum(self._archive.getinfo(m).file_size for m in members)))
+        for member in members:
             with self._archive.open(member) as part:
                 shutil.copyfileobj(part, model, 1 << 20)
         return model.getvalue()
