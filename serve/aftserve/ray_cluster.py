@@ -2,12 +2,15 @@
 
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from aftexport.errors import AftexportError
@@ -24,6 +27,8 @@ _OWN = {
 }
 
 _CONNECT_SECONDS = 5.0
+_LOOKS = 20
+_LOOK_SECONDS = 0.1
 
 
 class ClusterError(AftexportError):
@@ -64,9 +69,8 @@ def connected(
         with _ray(f"Ray at {address}", address=address, log_to_driver=logs):
             yield
         return
-    # The system's folder: the path of a socket in it must stay below 108 bytes.
     with (
-        tempfile.TemporaryDirectory(prefix="aftserve-", ignore_cleanup_errors=True) as folder,
+        _folder() as folder,
         _ray(
             "Ray on this machine",
             address="local",
@@ -78,6 +82,20 @@ def connected(
         ),
     ):
         yield
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """The system's: the path of a socket in it must stay below 108 bytes."""
+    folder = tempfile.mkdtemp(prefix="aftserve-")
+    try:
+        yield folder
+    finally:
+        for _ in range(_LOOKS):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not Path(folder).exists():
+                break
+            time.sleep(_LOOK_SECONDS)  # what ends after Ray may still write to its log
 
 
 def _check_reachable(address: str) -> None:

@@ -105,7 +105,7 @@ class ParquetTexts(Documents):
         for path, schema in schemas.items():
             _check_columns(path, schema, [text] if id is None else [text, id])
             kind = schema.field(text).type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            if not _is_of_texts(kind):
                 raise UsageError(f"Column {text!r} of {path} is {kind}.", "Name one of strings.")
         kinds = {schema.field(id).type: path for path, schema in schemas.items() if id is not None}
         if len(kinds) > 1:
@@ -211,6 +211,13 @@ def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str]) -> None
                 f"{path} has no one column {name!r}; it has {', '.join(schema.names)}.",
                 "Name them by --text and --id.",
             )
+
+
+def _is_of_texts(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):  # what pandas calls a category
+        kind = kind.value_type
+    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_of(kind) for is_of in strings)
 
 
 def _shown(path: Path) -> str:
