@@ -401,7 +401,7 @@ def test_an_answer_that_trickles_ends_at_the_deadline_too(monkeypatch: pytest.Mo
             self.send_header("Content-Length", "100000")
             self.end_headers()
             with suppress(ConnectionError):
-                while True:
+                for _ in range(400):
                     self.wfile.write(b" ")
                     time.sleep(0.05)
             left.set()
