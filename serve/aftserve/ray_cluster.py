@@ -38,11 +38,13 @@ class ClusterError(AftexportError):
 def resolve(address: str | None) -> str | None:
     """The address of the cluster to run on; None for this machine's own Ray.
 
-    Called before ray is imported, which reads the environment that is set here for an own one.
+    Called before ray is imported, which reads the environment that is set here.
 
     Args:
         address: that was asked for; where there is none, ``RAY_ADDRESS`` may have one.
     """
+    # Its core's handler takes SIGTERM too, and where there is half a core the process aborts.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         os.environ.update(_OWN, RAY_AUTH_TOKEN=secrets.token_hex(32))

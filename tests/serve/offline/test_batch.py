@@ -192,6 +192,37 @@ def test_a_run_that_is_ended_leaves_what_was_there(
     assert not list(tmp_path.glob(".*"))
 
 
+TERMINATED_MEANWHILE = """
+import os, signal, sys, time
+from aftexport.interruption import exit_status
+from aftserve.ray_cluster import connected, resolve
+
+address = resolve(None)
+import ray
+init = ray.init
+
+def init_and_hear_of_it(**options):
+    init(**options)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+ray.init = init_and_hear_of_it
+try:
+    with connected(address, object_store_mib=80, logs=False):
+        pass
+except KeyboardInterrupt as end:
+    sys.exit(exit_status(end))
+"""
+
+
+def test_told_to_stop_while_ray_starts_it_ends_as_it_is_told(
+    ray: dict[str, str], tmp_path: Path
+) -> None:
+    outcome = run_python("-c", TERMINATED_MEANWHILE, cwd=tmp_path, **ray)
+    assert outcome.code == 143, outcome.err
+    assert "SIGTERM received" not in outcome.err  # that was a handler which may abort
+
+
 FULL_DISK = """
 import errno, os, sys
 from aftserve.cli import main
