@@ -10,8 +10,8 @@ from aftexport.capture import capture
 from aftexport.engines.engine_file import EngineRecord, Wanted
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.engines.tensorrt_builder import Built
+from aftexport.lowering import to_onnx
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.trace import to_onnx
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
 WANTED = Wanted("1.7", None, SETTINGS, "fp16", "model", None)

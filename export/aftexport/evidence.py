@@ -68,7 +68,7 @@ def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
     logit. Padding adds 0 where the model masks it.
 
     Args:
-        model: see ``trace.lower``: with the shapes of what is between, and bare operators.
+        model: see ``lowering.lower``: with the shapes of what is between, and bare operators.
 
     Returns:
         What the logit of each class has that comes of no token.

@@ -36,6 +36,7 @@ from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.fuse.report import show_recognition
+from aftexport.lowering import DEFAULT_OPSET, operators_in
 from aftexport.manifest import Manifest
 from aftexport.memory import give_back
 from aftexport.nn import DocumentClassifier
@@ -51,8 +52,7 @@ from aftexport.report import (
     stage,
 )
 from aftexport.tokenization import check_tokenizer
-from aftexport.trace import DEFAULT_OPSET, operators_in
-from aftexport.traced import PRECISIONS, Traced, trace
+from aftexport.trace import PRECISIONS, Traced, trace
 from aftexport.verification import verify
 
 TARGETS = ("onnx", *ENGINE_TARGETS)

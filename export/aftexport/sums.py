@@ -23,7 +23,7 @@ def widen_sums(model: onnx.ModelProto) -> None:
     """Rewrites a lowered graph in place: what is pooled is rounded to 16 bits once, for the head.
 
     Args:
-        model: see ``trace.lower``: with the types and shapes of what is between.
+        model: see ``lowering.lower``: with the types and shapes of what is between.
     """
     _Widener(model.graph).run()
 

@@ -1,224 +1,148 @@
-"""From a captured program to an ONNX graph with custom operators.
+"""A checkpoint's model in ONNX, and the cases that judge it."""
 
-ONNX with bare custom nodes first; then the portable bodies, attached last, because the
-exporter would inline them.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import inspect
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
-
+import numpy as np
 import onnx
-import onnx.inliner
 import onnx_ir as ir
 import torch
-from onnxscript import values
-from torch.export import ExportedProgram
+from torch import nn
 
-from aftexport.capture import AXES, first_line, quiet
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.errors import TraceError, UsageError
-from aftexport.fuse.encoder import fuse_encoder
-from aftexport.fuse.fastformer import fuse_fastformer
-from aftexport.fuse.pooling import fuse_pooling
-from aftexport.mechanisms import OPERATORS, Operator
-from aftexport.position_bias import choose_precisions
-from aftexport.registry import ALL_OPERATORS
-from aftexport.rewriting import exactly
+from aftexport.capture import InputSpec, capture, input_spec
+from aftexport.checkpoint import Checkpoint
+from aftexport.errors import UsageError
+from aftexport.evidence import NoEvidenceError, add_evidence
+from aftexport.fuse.normalise import normalised
+from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.lowering import finish, lower, operators_in
+from aftexport.manifest import MAX_TOKENS
+from aftexport.memory import give_back
+from aftexport.parity import Case
+from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.sums import widen_sums
 
-OPSETS = range(18, 26)
-"""Opsets the bodies are written for and torch.onnx can produce."""
-DEFAULT_OPSET = 20
-
-
-def to_onnx(
-    program: ExportedProgram,
-    *,
-    opset: int = DEFAULT_OPSET,
-    precision: str = "fp32",
-    fuse: bool = True,
-) -> onnx.ModelProto:
-    """``lower`` and ``finish`` in one."""
-    return finish(lower(program, opset=opset, precision=precision), precision=precision, fuse=fuse)
+PRECISIONS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.float32,
+    "int8": torch.float32,
+    "auto": torch.float32,
+}
+"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
+ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The same for TensorRT, which takes its types from the graph."""
 
 
-def lower(
-    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
-) -> onnx.ModelProto:
-    """Lowers a captured program to ONNX with bare custom nodes.
+@dataclass(frozen=True)
+class Traced:
+    """A model in ONNX, before and after fusing, and what is needed to judge it.
+
+    ``evidence`` is what ``add_evidence`` returns, or why there is none.
+    """
+
+    lowered: onnx.ModelProto
+    model: onnx.ModelProto
+    evidence: tuple[float, ...] | str
+    spec: InputSpec
+    precision: str
+    cases: Sequence[Case]
+    recognition: Recognition | None
+
+
+def trace(
+    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+) -> Traced:
+    """Traces a model, and runs PyTorch on the cases.
 
     Args:
-        program: see ``capture.capture``.
-        opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
-
-    Returns:
-        The graph, with the shapes of what is between.
+        checkpoint: that holds it.
+        to, precision, max_length, opset: see ``exporter.export``.
 
     Raises:
-        UsageError: for an opset outside ``OPSETS``.
-        TraceError: where torch.onnx knows no translation of an operator.
+        UsageError: where they do not suit the model.
+        TraceError: where it cannot be traced.
     """
-    model = _translated(program, opset).model_proto
-    produced = next(o.version for o in model.opset_import if o.domain == "")
-    if produced != opset:
-        raise TraceError(
-            f"torch.onnx produced opset {produced} where {opset} was asked for.",
-            f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
-        )
-    _strip_metadata(model)
-    return model
-
-
-def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
-    """The operators that ``lower`` translates, each named as its result is in the ONNX graph.
-
-    Args:
-        program: see ``capture.capture``.
-        opset: as given to ``lower``.
-
-    Raises:
-        UsageError, TraceError: see ``lower``.
-    """
-    found = _translated(program, opset).exported_program
-    assert found is not None  # it was given
-    return found
-
-
-def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
-    if opset not in OPSETS:
-        raise UsageError(
-            f"Opset {opset} is not supported.", f"Choose one from {OPSETS[0]} to {OPSETS[-1]}."
-        )
-    names = tuple(str(n) for n in program.graph_signature.user_inputs)
-    shapes = {n: dict(AXES[n]) for n in names}
-    try:
-        with quiet(), exactly():
-            exported = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=opset,
-                custom_translation_table=translations(),
-                dynamic_shapes=shapes,
-                input_names=list(names),
-                output_names=["logits"],
-                verbose=False,
+    module, program = checkpoint.module, checkpoint.program
+    if program is not None:
+        if precision != "fp32" or max_length is not None:
+            raise UsageError(
+                "A .pt2 program is exported as it was captured.",
+                "Leave --precision and --max-length out, or export it so from PyTorch.",
             )
-    except Exception as error:
-        raise TraceError(
-            f"torch.onnx cannot translate the model: {first_line(error)}",
-            "Replace the operator it names by ones that ONNX has.",
-        ) from error
-    assert exported is not None
-    return exported
+        module = program.module()
+        double = False
+        types = {t.dtype for t in program.state_dict.values()}
+        precision = next(
+            (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
+        )
+    else:
+        assert module is not None
+        limit = _max_tokens(module, max_length)
+        dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
+        program = capture(module, dtype=dtype, max_tokens=limit)
+        double = True
+    spec = input_spec(program)
+    if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
+        raise UsageError(
+            f"--max-length {max_length} is over the {spec.max_tokens} tokens the model can be "
+            "exported for.",
+            f"Give {spec.max_tokens} or less.",
+        )
+    if precision == "auto":
+        precision = "fp32"  # until every node was measured
+    lowered = lower(program, opset=opset, precision=precision)
+    recognition = None
+    if not operators_in(lowered):
+        # No layers of ours: what there is may be other people's.
+        lowered, recognition = _recognised(lowered)
+    widen_sums(lowered)
+    embedding = program.state_dict.get(spec.embedding)
+    # In float64 the module takes most memory of all: before there are more graphs of it.
+    cases = model_cases(module, spec, embedding, double=double)
+    give_back()
+    explained, evidence = _explained(lowered, to)
+    model = finish(explained, precision=precision, fuse=to == "onnx")
+    element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
+    cases += operator_cases(model, element)
+    return Traced(lowered, model, evidence, spec, precision, cases, recognition)
 
 
-def finish(
-    lowered: onnx.ModelProto, *, precision: str = "fp32", fuse: bool = True
-) -> onnx.ModelProto:
-    """Fuses what surrounds the attention, and gives every custom node its portable body.
-
-    Args:
-        lowered: see ``lower``; not changed.
-        precision: see ``lower``.
-        fuse: make operators of what surrounds the attention, and products of sums over the tokens.
-            TensorRT fuses that itself, and their bodies would have it multiply in float32.
-    """
-    graph = ir.from_proto(lowered)
-    if fuse:
-        products = "fp32" if precision == "fp16" else precision
-        fuse_fastformer(graph, precision=products)
-        fuse_encoder(graph, precision=products)
-        fuse_pooling(graph)
-    model = ir.to_proto(graph)
-    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
-    del model.graph.value_info[:]
-    choose_precisions(model, precision)
-    return attach_bodies(model, next(o.version for o in model.opset_import if o.domain == ""))
+def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
+    graph = normalised(lowered)
+    found = recognise(graph)
+    return (ir.to_proto(graph) if found.matches else lowered), found
 
 
-def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Gives every custom operator in ``model`` its portable body, one function per operator.
-
-    A function cannot branch on an attribute, so where nodes of one operator differ
-    in a setting, the commonest keeps the operator and the body of the others is
-    inlined in standard ops.
-    """
-    nodes = [n for n in model.graph.node if n.domain == DOMAIN]
-    by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for node in nodes:
-        for name, value in PLUGIN_ATTRIBUTES.items():
-            if not any(a.name == name for a in node.attribute):
-                node.attribute.append(onnx.helper.make_attribute(name, value))
-        by_operator[node.op_type][_settings(node)] += 1
-
-    inlined = []
-    for op_type, counts in sorted(by_operator.items()):
-        operator = ALL_OPERATORS[op_type]
-        for rank, (chosen, _) in enumerate(counts.most_common()):
-            names = [a.name for a in operator.settings]
-            function = operator.function(dict(zip(names, chosen, strict=True)), opset)
-            if rank:
-                function.name = f"{op_type}_{'_'.join(chosen)}"
-                inlined.append((DOMAIN, function.name))
-                for node in nodes:
-                    if node.op_type == op_type and _settings(node) == chosen:
-                        node.op_type = function.name
-            model.functions.append(function)
-    if nodes and not any(o.domain == DOMAIN for o in model.opset_import):
-        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
-    if inlined:
-        model = onnx.inliner.inline_selected_functions(model, inlined)
-    return model
+def _explained(
+    lowered: onnx.ModelProto, to: str
+) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
+    if to != "onnx":
+        return lowered, "TensorRT engines put out logits alone"
+    explained = onnx.ModelProto()
+    explained.CopyFrom(lowered)
+    try:
+        return explained, add_evidence(explained)
+    except NoEvidenceError as reason:
+        return lowered, str(reason)
 
 
-def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
-    operator = ALL_OPERATORS[node.op_type]
-    chosen = operator.attributes_of(node)
-    return tuple(str(chosen[a.name]) for a in operator.settings)
-
-
-def translations() -> dict[Any, Callable[..., Any]]:
-    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
-    return {o.torch_op: _translation(o) for o in OPERATORS.values()}
-
-
-def _translation(operator: Operator) -> Callable[..., Any]:
-    """A function torch.onnx can read the signature of, which emits one bare custom node."""
-    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
-    emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
-    names = list(operator.inputs)
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(n, kind) for n in names]
-    parameters += [
-        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
-        for a in operator.attributes
-    ]
-
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.Signature(parameters).bind(*args, **kwargs)
-        bound.apply_defaults()
-        tensors = [bound.arguments.pop(n) for n in names]
-        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
-
-    translate.__name__ = operator.op_type
-    translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
-    return translate
-
-
-def _strip_metadata(model: onnx.ModelProto) -> None:
-    """Removes what torch.onnx notes of the source: it leaks paths and differs by machine."""
-    graph = model.graph
-    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info,
-                 *graph.initializer, *model.functions):  # fmt: skip
-        del item.metadata_props[:]
-        item.doc_string = ""
-    graph.name = "main"
-
-
-def operators_in(model: onnx.ModelProto) -> Mapping[str, int]:
-    """Counts the custom nodes of a model by operator."""
-    return dict(sorted(Counter(n.op_type for n in model.graph.node if n.domain == DOMAIN).items()))
+def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
+    found = [getattr(m, "max_length", None) for m in module.modules()]
+    learned = [length for length in found if isinstance(length, int) and length > 0]
+    limit = min(learned, default=None)
+    if asked is None or asked < 1:
+        if asked is not None:
+            raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
+        return limit
+    if asked > MAX_TOKENS:
+        raise UsageError(
+            f"--max-length {asked} is over {MAX_TOKENS}, the longest document there can be.",
+            f"Give {limit or MAX_TOKENS} or less, or leave it out.",
+        )
+    if limit is not None and asked > limit:
+        raise UsageError(
+            f"--max-length {asked} is over the {limit} positions the model has learned.",
+            f"Give {limit} or less.",
+        )
+    return asked

@@ -17,8 +17,8 @@ from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering import finish, lower
 from aftexport.timing import interleave, peak_mib
-from aftexport.trace import finish, lower
 from benchmarks.model import build
 from benchmarks.setup import cpu_name
 from benchmarks.workloads import Workload

@@ -22,9 +22,9 @@ from rich.table import Table
 from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime_profile import operator_shares
+from aftexport.lowering import to_onnx
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.timing import Run, interleave, peak_mib
-from aftexport.trace import to_onnx
 from benchmarks.setup import cpu_name
 from benchmarks.workloads import HEADS, OP_TYPES, TAPS, WINDOW, Workload, plain_form
 

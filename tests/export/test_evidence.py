@@ -16,10 +16,10 @@ from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.exporter import export
+from aftexport.lowering import finish, lower
 from aftexport.manifest import EVIDENCE
 from aftexport.mechanisms import MECHANISMS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.trace import finish, lower
 from aftexport.verification import verify
 
 LENGTHS = torch.tensor([23, 1, 12])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import aftexport
 from aftexport.capture import capture
 from aftexport.exporter import export
+from aftexport.lowering import to_onnx
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.position_bias import (
     LARGEST_RANGE,
@@ -21,8 +22,7 @@ from aftexport.position_bias import (
     row_range,
     safe_precision,
 )
-from aftexport.trace import to_onnx
-from aftexport.traced import ENGINE_PRECISIONS, PRECISIONS
+from aftexport.trace import ENGINE_PRECISIONS, PRECISIONS
 
 TOKENS = 20
 

@@ -13,10 +13,10 @@ from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering import finish, lower
 from aftexport.nn import AftSimple
 from aftexport.parity import TOLERANCES
 from aftexport.sums import widen_sums
-from aftexport.trace import finish, lower
 
 TOKENS = 100_000
 

@@ -19,8 +19,8 @@ from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import constants_of
 from aftexport.evidence import NoEvidenceError, add_direction
 from aftexport.files import sha256_of
+from aftexport.lowering import finish
 from aftexport.manifest import ChunkedPlan, ChunkedStage
-from aftexport.trace import finish
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _SMALL_BYTES = 1024

@@ -16,8 +16,8 @@ from aftexport.files import replacing_file
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.lowering import attach_bodies
 from aftexport.parity import Case, compare
-from aftexport.trace import attach_bodies
 
 _OLDEST_IR = 8
 """The first version of the file format that has model-local functions."""

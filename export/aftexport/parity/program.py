@@ -16,10 +16,10 @@ from torch.export import ExportedProgram
 
 from aftexport.capture import capture
 from aftexport.checkpoint import Checkpoint
+from aftexport.lowering import DEFAULT_OPSET, decomposed
 from aftexport.manifest import Manifest
 from aftexport.parity.case import Array
-from aftexport.trace import DEFAULT_OPSET, decomposed
-from aftexport.traced import ENGINE_PRECISIONS, PRECISIONS
+from aftexport.trace import ENGINE_PRECISIONS, PRECISIONS
 
 Double = NDArray[np.float64]
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -42,7 +42,7 @@ class Program:
     """A captured program that runs in float64, whole or in part.
 
     Args:
-        program: as ``trace.decomposed`` gives it.
+        program: as ``lowering.decomposed`` gives it.
         exact: its parameters, buffers and constants as they were trained; the program's own
             are rounded to its type.
         output: the name of its result in the exported graph.
@@ -98,7 +98,7 @@ class Program:
         max_tokens: int | None = None,
         opset: int = DEFAULT_OPSET,
     ) -> "Program":
-        """Captures a module; see ``capture.capture`` and ``trace.lower``."""
+        """Captures a module; see ``capture.capture`` and ``lowering.lower``."""
         program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
         wide = capture(module, dtype=torch.float64, max_tokens=max_tokens)
         return cls(program, {**wide.state_dict, **wide.constants})

@@ -9,9 +9,9 @@ from aftexport.capture import capture
 from aftexport.chunked.means import as_means
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.chunked.tokenwise import Kind, classify
+from aftexport.lowering import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
-from aftexport.trace import lower
 
 
 class Positions(nn.Module):

@@ -22,11 +22,11 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.errors import EngineError
+from aftexport.lowering import lower
 from aftexport.manifest import ChunkedPlan
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.timing import peak_mib
-from aftexport.trace import lower
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.lowering import attach_bodies
 from aftexport.parity import TOLERANCES
-from aftexport.trace import attach_bodies
 
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from aftexport.fuse.encoder import fuse_encoder
+from aftexport.lowering import attach_bodies
 from aftexport.parity import TOLERANCES
-from aftexport.trace import attach_bodies
 
 DIM = 12
 

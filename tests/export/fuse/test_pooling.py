@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.lowering import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.trace import finish, lower
 
 DIM = 8
 

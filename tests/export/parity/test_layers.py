@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import aftplugins
 from aftexport.capture import capture
 from aftexport.engines import onnxruntime as ort
+from aftexport.lowering import finish, lower
 from aftexport.nn import EncoderLayer
 from aftexport.parity import TOLERANCES, Case, layers
 from aftexport.parity.layers import Layers, compare_layers
 from aftexport.parity.program import Program
-from aftexport.trace import finish, lower
 
 from .faults import EXPORT, KERNEL, PRECISION, Fault, rewrite
 from .mixed import DIM, LABELS, VOCABULARY, Mixed, config

@@ -16,9 +16,9 @@ import toy
 import aftplugins
 from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
+from aftexport.lowering import to_onnx
 from aftexport.parity import TOLERANCES
 from aftexport.position_bias import safe_precision
-from aftexport.trace import to_onnx
 
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer

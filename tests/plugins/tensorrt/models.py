@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from aftexport.capture import capture
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.lowering import DEFAULT_OPSET, to_onnx
 from aftexport.mechanisms import OPERATORS
 from aftexport.nn import ClassifierConfig, EncoderLayer
-from aftexport.trace import DEFAULT_OPSET, to_onnx
 
 CHANNELS, HEADS = 16, 2
 PARAMETERS = {

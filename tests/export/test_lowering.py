@@ -16,11 +16,11 @@ from aftexport.capture import capture, copied, input_spec
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
+from aftexport.lowering import OPSETS, attach_bodies, operators_in, to_onnx
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
 from aftexport.parity import TOLERANCES
 from aftexport.registry import ALL_OPERATORS
-from aftexport.trace import OPSETS, attach_bodies, operators_in, to_onnx
 
 
 @pytest.fixture(scope="module")

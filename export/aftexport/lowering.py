@@ -1,0 +1,224 @@
+"""From a captured program to an ONNX graph with custom operators.
+
+ONNX with bare custom nodes first; then the portable bodies, attached last, because the
+exporter would inline them.
+"""
+
+import inspect
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import torch
+from onnxscript import values
+from torch.export import ExportedProgram
+
+from aftexport.capture import AXES, first_line, quiet
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.errors import TraceError, UsageError
+from aftexport.fuse.encoder import fuse_encoder
+from aftexport.fuse.fastformer import fuse_fastformer
+from aftexport.fuse.pooling import fuse_pooling
+from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.position_bias import choose_precisions
+from aftexport.registry import ALL_OPERATORS
+from aftexport.rewriting import exactly
+
+OPSETS = range(18, 26)
+"""Opsets the bodies are written for and torch.onnx can produce."""
+DEFAULT_OPSET = 20
+
+
+def to_onnx(
+    program: ExportedProgram,
+    *,
+    opset: int = DEFAULT_OPSET,
+    precision: str = "fp32",
+    fuse: bool = True,
+) -> onnx.ModelProto:
+    """``lower`` and ``finish`` in one."""
+    return finish(lower(program, opset=opset, precision=precision), precision=precision, fuse=fuse)
+
+
+def lower(
+    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
+) -> onnx.ModelProto:
+    """Lowers a captured program to ONNX with bare custom nodes.
+
+    Args:
+        program: see ``capture.capture``.
+        opset: of the standard operators.
+        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
+
+    Returns:
+        The graph, with the shapes of what is between.
+
+    Raises:
+        UsageError: for an opset outside ``OPSETS``.
+        TraceError: where torch.onnx knows no translation of an operator.
+    """
+    model = _translated(program, opset).model_proto
+    produced = next(o.version for o in model.opset_import if o.domain == "")
+    if produced != opset:
+        raise TraceError(
+            f"torch.onnx produced opset {produced} where {opset} was asked for.",
+            f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
+        )
+    _strip_metadata(model)
+    return model
+
+
+def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
+    """The operators that ``lower`` translates, each named as its result is in the ONNX graph.
+
+    Args:
+        program: see ``capture.capture``.
+        opset: as given to ``lower``.
+
+    Raises:
+        UsageError, TraceError: see ``lower``.
+    """
+    found = _translated(program, opset).exported_program
+    assert found is not None  # it was given
+    return found
+
+
+def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
+    if opset not in OPSETS:
+        raise UsageError(
+            f"Opset {opset} is not supported.", f"Choose one from {OPSETS[0]} to {OPSETS[-1]}."
+        )
+    names = tuple(str(n) for n in program.graph_signature.user_inputs)
+    shapes = {n: dict(AXES[n]) for n in names}
+    try:
+        with quiet(), exactly():
+            exported = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=opset,
+                custom_translation_table=translations(),
+                dynamic_shapes=shapes,
+                input_names=list(names),
+                output_names=["logits"],
+                verbose=False,
+            )
+    except Exception as error:
+        raise TraceError(
+            f"torch.onnx cannot translate the model: {first_line(error)}",
+            "Replace the operator it names by ones that ONNX has.",
+        ) from error
+    assert exported is not None
+    return exported
+
+
+def finish(
+    lowered: onnx.ModelProto, *, precision: str = "fp32", fuse: bool = True
+) -> onnx.ModelProto:
+    """Fuses what surrounds the attention, and gives every custom node its portable body.
+
+    Args:
+        lowered: see ``lower``; not changed.
+        precision: see ``lower``.
+        fuse: make operators of what surrounds the attention, and products of sums over the tokens.
+            TensorRT fuses that itself, and their bodies would have it multiply in float32.
+    """
+    graph = ir.from_proto(lowered)
+    if fuse:
+        products = "fp32" if precision == "fp16" else precision
+        fuse_fastformer(graph, precision=products)
+        fuse_encoder(graph, precision=products)
+        fuse_pooling(graph)
+    model = ir.to_proto(graph)
+    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
+    del model.graph.value_info[:]
+    choose_precisions(model, precision)
+    return attach_bodies(model, next(o.version for o in model.opset_import if o.domain == ""))
+
+
+def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Gives every custom operator in ``model`` its portable body, one function per operator.
+
+    A function cannot branch on an attribute, so where nodes of one operator differ
+    in a setting, the commonest keeps the operator and the body of the others is
+    inlined in standard ops.
+    """
+    nodes = [n for n in model.graph.node if n.domain == DOMAIN]
+    by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for node in nodes:
+        for name, value in PLUGIN_ATTRIBUTES.items():
+            if not any(a.name == name for a in node.attribute):
+                node.attribute.append(onnx.helper.make_attribute(name, value))
+        by_operator[node.op_type][_settings(node)] += 1
+
+    inlined = []
+    for op_type, counts in sorted(by_operator.items()):
+        operator = ALL_OPERATORS[op_type]
+        for rank, (chosen, _) in enumerate(counts.most_common()):
+            names = [a.name for a in operator.settings]
+            function = operator.function(dict(zip(names, chosen, strict=True)), opset)
+            if rank:
+                function.name = f"{op_type}_{'_'.join(chosen)}"
+                inlined.append((DOMAIN, function.name))
+                for node in nodes:
+                    if node.op_type == op_type and _settings(node) == chosen:
+                        node.op_type = function.name
+            model.functions.append(function)
+    if nodes and not any(o.domain == DOMAIN for o in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
+    if inlined:
+        model = onnx.inliner.inline_selected_functions(model, inlined)
+    return model
+
+
+def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
+    operator = ALL_OPERATORS[node.op_type]
+    chosen = operator.attributes_of(node)
+    return tuple(str(chosen[a.name]) for a in operator.settings)
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
+    return {o.torch_op: _translation(o) for o in OPERATORS.values()}
+
+
+def _translation(operator: Operator) -> Callable[..., Any]:
+    """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
+    emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
+    names = list(operator.inputs)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(n, kind) for n in names]
+    parameters += [
+        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
+        for a in operator.attributes
+    ]
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.Signature(parameters).bind(*args, **kwargs)
+        bound.apply_defaults()
+        tensors = [bound.arguments.pop(n) for n in names]
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
+
+    translate.__name__ = operator.op_type
+    translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
+    return translate
+
+
+def _strip_metadata(model: onnx.ModelProto) -> None:
+    """Removes what torch.onnx notes of the source: it leaks paths and differs by machine."""
+    graph = model.graph
+    for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info,
+                 *graph.initializer, *model.functions):  # fmt: skip
+        del item.metadata_props[:]
+        item.doc_string = ""
+    graph.name = "main"
+
+
+def operators_in(model: onnx.ModelProto) -> Mapping[str, int]:
+    """Counts the custom nodes of a model by operator."""
+    return dict(sorted(Counter(n.op_type for n in model.graph.node if n.domain == DOMAIN).items()))
