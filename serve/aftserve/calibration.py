@@ -78,9 +78,9 @@ class Costs:
             one, two = self._in_chunks
             slope = (two.seconds - one.seconds) / (two.tokens - one.tokens)
             # A chunk is run twice, of which a slow moment in the first measurement may hide much.
-            return one.seconds + max(slope, longest.seconds / longest.tokens) * (
-                tokens - one.tokens
-            )
+            slope = max(slope, longest.seconds / longest.tokens)
+            # A window may make chunks longer than what the budget lets run whole.
+            return one.seconds + slope * max(0, tokens - one.tokens)
         if tokens > longest.tokens:
             return float(longest.seconds * (tokens / longest.tokens) ** self._power)
         return _interpolate(self._curves[1], tokens)

@@ -8,7 +8,10 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def room() -> int | None:
-    """Bytes that its limit leaves beside what the process has; None where nothing bounds it."""
+    """Bytes that its limit leaves beside what the process has; None where nothing bounds it.
+
+    None are left where the process has more: pages that it shares may count for others.
+    """
     for name in _LIMITS:
         try:
             limit = Path(name).read_text()
@@ -16,5 +19,5 @@ def room() -> int | None:
         except OSError:
             continue
         if limit.strip().isdigit():  # else "max"
-            return int(limit) - pages * mmap.PAGESIZE
+            return max(0, int(limit) - pages * mmap.PAGESIZE)
     return None

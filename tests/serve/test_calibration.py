@@ -71,6 +71,12 @@ def test_a_token_in_chunks_costs_no_less_than_in_a_whole_document() -> None:
     assert math.isclose(costs.alone(128 + 256_000), 3.4 + 500.0)
 
 
+def test_less_than_a_chunk_costs_no_less_than_the_chunk() -> None:
+    in_chunks = [Measurement(1, 360, 0.01), Measurement(1, 720, 0.02)]
+    costs = Costs([Measurement(1, 1, 1e-3)], in_chunks, 1)
+    assert costs.alone(2) == costs.alone(360) == 0.01
+
+
 @given(tokens=st.integers(1, 1 << 20), documents=st.integers(1, 20))
 def test_every_prediction_is_a_time(tokens: int, documents: int) -> None:
     costs = Costs([*FLAT, *(Measurement(n, 64, 1e-4 * n) for n in BATCHES)])

@@ -25,3 +25,13 @@ def test_a_container_with_less_memory_than_a_document_may_take_is_told_of(
     assert (room is None) == (left is None)
     load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
     assert ("--memory-budget-mib" in caplog.text) == (left == 100)
+
+
+@NEEDS_PROC
+def test_a_process_over_its_limit_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(f"{MIB}\n")
+    monkeypatch.setattr(memory, "_LIMITS", (str(limit),))
+    assert memory.room() == 0
