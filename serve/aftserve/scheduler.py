@@ -234,13 +234,12 @@ class Scheduler:
         if not job.future.cancelled():
             job.future.exception()  # a request that failed by another document asks for none
             return
-        run = self._running
         if self._waiting.remove(job):
             if job.progress is not None:
                 job.progress.parts.close()
-        elif (
-            run is not None and job in run.batch and all(other.future.done() for other in run.batch)
-        ):
+            return
+        run = self._running  # not read before: until now the engine's thread may take the job
+        if run is not None and job in run.batch and all(other.future.done() for other in run.batch):
             run.stop.request()
 
     def _answer(self, run: Run) -> None:

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,10 +19,13 @@ from hanging import DEAF, ENDLESS, hanging_bundle
 from rich.console import Console
 from servers import serving
 
+from aftexport.engines import RunStoppedError, Stop
+from aftserve.batching import Job
 from aftserve.classifier import Classifier, Tokens
 from aftserve.server import load
 from aftserve.service import Service
 from aftserve.settings import Settings
+from aftserve.waiting import Waiting
 
 RUNS = "aftserve_run_documents_count"
 STOPPED = "aftserve_stopped_runs_total"
@@ -322,5 +325,36 @@ def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
             go_on.set()
             for text, answers in zip(texts, await asyncio.gather(*asked), strict=True):
                 assert answers[0].tokens_total == len(text)
+
+    asyncio.run(scenario())
+
+
+def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
+    bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, stops = Waiting.remove, list[Stop]()
+
+    def hang(documents: Sequence[Tokens], stop: Stop) -> None:
+        stops.append(stop)
+        eventually(lambda: stop.requested, "the run is stopped")
+        raise RunStoppedError
+
+    def late(self: Waiting, job: Job) -> bool:
+        self.pause(False)
+        eventually(lambda: bool(stops), "the run has begun")
+        return remove(self, job)
+
+    async def scenario() -> None:
+        service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
+        async with service.running():
+            monkeypatch.setattr(service.model.classifier, "classify", hang)
+            monkeypatch.setattr(Waiting, "remove", late)
+            with service.scheduler.paused():
+                asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
+                await until(lambda: service.scheduler.waiting_documents == 1)
+                asking.cancel()
+                await asyncio.wait({asking})
+                await until(lambda: bool(stops))
+            await until(lambda: stops[0].requested)
 
     asyncio.run(scenario())
