@@ -107,7 +107,8 @@ class _Others:
         chunks = [merge(found) for found in pieces]
         # Of all chunks before, and of all after: differences of sums would cancel.
         self._before = list(accumulate(chunks, lambda a, b: merge([a, b])))
-        self._after = list(accumulate(chunks[::-1], lambda a, b: merge([b, a])))[::-1]
+        following = [] if stage.causal else chunks[::-1]
+        self._after = list(accumulate(following, lambda a, b: merge([b, a])))[::-1]
 
     def of(self, index: int) -> tuple[Array, Array]:
         """Keys ``[1, S, *]`` and values ``[1, S, D]`` for a chunk."""
