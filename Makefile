@@ -55,7 +55,7 @@ cuda-mutations: $(VENV)/installed
 # this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT where $(PYTHON) has them. It needs PyTorch;
 # nothing is installed. GPU_CHECK=--help shows what can be left out. Without a GPU it says so and exits with 3.
 gpu-check:
-	@PYTHONPATH=tests:export$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu $(GPU_CHECK)
+	@PYTHONPATH=tests:export$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
 
 bench: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
@@ -105,6 +105,6 @@ clean:
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
