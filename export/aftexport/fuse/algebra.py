@@ -298,6 +298,22 @@ def free(product: Product) -> set[Axis]:
     return found
 
 
+def occurring(product: Product) -> set[Axis]:
+    """The axes a formula depends on, and those of the tensors that hold pieces of it."""
+    found = free(product)
+    for atom, _ in product.factors:
+        match atom:
+            case Function(arguments=inner) | Plus(terms=inner):
+                found.update(*flat_dims(atom.dims), *map(occurring, inner))
+            case Exp(argument=body):
+                found |= occurring(body)
+            case Over(body=body) | Greatest(body=body):
+                found |= occurring(body) - set(flat(atom.axes))
+            case _:
+                pass
+    return found
+
+
 def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
     """The formula with other axes in place of its own."""
 

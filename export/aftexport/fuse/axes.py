@@ -35,6 +35,21 @@ class Axis:
         return len(set(self.sizes)) == 1
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which entries of a dim are read.
+
+    Attributes:
+        axes: of the part itself; none where it has one entry.
+        firsts: how many entries are before it, in each run.
+        sizes: how many it has, in each run.
+    """
+
+    axes: tuple[Axis, ...]
+    firsts: Sizes
+    sizes: Sizes
+
+
 Dims = tuple[tuple[Axis, ...], ...]
 """For each dim of a tensor the axes it is made of, slowest first; none where its size is 1."""
 

@@ -21,6 +21,7 @@ from aftexport.fuse.algebra import (
     free,
     key,
     one,
+    sole,
     substitute,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
@@ -145,13 +146,13 @@ def aligned(total: Over, body: Product, bound: Sequence[Axis]) -> tuple[Product,
     return None
 
 
-def fixed_sum(product: Product) -> tuple[Over, float] | None:
-    """``sum + constant`` as the sum and the constant."""
+def fixed_sum(product: Product) -> tuple[Over, float, float] | None:
+    """``scale * (sum + constant)`` as the sum, the constant and the scale."""
     if len(product.factors) != 1 or product.factors[0][1] != 1.0:
         return None
     atom = product.factors[0][0]
     if isinstance(atom, Over):
-        return atom, 0.0
+        return atom, 0.0, 1.0
     if not isinstance(atom, Plus) or len(atom.terms) != 2:
         return None
     constants = [t for t in atom.terms if not t.factors]
@@ -161,7 +162,7 @@ def fixed_sum(product: Product) -> tuple[Over, float] | None:
     total = totals[0].factors[0][0]
     assert isinstance(total, Over)
     by = totals[0].coefficient
-    return total, constants[0].coefficient / by
+    return total, constants[0].coefficient / by, by
 
 
 def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
@@ -173,8 +174,10 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
             constants = [t.coefficient for t in atom.terms if not t.factors]
             what = f"{constants[0]:.3g} is" if constants else "something is"
             raise NearMissError(f"{what} added to the denominator")
-        if isinstance(atom, Function) and any(sums(a.factors, 1.0) for a in atom.arguments):
-            raise NearMissError(f"the denominator goes through {atom.name}")
+        for term in atom.terms if isinstance(atom, Plus) else (one(atom),):
+            inner = sole(term)
+            if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
+                raise NearMissError(f"the denominator goes through {inner.name}")
 
 
 def refuse_input_weights(weights: Product) -> None:

@@ -6,6 +6,7 @@ every product of tensors becomes a sum over the axis it contracts, softmax becom
 else), a leaf stands.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from aftexport.fuse.algebra import (
     one,
     plus,
 )
-from aftexport.fuse.axes import Dims, LayoutError, fresh
+from aftexport.fuse.axes import Axis, Dims, LayoutError, Part, fresh
 from aftexport.fuse.formulas import FORMULAS
 from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.windows import has_window
@@ -43,12 +44,14 @@ class Reader:
         measured: the graph's values.
         maxima: every maximum that was read; a match has to account for each.
         ends: the tensors at which reading ended.
+        parts: axes of dims of which only a part is read.
     """
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
         self.maxima: list[Greatest] = []
         self.ends: dict[ir.Value, None] = {}
+        self.parts: dict[Axis, Part] = {}
 
     def read_output(self, value: ir.Value) -> tuple[Product, Dims]:
         """A value with an axis of its own for every dim; raises LayoutError."""
@@ -136,18 +139,28 @@ class Reader:
 
     def is_of_weights(self, value: ir.Value) -> bool:
         """Whether a value is exponentials times something, or windows of such."""
-        formula = self._apart(value)
+        formula = self.apart(value)
         exponentials = any(isinstance(atom, Exp) and p > 0 for atom, p in formula.factors)
         return exponentials or has_window(formula)
 
     def is_windowed(self, value: ir.Value) -> bool:
         """Whether a value is windows of what ``is_of_weights``."""
-        return has_window(self._apart(value))
+        return has_window(self.apart(value))
 
-    def _apart(self, value: ir.Value) -> Product:
-        """What a value is, with no effect on what was read so far."""
+    def apart(
+        self, value: ir.Value, dims: Dims | None = None, parts: Mapping[Axis, Part] | None = None
+    ) -> Product:
+        """What a value is, with no effect on what was read so far; 1 where no formula is found.
+
+        Args:
+            value: of the graph.
+            dims: axes that nothing else has; without them new ones are made.
+            parts: those of which only a part is read.
+        """
+        reader = Reader(self.measured)
+        reader.parts |= parts or {}
         try:
-            return Reader(self.measured).read_output(value)[0]
+            return reader.read(value, reader.new_dims(value) if dims is None else dims)
         except (LayoutError, ValueError):
             return Product()
 

@@ -9,6 +9,9 @@ from aftexport.fuse.algebra import Exp, Function, Leaf, Plus, Product
 from aftexport.fuse.axes import Axis, flat, flat_dims
 from aftexport.fuse.pattern import NearMissError, Subject, size_of
 
+_THROUGH = ("Slice", "Split", "Concat", "Add", "Mul", "Reshape", "Cast", "Gather")
+"""Operators that leave the channels in the dim they were in."""
+
 
 def channel_axes(product: Product) -> set[Axis]:
     """The axes that are known to be channels: what linear layers and convolutions give."""
@@ -36,7 +39,7 @@ def _channel_dim(value: ir.Value, rank: int) -> int | None:
             return 1
         if node.op_type in ("MatMul", "Gemm", "LayerNormalization", "Einsum"):
             return rank - 1
-        if node.op_type not in ("Slice", "Split", "Add", "Mul", "Reshape", "Cast", "Gather"):
+        if node.op_type not in _THROUGH:
             return None
         node = next((p for v in node.inputs if v is not None and (p := v.producer())), None)
     return None

@@ -13,6 +13,7 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from . import implementations, look_alikes
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 from .implementations.efficient_attention import EfficientImages
+from .implementations.linear_attention import LiteImages
 from .layer import DIM, HEADS
 
 pytestmark = pytest.mark.filterwarnings(
@@ -119,6 +120,12 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("full_with_eps", "1e-06 is added to the denominator"),
         ("linear_clamped", "goes through Clip"),
         ("linear_unequal_features", "feature map"),
+        ("linear_padded_with_a_half", "scaled"),
+        ("linear_padded_in_front", "not known to be of a column of ones after the values"),
+        ("linear_padded_as_the_last_key", "not known to be of a column of ones after the values"),
+        ("linear_padded_column_before_taken", "of a column of ones after the values"),
+        ("linear_padded_clamped", "goes through Clip"),
+        ("linear_padded_two_columns_taken", "different weights"),
         ("ConvShifted", "its padding is another"),
         ("ConvEvenTapsShifted", "its padding is another"),
         ("ConvBackwards", "its padding is another"),
@@ -152,6 +159,20 @@ def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
     x = torch.randn(2, DIM, 5, 6)
     found, model = fused(scripted(module, x, axes=axes))
     assert operators(found) == ["EfficientAttention"] * HEADS, found.near_misses
+    assert_equal(module, model, x)
+
+
+@pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_linear_attention_of_images_with_a_column_of_ones(
+    channels_last: bool, axes: Any
+) -> None:
+    module = LiteImages(channels_last=channels_last)
+    x = torch.randn(2, DIM, 5, 6, generator=torch.Generator().manual_seed(0))
+    found, model = fused(scripted(module, x, axes=axes))
+    assert operators(found) == ["NormalizedLinearAttention"], found.near_misses
+    eps = 1e-5 if channels_last else 1e-15
+    assert found.matches[0].attributes["eps"] == pytest.approx(eps, rel=1e-6, abs=0.0)
     assert_equal(module, model, x)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from aftexport.fuse.algebra import Product
 from aftexport.fuse.axes import Dims
-from aftexport.fuse.formulas import arithmetic, layout, products, sums, triangles, windows
+from aftexport.fuse.formulas import arithmetic, layout, parts, products, sums, triangles, windows
 
 if TYPE_CHECKING:
     from aftexport.fuse.reading import Reader
@@ -22,5 +22,6 @@ FORMULAS: "Mapping[str, Callable[[Reader, ir.Node, Dims], Product | None]]" = {
     **sums.FORMULAS,
     **triangles.FORMULAS,
     **products.FORMULAS,
+    **parts.FORMULAS,
     **windows.FORMULAS,
 }

@@ -1,7 +1,8 @@
 """Operators that read windows: convolutions channel by channel, pads, slices, indices.
 
-Only looked into where the weights of a mean are in them: elsewhere, as in the layers between the
-mechanisms, a leaf says all there is to know.
+Only looked into where the weights of a mean are in them, or where a slice takes out what a pad or
+a concatenation put together: elsewhere, as in the layers between the mechanisms, a leaf says all
+there is to know.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import Product, Window, one, times
 from aftexport.fuse.axes import Axis, Dims, fresh
-from aftexport.fuse.windows import over
+from aftexport.fuse.formulas import parts
+from aftexport.fuse.windows import has_window, over
 
 if TYPE_CHECKING:
     from aftexport.fuse.reading import Reader
@@ -78,13 +80,17 @@ def _pad(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     filling = _steady(reader, node, 2)
     if pads is None or node.attributes.get_string("mode", "constant") != "constant":
         return None
-    if (filling is not None and filling.any()) or not reader.is_of_weights(source):
-        return None
     padded = range(rank) if axes is None else [int(a) % rank for a in axes.reshape(-1)]
-    shifts = {
-        axis: -int(before) for axis, before in zip(padded, pads.reshape(2, -1)[0], strict=True)
+    given = {
+        axis: (int(before), int(after))
+        for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
     }
-    return _shifted(reader, source, dims, [(shifts.get(i, 0), 1) for i in range(rank)])
+    ends = [given.get(i, (0, 0)) for i in range(rank)]
+    if filling is not None and filling.any():
+        return parts.padded(reader, node, dims, ends, float(filling.reshape(())))
+    if not reader.is_of_weights(source):
+        return None
+    return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
 
 
 def _slice(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
@@ -92,17 +98,30 @@ def _slice(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     sizes = reader.shape(source)
     rank = len(sizes)
     starts, axes, steps = (_steady(reader, node, i) for i in (1, 3, 4))
-    if starts is None or not reader.is_windowed(source):
+    if starts is None:
         return None
     cut = range(len(starts)) if axes is None else [int(a) % rank for a in axes]
     by = np.ones_like(starts) if steps is None else steps
-    places = {}
+    if any(step < 1 for step in by):
+        return None
+    firsts = [(0,) * len(own) for own in sizes]
+    stepped = [1] * rank
     for axis, start, step in zip(cut, starts, by, strict=True):
-        firsts = {min(int(start) + (size if start < 0 else 0), size) for size in sizes[axis]}
-        if len(firsts) != 1 or step < 1:
-            return None
-        places[axis] = (firsts.pop(), int(step))
-    return _shifted(reader, source, dims, [places.get(i, (0, 1)) for i in range(rank)])
+        firsts[axis] = tuple(
+            max(min(int(start) + (size if start < 0 else 0), size), 0) for size in sizes[axis]
+        )
+        stepped[axis] = int(step)
+    # Read with no effect first: most slices are of what is not to be looked into.
+    own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
+    found = reader.apart(source, own, taken if set(stepped) == {1} else None)
+    if parts.are_read(found, taken):
+        own, taken = parts.cut(reader, node, dims, firsts)
+        reader.parts |= taken
+        return reader.read(source, own)
+    if any(len(set(first)) != 1 for first in firsts) or not has_window(found):
+        return None
+    places = [(first[0], step) for first, step in zip(firsts, stepped, strict=True)]
+    return _shifted(reader, source, dims, places)
 
 
 def _shifted(

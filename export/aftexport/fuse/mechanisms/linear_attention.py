@@ -5,7 +5,7 @@ sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(
 
 import numpy as np
 
-from aftexport.fuse.algebra import Atom, Exp, Leaf, Over, Product, Truth, UpTo, free, one
+from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, free, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
@@ -39,6 +39,7 @@ _LOWEST = -10.0
 def match(subject: Subject) -> Rewrite | None:
     """See ``Pattern``."""
     formula = subject.formula
+    _refuse_other_parts(subject)
     numerators = sums(formula.factors, 1.0)
     if len(numerators) != 1 or len(formula.factors) != 2:
         return None
@@ -50,12 +51,12 @@ def match(subject: Subject) -> Rewrite | None:
     if denominator is None:
         refuse_changed_denominator(formula.factors)
         return None
-    total, eps = denominator
+    total, eps, scale = denominator
     found = aligned(total, body, bound)
     if found is None:
         raise NearMissError("numerator and denominator have different weights")
     weights, value = found[0], without(body, found[0])
-    return _with_roles(subject, bound, weights, value, eps, total)
+    return _with_roles(subject, bound, weights, value, eps, subject.formula.coefficient / scale)
 
 
 def _with_roles(
@@ -64,7 +65,7 @@ def _with_roles(
     weights: Product,
     value: Product,
     eps: float,
-    total: Over,
+    scale: float,
 ) -> Rewrite | None:
     reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
@@ -94,8 +95,7 @@ def _with_roles(
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
     check_tokens(subject, tokens, summed, mapped[1][1])
-    coefficient = subject.formula.coefficient
-    if eps < 0.0 or not np.isclose(coefficient, 1.0, rtol=1e-12):
+    if eps < 0.0 or not np.isclose(scale, 1.0, rtol=1e-12):
         raise NearMissError("the result is scaled, or eps is negative")
     return Rewrite(
         "linear_attention",
@@ -115,6 +115,23 @@ def _with_roles(
             if subject.measured.is_float(v)
         },
     )
+
+
+def _refuse_other_parts(subject: Subject) -> None:
+    """Raises NearMissError where what divides is a part of such a product, but of which values?"""
+    for factor in subject.formula.factors:
+        for leaf in leaves(Product((factor,))) if factor[1] == -1.0 else ():
+            node = leaf.producer()
+            if node is None or node.op_type != "Slice":
+                continue
+            product = subject.reader.apart(subject.reader.input(node, 0))
+            for total in sums(product.factors, 1.0):
+                mapped = any(isinstance(a, Function | Plus | Exp) for a, _ in total.body.factors)
+                if mapped and len(flat(total.axes)) > 1:
+                    raise NearMissError(
+                        "the denominator is cut out of a product of features and values, and is"
+                        " not known to be of a column of ones after the values"
+                    )
 
 
 def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..layer import HEADS, TOKENS, Layer, elu_features, heads, merged
+from ..layer import DIM, HEADS, TOKENS, Layer, elu_features, heads, merged
 
 
 def linear_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -35,6 +35,26 @@ def linear_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     total = torch.einsum("bhnd,bhd->bhn", q, k.sum(dim=-2))
     context = torch.einsum("bhnd,bhne->bhde", k, v)
     return merged(torch.einsum("bhnd,bhde->bhne", q, context) / (total[..., None] + 1e-3))
+
+
+def linear_padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q.relu(), k.relu(), v))
+    out = q @ (k.transpose(2, 3) @ nn.functional.pad(v, (0, 1), value=1.0))
+    return merged(out[..., :-1] / (out[..., -1:] + 1e-5))
+
+
+def linear_padded_tokens_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (heads(x).transpose(2, 3) for x in (q, k, v))
+    vk = nn.functional.pad(v, (0, 0, 0, 1), value=1.0) @ k.relu().transpose(2, 3)
+    out = vk @ q.relu()
+    return merged((out[:, :, :-1] / (out[:, :, -1:] + 1e-6)).transpose(2, 3))
+
+
+def linear_ones_beside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    beside = torch.cat((v, torch.ones_like(v[..., :1])), -1)
+    out = elu_features(q) @ (elu_features(k).transpose(2, 3) @ beside)
+    return merged(out[..., :-1] / (out[..., -1:] + 1e-6))
 
 
 def linear_mask_multiplied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -128,11 +148,44 @@ def linear_ellipses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(torch.einsum("...nd,...de->...ne", q, context) / total[..., None])
 
 
+class LiteImages(nn.Module):
+    """Linear attention of images at two scales, the positions last or the channels."""
+
+    def __init__(self, *, channels_last: bool) -> None:
+        super().__init__()
+        self.channels_last = channels_last
+        self.qkv = nn.Conv2d(DIM, 3 * DIM, 1, bias=False)
+        self.scale = nn.Sequential(
+            nn.Conv2d(3 * DIM, 3 * DIM, 3, padding=1, groups=3 * DIM),
+            nn.Conv2d(3 * DIM, 3 * DIM, 1, groups=3 * HEADS),
+        )
+        self.output = nn.Conv2d(2 * DIM, DIM, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, height, width = x.shape
+        qkv = self.qkv(x)
+        qkv = torch.cat((qkv, self.scale(qkv)), 1)
+        qkv = qkv.reshape(batch, -1, 3 * DIM // HEADS, height * width)
+        if self.channels_last:
+            q, k, v = qkv.transpose(-1, -2).chunk(3, dim=-1)
+            v = nn.functional.pad(v, (0, 1), value=1.0)
+            out = q.relu() @ (k.relu().transpose(-1, -2) @ v)
+            out = (out[..., :-1] / (out[..., -1:] + 1e-5)).transpose(-1, -2)
+        else:
+            d = DIM // HEADS
+            q, k, v = qkv[:, :, :d], qkv[:, :, d : 2 * d], qkv[:, :, 2 * d :]
+            v = nn.functional.pad(v, (0, 0, 0, 1), value=1.0)
+            out = v @ k.relu().transpose(-1, -2) @ q.relu()
+            out = out[:, :, :-1] / (out[:, :, -1:] + 1e-15)
+        return x + self.output(out.reshape(batch, -1, height, width))
+
+
 def layers() -> dict[str, tuple[str, nn.Module]]:
     """By name: the operator that is expected, and a layer."""
     linear = [
         linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied,
-        linear_mask_filled, linear_ellipses,
+        linear_mask_filled, linear_ellipses, linear_padded, linear_padded_tokens_last,
+        linear_ones_beside,
     ]  # fmt: skip
     causal = [
         linear_causal, linear_causal_scores, linear_causal_tril, linear_causal_ones,
