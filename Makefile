@@ -103,7 +103,7 @@ clean:
 	rm -rf $(VENV) build
 
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "aftexport needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -d $(VENV) || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]'
