@@ -199,12 +199,9 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
       for (int64_t h = 0; h < p.heads; ++h) {
         const Rows own = queries.from(h * shape.padded);
         if (softmax) query_scales(shape, own, tokens, p.scale, scales);
-        apply_context(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
-                      [&](int64_t i, int64_t c, Vec v) AFT_LAMBDA_INLINE {
-                        const int64_t to = at + i * p.channels + h * shape.width + c;
-                        prefetch_later(query + to + kHeadTokens * p.channels);
-                        output.write(to, v * scales[i], shape.width - c);
-                      });
+        apply_context<T>(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
+                         {output.from(at + h * shape.width), p.channels, shape.width, scales,
+                          query + at + kHeadTokens * p.channels + h * shape.width});
       }
     }
     output.finish();

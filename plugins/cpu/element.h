@@ -105,6 +105,11 @@ struct Output {
         past_cache(sizeof(T) == 4 && elements * 4 >= kStreamBytes && unit % kLanes == 0 &&
                    reinterpret_cast<uintptr_t>(output) % kVectorBytes == 0) {}
 
+  Output from(int64_t offset) const {
+    Output later = *this;
+    later.data += offset;
+    return later;
+  }
   AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const {
     if (past_cache)
       stream(data + offset, v);

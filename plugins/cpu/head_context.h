@@ -78,9 +78,30 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
   });
 }
 
-// Calls use(t, e, vector e of queries[t] context) for every token.
-template <class Use>
-AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, int64_t width, const Use& use) {
+// Rows of the output: a row times its scale is written, and the same place of `next` fetched, which a later call takes.
+// Passed by value: what a store past the cache might have changed is read again after it, a variable of one's own not.
+template <class T>
+struct ScaledRows {
+  Output<T> output;  // at the first row
+  int64_t stride, width;
+  const float* scales;
+  const T* next;
+
+  template <int vecs>
+  AFT_INLINE void write(int64_t t, int64_t e, const Vec (&sum)[vecs]) const {
+    const Vec scale = splat(scales[t]);
+    for (int v = 0; v < vecs; ++v) {
+      const int64_t at = t * stride + e + v * kLanes;
+      prefetch_later(next + at);
+      output.write(at, sum[v] * scale, width - e - v * kLanes);
+    }
+  }
+};
+
+// results[t] = queries[t] context
+template <class T>
+AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens, int64_t width,
+                              ScaledRows<T> results) {
   const int64_t tiled = tokens - tokens % kContextRows;
   const auto apply = [&](auto shape, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
@@ -95,15 +116,13 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
           for (int v = 0; v < vecs; ++v) sum[r][v] += query[r * queries.stride + c] * row[v];
       }
 #pragma GCC unroll 8
-      for (int r = 0; r < kContextRows; ++r)
-        for (int v = 0; v < vecs; ++v)
-          use(t + r, e + v * kLanes, sum[r][v]);
+      for (int r = 0; r < kContextRows; ++r) results.write(t + r, e, sum[r]);
     }
     for (int64_t t = tiled; t < tokens; ++t) {
       Vec sum[vecs] = {};
       for (int64_t c = 0; c < width; ++c)
         for (int v = 0; v < vecs; ++v) sum[v] += queries[t][c] * load(context + c * width + e + v * kLanes);
-      for (int v = 0; v < vecs; ++v) use(t, e + v * kLanes, sum[v]);
+      results.write(t, e, sum);
     }
   };
   int64_t e = 0;

@@ -108,11 +108,9 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
         const Rows queries{memory + h * shape.padded, row};
         float scales[kHeadTokens];
         query_scales(shape, queries, tokens, p.eps, sum, scales);
-        apply_context(queries, context, tokens, shape.padded, [&](int64_t i, int64_t c, Vec v) AFT_LAMBDA_INLINE {
-          const int64_t to = at + i * p.channels + h * shape.width + c;
-          prefetch_later(query + to + kHeadTokens * p.channels);
-          output.write(to, v * scales[i], shape.width - c);
-        });
+        const int64_t to = at + h * shape.width;
+        apply_context<T>(queries, context, tokens, shape.padded,
+                         {output.from(to), p.channels, shape.width, scales, query + to + kHeadTokens * p.channels});
       }
     }
     output.finish();
