@@ -142,9 +142,7 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
         budget_tokens=settings.budget_tokens,
     )
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
-        tokens = measured_chunk(costs, chunked.chunk_tokens)
-        timed = _chunked(bundle, settings, choice, safe, chunk_tokens=tokens)
-        assert timed is not None  # it is the same but for its chunks
+        timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
         in_chunks = measure_chunks(
             lambda tokens: timed.run(np.zeros(tokens, np.int64)), timed.chunk_tokens
         )
@@ -154,14 +152,7 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
     return LoadedModel(classifier, golden, costs, choice.reason, safe)
 
 
-def _chunked(
-    bundle: Bundle,
-    settings: Settings,
-    choice: Choice,
-    safe: bool,
-    *,
-    chunk_tokens: int | None = None,
-) -> ChunkedModel | None:
+def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> ChunkedModel | None:
     """The model for documents over the memory budget; an engine of TensorRT has none."""
     plan = bundle.manifest.chunked
     if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
@@ -173,7 +164,6 @@ def _chunked(
         memory_budget=settings.memory_budget,
         folder=settings.spill,
         fused=not safe,
-        chunk_tokens=chunk_tokens,
     )
 
 

@@ -16,7 +16,7 @@ from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
 from aftexport.report import operator_table, stage
-from aftserve import logs, memory, tracing
+from aftserve import container, logs, tracing
 from aftserve.app import create_app
 from aftserve.connection import Connection
 from aftserve.keys import Keys
@@ -90,7 +90,7 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
         paths = operator_paths(bundle.model_path)
         console.print(operator_table(bundle.manifest.operators, paths))
-    room = memory.room()
+    room = container.memory_room()
     if model.classifier.chunked is not None and room is not None and room < settings.memory_budget:
         logger.warning(
             "the container's memory limit leaves %d MiB, and a document that takes the %g of"

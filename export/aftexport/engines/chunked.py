@@ -1,5 +1,6 @@
 """Runs a document chunk by chunk, in memory that does not grow; see ``aftexport.chunked``."""
 
+import copy
 import io
 import shutil
 import tempfile
@@ -184,11 +185,15 @@ class ChunkedModel:
         self._folder = folder
         around = max((s.left + s.right for s in plan.stages), default=0)
         # Chunks of a document are of like lengths, so that half of one holds both margins.
-        self.chunk_tokens = max(
-            chunk_tokens or min(_MOST_TOKENS, memory_budget // plan.token_bytes - around),
-            2 * around,
-            1,
-        )
+        self._least_chunk = max(2 * around, 1)
+        fitting = min(_MOST_TOKENS, memory_budget // plan.token_bytes - around)
+        self.chunk_tokens = max(chunk_tokens or fitting, self._least_chunk)
+
+    def in_chunks_of(self, tokens: int) -> Self:
+        """The same model, of the same open archive, with chunks of so many tokens at most."""
+        model = copy.copy(self)
+        model.chunk_tokens = max(tokens, self._least_chunk)
+        return model
 
     def run(self, ids: NDArray[np.int64], *, evidence: bool = False) -> dict[str, Array]:
         """Runs one document.

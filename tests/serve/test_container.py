@@ -4,7 +4,7 @@ import pytest
 from memory import MIB, NEEDS_PROC, resident_mib
 from rich.console import Console
 
-from aftserve import memory
+from aftserve import container
 from aftserve.server import load
 from aftserve.settings import Settings
 
@@ -20,8 +20,8 @@ def test_a_container_with_less_memory_than_a_document_may_take_is_told_of(
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("max\n" if left is None else f"{int((resident_mib() + left) * MIB)}\n")
-    monkeypatch.setattr(memory, "_LIMITS", (str(tmp_path / "none"), str(limit)))
-    room = memory.room()
+    monkeypatch.setattr(container, "_LIMITS", (str(tmp_path / "none"), str(limit)))
+    room = container.memory_room()
     assert (room is None) == (left is None)
     load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
     assert ("--memory-budget-mib" in caplog.text) == (left == 100)
@@ -33,5 +33,5 @@ def test_a_process_over_its_limit_has_no_room(
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(f"{MIB}\n")
-    monkeypatch.setattr(memory, "_LIMITS", (str(limit),))
-    assert memory.room() == 0
+    monkeypatch.setattr(container, "_LIMITS", (str(limit),))
+    assert container.memory_room() == 0

@@ -7,7 +7,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 """Of control groups, version 2 and 1."""
 
 
-def room() -> int | None:
+def memory_room() -> int | None:
     """Bytes that its limit leaves beside what the process has; None where nothing bounds it.
 
     None are left where the process has more: pages that it shares may count for others.
