@@ -1,6 +1,7 @@
 """Writing that never leaves half a file, or half a folder, in place of a good one."""
 
 import hashlib
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -24,9 +25,17 @@ def replacing_file(path: Path) -> Iterator[Path]:
         aside.touch(exist_ok=False)
         try:
             yield aside
+            if path.exists():
+                _write_through(aside)
             aside.replace(path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def _write_through(file: Path) -> None:
+    """Has the system write a file out, or a power failure could lose the new and the old one."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
 
 
 def is_device(path: Path) -> bool:
@@ -73,6 +82,9 @@ def move_into_place(aside: Path, path: Path) -> None:
     if not path.exists():
         aside.rename(path)
         return
+    for file in aside.rglob("*"):
+        if file.is_file():
+            _write_through(file)
     with aside_folder(path) as old:
         path.rename(old / "replaced")
         try:

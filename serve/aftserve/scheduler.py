@@ -221,13 +221,13 @@ class Scheduler:
         """After one part of a document, another has its turn; on the engine's thread."""
         (job,) = run.batch
         assert job.progress is not None  # of parts alone more is to come
-        if job.future.done():
-            job.progress.parts.close()
-            return
         job.progress.started = job.progress.started or run.started
         job.progress.seconds += run.seconds
         job.seconds = max(0.0, job.seconds - run.calibrated)
         self._waiting.put_back([job])
+        # Asked only now: whoever leaves later finds the job waiting, in _settled.
+        if job.future.done() and self._waiting.remove(job):
+            job.progress.parts.close()
 
     def _settled(self, job: Job) -> None:
         """Drops a job that was cancelled, or stops its run if nobody else waits for it."""

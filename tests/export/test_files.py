@@ -1,4 +1,5 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ def replace_half(path: Path) -> None:
     with replacing_file(path) as aside:
         aside.write_text("half")
         raise Stop
+
+
+def replace_whole(path: Path, content: str) -> None:
+    with replacing_file(path) as aside:
+        aside.write_text(content)
 
 
 def fill_half(folder: Path) -> None:
@@ -39,6 +45,22 @@ def test_a_file_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
         replace_half(path)
     assert path.read_text() == "first"
     assert listing(path.parent).keys() == {"file"}
+
+
+@pytest.mark.parametrize("write", [replace_whole, fill_and_move])
+def test_what_replaces_another_is_on_the_disk_before(
+    write: Callable[[Path, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "place"
+    written: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: written.append(listing(path.parent)))
+    write(path, "first")
+    before = listing(path.parent)
+    assert not written
+    write(path, "second")
+    (beside,) = written
+    assert {name: beside[name] for name in before} == before
+    assert len(beside) > len(before)
 
 
 def test_of_a_link_the_file_is_replaced_that_it_leads_to(tmp_path: Path) -> None:
