@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from aftexport import __version__
@@ -22,6 +23,7 @@ _NAME = "aftserve"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTER = "OTEL_TRACES_EXPORTER"
+_PROPAGATORS = "OTEL_PROPAGATORS"
 _CLOSE_SECONDS = 5.0
 
 
@@ -77,6 +79,24 @@ def configure() -> Traces:
     except ValueError as error:
         logger.warning("no traces: %s", error)
     return Traces()
+
+
+def leave_out_unknown_propagators() -> None:
+    """Takes out of ``OTEL_PROPAGATORS`` what is not installed, as the specification asks.
+
+    Its Python package raises instead, when FastAPI imports it, traces or not.
+    """
+    installed = entry_points(group="opentelemetry_propagator").names
+    if not installed:
+        return  # nor is what would look for them
+    names = [name.strip() for name in os.environ.get(_PROPAGATORS, "").split(",")]
+    unknown = [name for name in names if name and name.lower() not in {"none", *installed}]
+    for name in unknown:
+        logger.warning("%s: %r is left out, as it is not installed", _PROPAGATORS, name)
+    if kept := [name for name in names if name and name not in unknown]:
+        os.environ[_PROPAGATORS] = ",".join(kept)
+    else:
+        os.environ.pop(_PROPAGATORS, None)  # the standard's own
 
 
 def _provider(kind: str) -> "TracerProvider":

@@ -151,3 +151,27 @@ def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     assert list(variables.values())[-1] in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("b3", "traceparent tracestate baggage"),
+        ("b3, tracecontext,", "traceparent tracestate"),
+        ("jaeger,none", ""),
+        ("", "traceparent tracestate baggage"),
+    ],
+)
+def test_a_propagator_that_is_not_installed_is_left_out(
+    given: str, left: str, tmp_path: Path
+) -> None:
+    fields = "from opentelemetry import propagate; print(*propagate.get_global_textmap().fields)"
+    outcome = run_python(
+        "-c", f"from aftserve.cli import main; assert main(['key', 'a']) == 0; {fields}",
+        cwd=tmp_path, OTEL_PROPAGATORS=given,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert set(outcome.out.splitlines()[-1].split()) == set(left.split())
+    unknown = [name for name in ("b3", "jaeger") if name in given]
+    assert all(f"'{name}' is left out" in outcome.err for name in unknown)
+    assert len(outcome.err.splitlines()) == len(unknown)

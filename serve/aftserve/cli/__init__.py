@@ -10,6 +10,7 @@ from aftexport import __version__
 from aftexport.errors import AftexportError
 from aftexport.interruption import exit_status
 from aftexport.report import accept_any_terminal
+from aftserve import tracing
 from aftserve.cli import batch, deploy, key
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     accept_any_terminal()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
+    tracing.leave_out_unknown_propagators()
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
