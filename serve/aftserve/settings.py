@@ -57,7 +57,11 @@ class Settings(BaseSettings):
         "key, batch and deploy, which have a --help of their own",
     )
     config: Path | None = Field(None, description="a TOML file of these settings")
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,  # of none, the system would make all there are
+        description="address to listen on",
+    )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
     model_name: str | None = Field(

@@ -57,6 +57,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--deadline-seconds", "0"],
         ["--max-queue-seconds", "-1"],
         ["--budget-tokens", "0"],
+        ["--host", ""],
         ["--port", "65536"],
         ["--max-body-mib", "inf"],
         ["--memory-budget-mib", "inf"],
