@@ -66,6 +66,17 @@ class Bundle:
         Raises:
             BundleError: naming the file and what is wrong with it.
         """
+        try:
+            return cls._open(path)
+        except OSError as error:
+            file = Path(error.filename or path)
+            name = "it" if file == path else file.name
+            raise BundleError(
+                path, f"{name} cannot be read ({error.strerror})", "Check it and its permissions."
+            ) from error
+
+    @classmethod
+    def _open(cls, path: Path) -> Self:
         content, digest = _read_manifest(path)
         for name, entry in content.files.items():
             file = path / name
@@ -250,7 +261,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
         manifest = ManifestFile.model_validate_json(text)
     except ValidationError as error:
         raise BundleError(path, f"{MANIFEST}: {problem(error)}", _EXPORT_AGAIN) from error
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(path, f"{MANIFEST} cannot be read ({error})", _EXPORT_AGAIN) from error
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(

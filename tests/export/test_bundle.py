@@ -118,6 +118,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "path in a folder": (listed("a/b"), ("a/b",)),
     "path backslash": (listed("..\\b"), ("b",)),
     "path in markup": (listed("[/b]"), ("[/b]",)),
+    "path too long": (listed("a" * 300), ("aaa cannot be read (File name too long)",)),
     "manifest empty": (put("manifest.json", b""), ("manifest.json",)),
     "manifest cut": (put("manifest.json", b'{"schema_version": 1,'), ("manifest.json",)),
     "manifest a list": (put("manifest.json", b"[]"), ("manifest.json",)),
@@ -257,6 +258,21 @@ def test_weights_past_the_limit_go_to_a_file_of_their_own(outside_bundle: Path) 
     assert bundle.files[MODEL_DATA] > bundle.files[MODEL]
     assert all(result.passed for result in verify(bundle))
     assert operator_paths(bundle.model_path).keys() == bundle.manifest.operators.keys()
+
+
+@pytest.mark.parametrize("name", [".", "manifest.json", MODEL])
+def test_a_bundle_that_may_not_be_read_is_refused(name: str, bundle_copy: Path) -> None:
+    user = os.geteuid()
+    (bundle_copy / name).chmod(0)
+    if user == 0:  # who may read everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(BundleError, match=r"cannot be read \(Permission denied\)") as refused:
+            Bundle.open(bundle_copy)
+    finally:
+        os.seteuid(user)
+        (bundle_copy / name).chmod(0o700)
+    assert "permissions" in refused.value.remedy
 
 
 def test_weights_in_a_file_of_their_own_are_checked_too(
