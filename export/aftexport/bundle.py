@@ -113,6 +113,10 @@ class Bundle:
             model = onnx.load(self.model_path, load_external_data=False)
         except (DecodeError, ValueError) as error:
             raise BundleError(self.path, f"{MODEL} is not an ONNX model", _EXPORT_AGAIN) from error
+        for name in files_beside(model) - self.files.keys():
+            raise BundleError(
+                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", _EXPORT_AGAIN
+            )
         inputs = tuple(value.name for value in model.graph.input)
         if inputs != self.manifest.inputs:
             raise BundleError(
@@ -188,6 +192,17 @@ def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL
         location=MODEL_DATA if external else None,
         size_threshold=1024,
     )
+
+
+def files_beside(model: onnx.ModelProto) -> set[str]:
+    """The names of the files that hold weights of a model."""
+    return {
+        entry.value
+        for tensor in model.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
 
 
 def write_golden(folder: Path, cases: list[Case]) -> None:

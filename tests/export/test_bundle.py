@@ -287,6 +287,13 @@ def test_weights_in_a_file_of_their_own_are_checked_too(
         Bundle.open(copy)
 
 
+def test_weights_of_no_digest_are_refused(outside_bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+    unlisted(MODEL_DATA)(copy)
+    with pytest.raises(BundleError, match=r"model\.onnx reads 'model\.onnx\.data', which"):
+        Bundle.open(copy)
+
+
 def test_weights_reached_outside_the_bundle_are_refused(
     outside_bundle: Path, tmp_path: Path
 ) -> None:

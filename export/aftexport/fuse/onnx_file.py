@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
-from aftexport.bundle import MAX_MODEL_BYTES
+from aftexport.bundle import MAX_MODEL_BYTES, files_beside
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
@@ -35,7 +35,7 @@ def fuse_file(source: Path, target: Path) -> Recognition:
         ParityError: where the whole model's outputs differ; nothing is written.
     """
     original = _load(source)
-    is_whole = not _files_beside(original)
+    is_whole = not files_beside(original)
     if not is_whole:
         _read_weights(original, source)
     try:
@@ -78,20 +78,9 @@ def _load(source: Path) -> onnx.ModelProto:
     return model
 
 
-def _files_beside(model: onnx.ModelProto) -> set[str]:
-    """The names of the files that hold weights of a model."""
-    return {
-        entry.value
-        for tensor in model.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-
-
 def _read_weights(model: onnx.ModelProto, source: Path) -> None:
     try:
-        size = sum((source.parent / name).stat().st_size for name in _files_beside(model))
+        size = sum((source.parent / name).stat().st_size for name in files_beside(model))
         if size > MAX_MODEL_BYTES:
             raise UsageError(
                 f"{source}: it has {size / 2**30:.1f} GiB of weights, and one ONNX file holds 2.",
