@@ -24,6 +24,9 @@ from aftserve.logs import note
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
 _HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same.")
 
+_STEP_SECONDS = 1.0
+"""A clock that goes back by less is not worth letting in more."""
+
 
 def _check_rate(rate: str) -> str:
     limits.parse_many(rate)
@@ -57,6 +60,7 @@ class Keys:
         self._rates = {name: limits.parse_many(key.rate) for name, key in keys.items() if key.rate}
         self._admins = {name for name, key in keys.items() if key.admin}
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._latest = 0.0
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
@@ -99,6 +103,13 @@ class Keys:
             BusyError: where there were too many.
         """
         rates = self._rates.get(name, ())
+        # Where the system's clock was set back, what was counted lies in its future, and would
+        # count until then.
+        now = time.time()
+        if now < self._latest - _STEP_SECONDS:
+            self._limiter.storage.reset()
+            self._latest = 0.0
+        self._latest = max(self._latest, now)
         for rate in rates:
             if not self._limiter.test(rate, name):
                 reset = self._limiter.get_window_stats(rate, name).reset_time

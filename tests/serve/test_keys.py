@@ -2,6 +2,7 @@
 
 import hmac
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,19 @@ def test_a_rate_lets_in_again(tmp_path: Path) -> None:
     let_in = letting_in(tmp_path / "keys.toml", "2/second")
     assert [let_in(), let_in(), let_in()] == [True, True, False]
     eventually(let_in, "the second is over")
+
+
+def test_a_clock_that_is_set_back_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    let_in = letting_in(tmp_path / "keys.toml", "2/second")
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    clock[0] -= 3600
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    clock[0] -= 0.5  # as little as this is no reason to let in more
+    assert not let_in()
 
 
 def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
