@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import EngineError, UsageError
 from aftexport.files import replacing_file
 from aftexport.manifest import MAX_TOKENS, Manifest
-from aftexport.report import operator_table, plain_table, stage
+from aftexport.report import escape, operator_table, plain_table, stage
 from aftexport.timing import peak_mib, sample
 
 OTHERS = ("portable", "torch")

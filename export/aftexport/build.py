@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 import aftplugins
@@ -22,6 +21,7 @@ from aftexport.engines.tensorrt_runtimes import load
 from aftexport.errors import EngineError, ParityError, UsageError
 from aftexport.files import sha256
 from aftexport.parity import Case, Comparison, worst
+from aftexport.report import escape
 from aftexport.verification import verify_engine
 
 

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.build import gpu_for, make, wanted_here
 from aftexport.bundle import Bundle, engine_file
@@ -14,7 +13,7 @@ from aftexport.engines.tensorrt_runtimes import EXTRAS, load
 from aftexport.errors import EngineError, UsageError
 from aftexport.manifest import EnginePlan, Manifest
 from aftexport.parity import Comparison
-from aftexport.report import engine_table
+from aftexport.report import engine_table, escape
 
 _BFLOAT16 = (
     "The rounding of activations to bfloat16: ONNX Runtime has no bfloat16 products on the CPU, "

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 import aftplugins
 from aftexport.build import find, wanted_here
@@ -13,7 +12,7 @@ from aftexport.engine_export import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import EngineError
 from aftexport.manifest import EnginePlan, Manifest
-from aftexport.report import operator_table, plain_table, size_table
+from aftexport.report import escape, operator_table, plain_table, size_table
 
 
 def show_bundle(path: Path, console: Console) -> None:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from aftexport.engines.engine_file import EngineRecord
@@ -21,6 +20,20 @@ def accept_any_terminal() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+_CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
+_BUT_LINES = {code: shown for code, shown in _CONTROLS.items() if chr(code) not in "\t\n"}
+
+
+def one_line(text: str) -> str:
+    """A text as one line of a log: each of its control characters as an escape."""
+    return text.translate(_CONTROLS)
+
+
+def escape(text: str) -> str:
+    """A text as it stands, for a console: nothing in it marks up, or moves the cursor."""
+    return markup.escape(text.translate(_BUT_LINES))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aftexport.report import one_line
+
 logger = logging.getLogger("aftserve.request")
 
 _NAME = re.compile(rb"[\w.:/=+-]{1,128}")
@@ -36,7 +38,7 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + fields
+        return one_line(super().formatMessage(record) + fields)
 
 
 class _JsonFormatter(logging.Formatter):

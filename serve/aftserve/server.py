@@ -10,12 +10,11 @@ from types import FrameType
 
 import uvicorn
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
-from aftexport.report import operator_table, stage
+from aftexport.report import escape, operator_table, stage
 from aftserve import container, logs, tracing
 from aftserve.app import create_app
 from aftserve.connection import Connection

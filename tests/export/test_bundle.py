@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,21 @@ def test_a_manifest_with_little_in_it_is_shown_or_refused(
         assert_refused(shown, "copy.bundle")
     else:
         assert all(name in shown.out for name in SPARSE_MANIFESTS[kind].get("labels", []))
+
+
+def test_nothing_in_a_bundle_moves_the_cursor(
+    bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_manifest(bundle_copy, {"labels": ["\x1b[31ma", "\x9b2Jb", "c\r"]})
+    shown = run_here(["inspect", bundle_copy], capsys)
+    assert all(label in shown.out for label in (r"\x1b[31ma", r"\x9b2Jb", r"c\r"))
+    model = onnx.load(bundle_copy / MODEL)
+    model.graph.input[0].name = "\x1b]0;title\x07"
+    (bundle_copy / MODEL).write_bytes(model.SerializeToString())
+    refused = run_here(["inspect", resealed(bundle_copy)], capsys)
+    assert_refused(refused, r"\x1b]0;title\x07")
+    said = shown.out + shown.err + refused.out + refused.err
+    assert not re.search(r"[^\n -~\xa0-\U0010ffff]", said)
 
 
 @pytest.mark.parametrize("damage", ["absent", "a file", "an empty folder"])

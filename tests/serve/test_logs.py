@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import eventually, metric
+from commands import run_python
 from servers import serving
 
 
@@ -61,6 +62,18 @@ def test_a_path_writes_no_line_of_its_own(address: str, log: Path) -> None:
     assert answer.status_code == 404
     line = line_of(log, answer.headers["x-request-id"])
     assert line["message"].startswith("GET /x%0a")
+
+
+def test_what_a_bundle_or_an_engine_says_writes_no_line_of_its_own(tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "import logging; from aftserve import logs; logs.configure('text'); "
+        "said = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
+        "logging.error('it says %s', said, extra={'fields': {'c': '\\r'}})",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (line,) = outcome.err.splitlines()
+    assert line.endswith(r"it says a\n2026-01-01 INFO b\x1b[31m c=\r")
 
 
 def test_paths_that_are_no_routes_make_no_series(address: str) -> None:

@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
 from aftexport.errors import AftexportError
 from aftexport.interruption import exit_status, interruptible
-from aftexport.report import accept_any_terminal
+from aftexport.report import accept_any_terminal, escape
 
 COMMANDS = {
     "verify": verify.run,

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.cli.options import make_parser
 
@@ -24,7 +23,7 @@ def run(words: list[str]) -> int:
 
     from aftexport.build import build
     from aftexport.bundle import Bundle
-    from aftexport.report import engine_table, stage
+    from aftexport.report import engine_table, escape, stage
 
     console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):

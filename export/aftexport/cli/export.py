@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
+from aftexport.report import escape
 
 if TYPE_CHECKING:
     from aftexport.bundle import Bundle

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.cli.options import make_parser
 
@@ -39,7 +38,7 @@ def run(words: list[str]) -> int:
     from aftexport.files import is_device
     from aftexport.fuse.onnx_file import fuse_file
     from aftexport.fuse.report import show_recognition, write_report
-    from aftexport.report import stage
+    from aftexport.report import escape, stage
 
     check_reports({"--report": options.report}, (options.source, options.target))
     if not is_device(options.target):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 
 if TYPE_CHECKING:
     from aftexport.bundle import Bundle
@@ -54,7 +53,7 @@ def write(
     from aftexport.bundle import Bundle, is_bundle
     from aftexport.errors import ParityError
     from aftexport.files import aside_folder
-    from aftexport.report import stage
+    from aftexport.report import escape, stage
     from aftexport.triton import MOUNTED, check_place, start_command, write_repository
 
     console = Console(emoji=False)

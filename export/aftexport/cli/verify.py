@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.cli.options import add_reference_options, lengths, make_parser, positive
 
@@ -53,7 +52,7 @@ def run(words: list[str]) -> int:
     from aftexport.files import replacing_file
     from aftexport.parity.check import Request, check
     from aftexport.parity.page import write_page
-    from aftexport.report import parity_table, stage
+    from aftexport.report import escape, parity_table, stage
 
     check_reports(
         {"--report": options.report, "--json": options.json},

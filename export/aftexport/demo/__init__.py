@@ -6,7 +6,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from tokenizers import Tokenizer
@@ -26,7 +25,7 @@ from aftexport.exporter import export
 from aftexport.files import replacing_file
 from aftexport.mechanisms import MECHANISMS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.report import stage
+from aftexport.report import escape, stage
 
 MAX_TOKENS = 16_000
 LONG = 10_000

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport.bundle import write_json
 from aftexport.files import replacing_file
 from aftexport.fuse.recognition import Recognition
-from aftexport.report import plain_table
+from aftexport.report import escape, plain_table
 
 
 def show_recognition(found: Recognition, console: Console) -> None:

@@ -4,12 +4,11 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
 from aftexport.interruption import exit_status
-from aftexport.report import accept_any_terminal
+from aftexport.report import accept_any_terminal, escape
 from aftserve import tracing
 from aftserve.cli import batch, deploy, key
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError
 from aftexport.files import replacing_file
 from aftexport.interruption import Interruption
+from aftexport.report import escape
 from aftserve.offline import documents, output
 from aftserve.offline.answering import OfflineClassifier
 from aftserve.offline.documents import Documents
