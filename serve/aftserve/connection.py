@@ -159,6 +159,8 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith((b"/", b"*")) and not httptools.parse_url(self.url).path:
             raise httptools.HttpParserError("a URL without a path")
         self._rest()
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # it would be taken for the answer
         super().on_headers_complete()
         if self.pipeline:
             self._flow.resume_reading()  # or nobody would see that the client has left

@@ -239,6 +239,15 @@ def test_http_1_0_needs_no_host(address: str) -> None:
         assert everything(connection).endswith(ANSWER)
 
 
+def test_http_1_0_knows_of_no_interim_answer(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(
+            b"POST /infer HTTP/1.0\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nContent-Length: 14\r\n\r\n" + b'{"text": "ab"}'
+        )
+        assert everything(connection).startswith(b"HTTP/1.1 200 ")
+
+
 def test_requests_ahead_of_their_answers_are_answered_in_order(address: str) -> None:
     count = 1000
     ahead = b"".join(GET[:-2] + b"X-Request-ID: %d\r\n\r\n" % index for index in range(count))
