@@ -82,6 +82,11 @@ async def check_address(host: str, port: int) -> None:
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
     """Loads a bundle; raises AftexportError where it cannot be served."""
+    if settings.reference is not None and not settings.reference.exists():
+        raise UsageError(
+            f"--reference: there is no {settings.reference}.",
+            "Name the model file that the bundle was exported from.",
+        )
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
     model = load_model(bundle, settings, console)

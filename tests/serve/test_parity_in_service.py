@@ -15,16 +15,19 @@ import toy
 from clients import eventually, metric
 from drifting import ODD, coarse_kernels, large_batches, odd_first_token
 from numpy.typing import NDArray
+from rich.console import Console
 from servers import serving
 
 import aftexport
 import aftplugins
 from aftexport.bundle import Bundle
+from aftexport.errors import UsageError
 from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.verification import verify
 from aftserve.reference_process import ReferenceProcess
+from aftserve.server import load
 from aftserve.settings import Settings
 
 BOUND = TOLERANCES["fp32"].bound
@@ -95,6 +98,14 @@ def test_without_a_model_to_compare_with_it_says_so(client: httpx.Client) -> Non
     answer = client.post("/parity", json={"text": "a"})
     assert answer.status_code == 404
     assert "--reference" in answer.json()["detail"]
+
+
+def test_a_reference_that_is_not_there_is_refused_at_the_start(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    settings = Settings.read([str(bundle_folder), "--reference", str(tmp_path / "none.pt")])
+    with pytest.raises(UsageError, match="none.pt"):
+        load(settings, Console(quiet=True))
 
 
 def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
