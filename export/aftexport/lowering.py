@@ -40,18 +40,15 @@ def to_onnx(
     fuse: bool = True,
 ) -> onnx.ModelProto:
     """``lower`` and ``finish`` in one."""
-    return finish(lower(program, opset=opset, precision=precision), precision=precision, fuse=fuse)
+    return finish(lower(program, opset=opset), precision=precision, fuse=fuse)
 
 
-def lower(
-    program: ExportedProgram, *, opset: int = DEFAULT_OPSET, precision: str = "fp32"
-) -> onnx.ModelProto:
+def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Lowers a captured program to ONNX with bare custom nodes.
 
     Args:
         program: see ``capture.capture``.
         opset: of the standard operators.
-        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
 
     Returns:
         The graph, with the shapes of what is between.
@@ -122,7 +119,7 @@ def finish(
 
     Args:
         lowered: see ``lower``; not changed.
-        precision: see ``lower``.
+        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
         fuse: make operators of what surrounds the attention, and products of sums over the tokens.
             TensorRT fuses that itself, and their bodies would have it multiply in float32.
     """

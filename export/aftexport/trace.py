@@ -91,7 +91,7 @@ def trace(
         )
     if precision == "auto":
         precision = "fp32"  # until every node was measured
-    lowered = lower(program, opset=opset, precision=precision)
+    lowered = lower(program, opset=opset)
     recognition = None
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.

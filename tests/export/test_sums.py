@@ -65,7 +65,7 @@ class ByRoot(Pooled):
 @pytest.mark.parametrize("kind", [Mean, ByLength, ByMask, ByRoot])
 def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> None:
     module = kind().eval()
-    lowered = lower(capture(module, dtype=torch.float16), precision="fp16")
+    lowered = lower(capture(module, dtype=torch.float16))
     widen_sums(lowered)
     plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
     chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1)

@@ -35,7 +35,7 @@ def reductions(model: onnx.ModelProto) -> list[str]:
 
 def exported(module: nn.Module) -> onnx.ModelProto:
     program = capture(module.eval(), dtype=torch.float32, max_tokens=None)
-    return finish(lower(program, opset=20, precision="fp32"))
+    return finish(lower(program, opset=20))
 
 
 def assert_pytorchs(module: nn.Module, model: onnx.ModelProto) -> None:

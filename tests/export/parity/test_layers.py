@@ -55,7 +55,7 @@ class Exported:
 
 def exported(module: nn.Module, precision: str = "fp32") -> Exported:
     dtype = torch.float16 if precision == "fp16" else torch.float32
-    model = finish(lower(capture(module, dtype=dtype), precision=precision), precision=precision)
+    model = finish(lower(capture(module, dtype=dtype)), precision=precision)
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (3, 21))
     inputs = {"input_ids": ids, "lengths": np.array([21, 9, 1])}
     program = Program.captured(module, dtype)
