@@ -133,16 +133,17 @@ def finish(
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
     del model.graph.value_info[:]
     choose_precisions(model, precision)
-    return attach_bodies(model, next(o.version for o in model.opset_import if o.domain == ""))
+    return attach_bodies(model)
 
 
-def attach_bodies(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     """Gives every custom operator in ``model`` its portable body, one function per operator.
 
     A function cannot branch on an attribute, so where nodes of one operator differ
     in a setting, the commonest keeps the operator and the body of the others is
     inlined in standard ops.
     """
+    opset = next(o.version for o in model.opset_import if o.domain == "")
     nodes = [n for n in model.graph.node if n.domain == DOMAIN]
     by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for node in nodes:

@@ -178,7 +178,8 @@ def test_tracing_twice_gives_the_same_bytes(mixed: onnx.ModelProto) -> None:
 def test_bodies_are_attached_once_for_each_operator() -> None:
     node = onnx.helper.make_node("AftSimple", ["q", "k", "v", "n"], ["y"], domain=DOMAIN)
     graph = onnx.helper.make_graph([node, node], "g", [], [])
-    model = attach_bodies(onnx.helper.make_model(graph), 20)
+    opset = onnx.helper.make_opsetid("", 20)
+    model = attach_bodies(onnx.helper.make_model(graph, opset_imports=[opset]))
     assert [function.name for function in model.functions] == ["AftSimple"]
 
 

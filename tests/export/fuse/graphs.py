@@ -50,7 +50,7 @@ def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:
     """What was recognised, and the model with its portable bodies."""
     graph = normalised(model)
     found = recognise(graph)
-    return found, attach_bodies(ir.to_proto(graph), graph.opset_imports[""])
+    return found, attach_bodies(ir.to_proto(graph))
 
 
 def operators(found: Recognition) -> list[str]:

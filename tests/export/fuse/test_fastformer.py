@@ -74,7 +74,7 @@ def exported(module: nn.Module) -> ir.Model:
 def fused(model: ir.Model) -> onnx.ModelProto:
     fuse_fastformer(model)
     fuse_encoder(model)
-    proto = attach_bodies(ir.to_proto(model), 20)
+    proto = attach_bodies(ir.to_proto(model))
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
