@@ -10,7 +10,7 @@ from aftexport.capture import capture
 from aftexport.engines.engine_file import EngineRecord, Wanted
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.engines.tensorrt_builder import Built
-from aftexport.lowering import to_onnx
+from aftexport.lowering import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
@@ -24,7 +24,7 @@ def graph(folder: Path, precision: str = "fp16", **config: object) -> Path:
     model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
     program = capture(model, dtype=TYPES[precision], max_tokens=model.max_length)
     path = folder / "model.onnx"
-    onnx.save(to_onnx(program, precision=precision, fuse=False), path)
+    onnx.save(finish(lower(program), precision=precision, fuse=False), path)
     return path
 
 

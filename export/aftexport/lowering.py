@@ -32,17 +32,6 @@ OPSETS = range(18, 26)
 DEFAULT_OPSET = 20
 
 
-def to_onnx(
-    program: ExportedProgram,
-    *,
-    opset: int = DEFAULT_OPSET,
-    precision: str = "fp32",
-    fuse: bool = True,
-) -> onnx.ModelProto:
-    """``lower`` and ``finish`` in one."""
-    return finish(lower(program, opset=opset), precision=precision, fuse=fuse)
-
-
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
     """Lowers a captured program to ONNX with bare custom nodes.
 

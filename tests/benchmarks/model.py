@@ -22,7 +22,7 @@ from rich.table import Table
 from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime_profile import operator_shares
-from aftexport.lowering import to_onnx
+from aftexport.lowering import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.timing import Run, interleave, peak_mib
 from benchmarks.setup import cpu_name
@@ -161,7 +161,7 @@ def _contender(
         return _compiled(task, bf16=name.endswith("bf16")), {}, lambda: None
     kind = name.partition("_")[2]
     program = capture(task.model, max_tokens=task.model.max_length)
-    model = to_onnx(program, precision=kind if kind in ("bf16", "int8") else "fp32")
+    model = finish(lower(program), precision=kind if kind in ("bf16", "int8") else "fp32")
     if kind == "dynamic_int8":
         model = _quantized(model)
     fused = name.startswith("aftexport")

@@ -16,7 +16,7 @@ from aftexport.capture import capture, copied, input_spec
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.lowering import OPSETS, attach_bodies, operators_in, to_onnx
+from aftexport.lowering import OPSETS, attach_bodies, finish, lower, operators_in
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
 from aftexport.parity import TOLERANCES
@@ -30,7 +30,7 @@ def program(classifier: DocumentClassifier) -> ExportedProgram:
 
 @pytest.fixture(scope="module")
 def mixed() -> onnx.ModelProto:
-    return to_onnx(capture(toy.MixedSettings()))
+    return finish(lower(capture(toy.MixedSettings())))
 
 
 def custom(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -61,7 +61,7 @@ def test_the_spec_says_what_the_model_takes(program: ExportedProgram) -> None:
 def test_the_opset_asked_for_is_the_opset_given(
     opset: int, program: ExportedProgram, classifier: DocumentClassifier
 ) -> None:
-    model = to_onnx(program, opset=opset)
+    model = finish(lower(program, opset=opset))
     versions = {o.domain: o.version for o in model.opset_import}
     assert versions == {"": opset, DOMAIN: 1}
     assert all(o.version == opset for f in model.functions for o in f.opset_import if not o.domain)
@@ -72,7 +72,7 @@ def test_the_opset_asked_for_is_the_opset_given(
 @pytest.mark.parametrize("opset", [-1, 0, 17, 26, 99])
 def test_an_opset_outside_the_range_is_refused(opset: int, program: ExportedProgram) -> None:
     with pytest.raises(UsageError, match="18 to 25"):
-        to_onnx(program, opset=opset)
+        lower(program, opset=opset)
 
 
 def test_the_axes_keep_their_names(mixed: onnx.ModelProto) -> None:
@@ -122,7 +122,7 @@ def test_the_precision_of_products_is_in_the_nodes(
 ) -> None:
     config = toy.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
     classifier = DocumentClassifier(ClassifierConfig(**config))
-    model = to_onnx(capture(classifier, max_tokens=20), precision=precision)
+    model = finish(lower(capture(classifier, max_tokens=20)), precision=precision)
     given = {
         node.op_type: {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         for node in custom(model)
@@ -139,7 +139,7 @@ def test_a_layer_has_one_norm_and_no_split_before_its_attention(
     mechanism: str, causal: bool
 ) -> None:
     config = toy.CONFIG | {"mechanism": mechanism, "max_length": 20, "causal": causal}
-    model = to_onnx(capture(DocumentClassifier(ClassifierConfig(**config)), max_tokens=20))
+    model = finish(lower(capture(DocumentClassifier(ClassifierConfig(**config)), max_tokens=20)))
     expected = {"LayerNormQueryKeyValue": 1}
     if mechanism == "fastformer":  # whose query and value are one
         expected = {"LayerNormLinear": 2} if causal else {"LayerNormFastformer": 1}
@@ -171,7 +171,7 @@ def test_settings_of_one_operator_can_be_mixed_and_the_result_is_right(
 
 
 def test_tracing_twice_gives_the_same_bytes(mixed: onnx.ModelProto) -> None:
-    again = to_onnx(capture(toy.MixedSettings()))
+    again = finish(lower(capture(toy.MixedSettings())))
     assert again.SerializeToString() == mixed.SerializeToString()
 
 
@@ -255,7 +255,7 @@ def test_an_embedding_under_autocast_is_refused_for_what_it_is() -> None:
 def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
     program = capture(toy.Positions(), max_tokens=limit)
     assert input_spec(program).max_tokens == limit
-    engine = OnnxRuntimeEngine(to_onnx(program).SerializeToString())
+    engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
     for tokens in {1, (limit + 1) // 2, limit}:
         ids = np.full((1, tokens), 7)
         with torch.inference_mode():
@@ -290,7 +290,7 @@ TINY = {
 @pytest.mark.parametrize("name", TINY)
 def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
     module = Guarded(TINY[name]).eval()
-    engine = OnnxRuntimeEngine(to_onnx(capture(module)).SerializeToString())
+    engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     ids = np.array([[0, 1], [0, 0]])
     with torch.inference_mode():
         expected = module(torch.from_numpy(ids)).numpy()
@@ -300,7 +300,7 @@ def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
 
 def test_what_changes_no_number_is_left_out() -> None:
     module = Guarded(lambda x: (x + 0.0) * 1.0 / 1.0 - 0.0)
-    model = to_onnx(capture(module))
+    model = finish(lower(capture(module)))
     assert [
         node.op_type for node in model.graph.node if node.op_type in ("Add", "Mul", "Div")
     ] == []
@@ -308,5 +308,5 @@ def test_what_changes_no_number_is_left_out() -> None:
 
 def test_the_rules_of_others_are_as_they_were() -> None:
     before = rewriter._DEFAULT_REWRITE_RULES
-    to_onnx(capture(Guarded(TINY["a logarithm's"])))
+    lower(capture(Guarded(TINY["a logarithm's"])))
     assert rewriter._DEFAULT_REWRITE_RULES is before

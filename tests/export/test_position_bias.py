@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import aftexport
 from aftexport.capture import capture
 from aftexport.exporter import export
-from aftexport.lowering import to_onnx
+from aftexport.lowering import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.position_bias import (
     LARGEST_RANGE,
@@ -47,7 +47,7 @@ def written_in(model: onnx.ModelProto) -> list[str]:
 
 def traced(model: DocumentClassifier, precision: str) -> onnx.ModelProto:
     program = capture(model, dtype=PRECISIONS[precision], max_tokens=TOKENS)
-    return to_onnx(program, precision=precision)
+    return finish(lower(program), precision=precision)
 
 
 @given(st.data())
@@ -117,7 +117,7 @@ def test_every_node_says_what_its_own_bias_allows(precision: str, chosen: list[s
 def test_an_engine_in_bfloat16_is_measured_in_its_own_type() -> None:
     model = classifier(74.5, 75.5)
     program = capture(model, dtype=ENGINE_PRECISIONS["bf16"], max_tokens=TOKENS)
-    biases = position_biases(to_onnx(program, precision="bf16", fuse=False))
+    biases = position_biases(finish(lower(program), precision="bf16", fuse=False))
     assert [(b.row_range, b.precision) for b in biases] == [(74.5, "bf16"), (75.5, "fp32")]
 
 
@@ -144,7 +144,7 @@ def test_a_bias_that_the_graph_computes_is_taken_for_the_worst() -> None:
 
 
 def test_other_mechanisms_have_no_position_bias() -> None:
-    assert position_biases(to_onnx(capture(toy.classifier()))) == ()
+    assert position_biases(finish(lower(capture(toy.classifier())))) == ()
 
 
 @pytest.mark.parametrize(

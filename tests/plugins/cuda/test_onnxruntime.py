@@ -16,7 +16,7 @@ import toy
 import aftplugins
 from aftexport.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.lowering import to_onnx
+from aftexport.lowering import finish, lower
 from aftexport.parity import TOLERANCES
 from aftexport.position_bias import safe_precision
 
@@ -191,7 +191,7 @@ def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
     monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
     model = toy.classifier(mechanism)
     path = tmp_path / "model.onnx"
-    onnx.save(to_onnx(capture(model)), path)
+    onnx.save(finish(lower(capture(model))), path)
     assert operator_paths(path) == attention | {"LayerNormFeedForward": "portable"}
     ids, lengths = np.arange(80).reshape(2, 40), np.array([40, 13])
     with torch.inference_mode():

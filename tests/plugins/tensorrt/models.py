@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aftexport.capture import capture
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.lowering import DEFAULT_OPSET, to_onnx
+from aftexport.lowering import DEFAULT_OPSET, finish, lower
 from aftexport.mechanisms import OPERATORS
 from aftexport.nn import ClassifierConfig, EncoderLayer
 
@@ -113,4 +113,4 @@ def exported(mechanism: str) -> onnx.ModelProto:
         window=4,
         max_length=most,
     )
-    return to_onnx(capture(Both(config).eval(), max_tokens=most))
+    return finish(lower(capture(Both(config).eval(), max_tokens=most)))
