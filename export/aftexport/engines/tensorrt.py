@@ -88,7 +88,6 @@ class TensorrtEngine:
         serialized: the engine. It is a program: it holds the plugins' code, and is to be
             loaded from bundles one trusts only.
         runtime: what built it.
-        graphs: record CUDA graphs; a warning tells where an engine cannot be recorded.
 
     Attributes:
         types: element type of each input and output, as the engine has them.
@@ -100,7 +99,7 @@ class TensorrtEngine:
 
     name = "tensorrt"
 
-    def __init__(self, serialized: bytes, runtime: RuntimeName, *, graphs: bool = True) -> None:
+    def __init__(self, serialized: bytes, runtime: RuntimeName) -> None:
         self._trt: TensorRt = load(runtime)
         self._stream = Stream()
         module = self._trt.module
@@ -116,7 +115,7 @@ class TensorrtEngine:
         self.types = {name: element(self._engine.get_tensor_dtype(name)) for name in names}
         self.input_names = tuple(name for name in names if name != "logits")
         self.profiles = [self._profile(i) for i in range(self._engine.num_optimization_profiles)]
-        self._graphs = graphs and runtime == "tensorrt"
+        self._graphs = runtime == "tensorrt"
         self._buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
         self._pinned = {name: Pinned(self._bytes(name)) for name in names}
         self._memory = {name: Memory(self._bytes(name)) for name in names}
