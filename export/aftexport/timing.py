@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 
 from aftexport.memory import give_back
 
@@ -14,13 +13,6 @@ SLOW_ROUNDS = 3
 FAST_SECONDS = 0.05
 # The threads of OpenMP spin for up to this long after a call, on cores the next one needs.
 _SPINNING_SECONDS = 0.01
-
-
-def interleave(
-    runs: Mapping[str, Run], rounds: int, advance: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """The median of what ``sample`` finds, seconds by contender."""
-    return {name: median(taken) for name, taken in sample(runs, rounds, advance).items()}
 
 
 def sample(

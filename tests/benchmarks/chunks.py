@@ -18,9 +18,10 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering import finish, lower
-from aftexport.timing import interleave, peak_mib
+from aftexport.timing import peak_mib
 from benchmarks.model import build
 from benchmarks.setup import cpu_name
+from benchmarks.timing import interleave
 from benchmarks.workloads import Workload
 
 BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000

@@ -24,8 +24,9 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.lowering import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.timing import Run, interleave, peak_mib
+from aftexport.timing import Run, peak_mib
 from benchmarks.setup import cpu_name
+from benchmarks.timing import interleave
 from benchmarks.workloads import HEADS, OP_TYPES, TAPS, WINDOW, Workload, plain_form
 
 LENGTHS = (4_096, 16_384)

@@ -17,9 +17,10 @@ from rich.progress import track
 from rich.table import Table
 
 from aftexport.parity import TOLERANCES
-from aftexport.timing import Run, interleave, peak_mib
+from aftexport.timing import Run, peak_mib
 from benchmarks.limits import least_seconds, rates
 from benchmarks.setup import COMPILED, cpu_name
+from benchmarks.timing import interleave
 from benchmarks.workloads import CONTENDERS, Workload, contenders
 
 LENGTHS = (4_096, 16_384, 65_536, 262_144)

@@ -105,7 +105,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
     from aftexport.engines import tensorrt_builder
     from aftexport.engines.tensorrt import TensorrtEngine
     from aftexport.engines.tensorrt_runtimes import load
-    from aftexport.timing import interleave
+    from benchmarks.timing import interleave
 
     bundle = _exported(mechanism, folder, to="trt", precision="fp16")
     file = engine_file(bundle.path, "tensorrt")
