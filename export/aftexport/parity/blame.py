@@ -65,7 +65,7 @@ def find_blame(
     fused = path[tensor] == "fused kernel"
 
     served = cone.run(fused=fused, provider=provider)
-    plain = cone.with_attribute("precision", "fp32") if fused else None
+    plain = cone.in_float32() if fused else None
     narrowest = plain.run(fused=True, provider=provider) if plain else served
     body = cone.run(fused=False, provider=provider)
     wide, defined = cone.run_wide(), cone.run_defined()

@@ -65,18 +65,18 @@ class Cone:
         """Computes the tensor in float64, custom operators by their definitions."""
         return run_definitions(self.model, self.inputs)
 
-    def with_attribute(self, name: str, value: str) -> "Cone | None":
-        """The same with another setting of its custom nodes; None where none has it so far."""
+    def in_float32(self) -> "Cone | None":
+        """The same with its products in float32; None where all of them are."""
         changed = self._copy()
         found = [
             attribute
             for node in changed.model.graph.node
             if node.domain == DOMAIN
             for attribute in node.attribute
-            if attribute.name == name and attribute.s.decode() != value
+            if attribute.name == "precision" and attribute.s != b"fp32"
         ]
         for attribute in found:
-            attribute.s = value.encode()
+            attribute.s = b"fp32"
         return changed if found else None
 
     def transposed(self, weight: str) -> "Cone":
