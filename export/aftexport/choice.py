@@ -12,8 +12,6 @@ from aftexport.engines.onnxruntime import VERSION, OnnxRuntimeEngine
 from aftexport.engines.tensorrt import TensorrtEngine
 from aftexport.errors import EngineError, ParityError, UsageError
 
-ENGINES = ("auto", "onnxruntime", "tensorrt")
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -46,7 +44,8 @@ def choose(
 
     Args:
         bundle: what is served.
-        asked: one of ``ENGINES``; ``auto`` takes ONNX Runtime where TensorRT cannot be had.
+        asked: ``onnxruntime``, ``tensorrt``, or ``auto``: ONNX Runtime where TensorRT cannot be
+            had.
         threads: of ONNX Runtime; see ``OnnxRuntimeEngine``.
         console: where the progress of a build goes.
 
