@@ -8,7 +8,8 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
 
     normalise    constants folded, functions inlined (libraries do it)
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
-    reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's ...
+    reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's, of
+                 the ``atoms`` there are ...
     algebra      ... in a normal form that no longer knows how it was written; ``windows`` too
     mechanisms   a pattern for each, held against formulas; ``pattern``, ``elementwise`` and
                  ``tokens`` have what they share

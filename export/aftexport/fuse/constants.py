@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product, Truth
+from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Plus, Product, Truth
 from aftexport.fuse.axes import Axis, Dims, flat_dims
 from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
 from aftexport.fuse.pattern import leaves

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Leaf, Product, Truth
+from aftexport.fuse.atoms import Leaf, Product, Truth
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import Factor, Subject
 from aftexport.fuse.proof import part_of, run_once, runner

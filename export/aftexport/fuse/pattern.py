@@ -9,20 +9,21 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import (
+from aftexport.fuse.algebra import free, substitute
+from aftexport.fuse.atoms import (
+    ONE,
     Atom,
     Exp,
     Function,
+    Greatest,
     Leaf,
     Over,
     Plus,
     Product,
     Truth,
-    free,
     key,
     one,
     sole,
-    substitute,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.measured import Measured, rests_on_inputs
@@ -51,7 +52,7 @@ class Operand:
 
     formula: Product
     groups: Dims
-    weights: Product = algebra.ONE
+    weights: Product = ONE
     floored: bool = False
     beside: Sequence[Product] = ()
 
@@ -197,7 +198,7 @@ def refuse_clamped(logits: Product) -> None:
         for inner, _ in argument.factors:
             if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
                 raise NearMissError("the keys are clamped before the exponential")
-            if isinstance(inner, algebra.Greatest):
+            if isinstance(inner, Greatest):
                 raise NearMissError("a maximum is subtracted that is not over the tokens alone")
 
 

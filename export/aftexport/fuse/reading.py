@@ -11,17 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import (
-    Exp,
-    Function,
-    Greatest,
-    Leaf,
-    Product,
-    Truth,
-    number,
-    one,
-    plus,
-)
+from aftexport.fuse.algebra import plus
+from aftexport.fuse.atoms import Exp, Function, Greatest, Leaf, Product, Truth, number, one
 from aftexport.fuse.axes import Axis, Dims, LayoutError, Part, fresh
 from aftexport.fuse.formulas import FORMULAS
 from aftexport.fuse.measured import Measured, rests_on_inputs

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Exp, Function, Leaf, Plus, Product
+from aftexport.fuse.atoms import Exp, Function, Leaf, Plus, Product, sole
 from aftexport.fuse.axes import Axis, flat, flat_dims
 from aftexport.fuse.pattern import NearMissError, Subject, size_of
 
@@ -67,7 +66,7 @@ def check_tokens(
     if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
         raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
     for atom, _ in keys.factors:
-        inner = algebra.sole(atom.argument) if isinstance(atom, Exp) else atom
+        inner = sole(atom.argument) if isinstance(atom, Exp) else atom
         if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
             raise NearMissError("the mean is over the last axis, which may be the channels")
 

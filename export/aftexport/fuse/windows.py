@@ -7,7 +7,8 @@ one of another becomes one of what lies below.
 from collections.abc import Iterable
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Over, Product, Window, free, one, substitute, times
+from aftexport.fuse.algebra import free, substitute, times
+from aftexport.fuse.atoms import Over, Product, Window, one
 from aftexport.fuse.axes import Axis, flat
 
 

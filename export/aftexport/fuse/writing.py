@@ -7,16 +7,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import (
-    Exp,
-    Function,
-    Leaf,
-    Plus,
-    Product,
-    Truth,
-    free,
-    sole,
-)
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Exp, Function, Leaf, Plus, Product, Truth, sole
 from aftexport.fuse.axes import Axis, Dims, LayoutError, flat_dims
 from aftexport.fuse.measured import Measured
 

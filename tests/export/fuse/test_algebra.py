@@ -5,7 +5,8 @@ import random
 import onnx_ir as ir
 import pytest
 
-from aftexport.fuse.algebra import Leaf, Over, Product, key, one, over, plus, sole, times
+from aftexport.fuse.algebra import over, plus, times
+from aftexport.fuse.atoms import Leaf, Over, Product, key, one, sole
 from aftexport.fuse.axes import Axis
 
 NAMES = [f"tensor {letter}" for letter in "abcdefghijkl"]

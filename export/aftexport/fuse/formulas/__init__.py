@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import Product
+from aftexport.fuse.atoms import Product
 from aftexport.fuse.axes import Dims
 from aftexport.fuse.formulas import arithmetic, layout, parts, products, sums, triangles, windows
 

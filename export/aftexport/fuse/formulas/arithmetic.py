@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Function, Product, free, negation, one, plus, times
+from aftexport.fuse.algebra import free, negation, plus, times
+from aftexport.fuse.atoms import Function, Product, one
 from aftexport.fuse.axes import Dims
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import Product
+from aftexport.fuse.atoms import Product
 from aftexport.fuse.axes import Dims, regroup
 
 if TYPE_CHECKING:

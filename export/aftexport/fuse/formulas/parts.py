@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import Product, number, occurring
+from aftexport.fuse.algebra import occurring
+from aftexport.fuse.atoms import Product, number
 from aftexport.fuse.axes import Axis, Dims, Part, Sizes, flat
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Product, plus, times
+from aftexport.fuse.algebra import plus, times
+from aftexport.fuse.atoms import Product
 from aftexport.fuse.axes import Axis, Dims, fresh
 from aftexport.fuse.windows import over
 

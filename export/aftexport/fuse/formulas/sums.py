@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Function, Greatest, Product, one, plus, times
+from aftexport.fuse.algebra import plus, times
+from aftexport.fuse.atoms import ONE, Function, Greatest, Product, UpTo, number, one
 from aftexport.fuse.axes import Axis, Dims, LayoutError, fresh
 from aftexport.fuse.windows import over
 
@@ -53,7 +54,7 @@ def _reduce_sum(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
 
 def _reduce_mean(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    count = over(axes, algebra.ONE)
+    count = over(axes, ONE)
     return times(over(axes, body), algebra.power(count, -1.0))
 
 
@@ -104,13 +105,13 @@ def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     if len(dims[axis]) != 1:
         return None
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
-    reach = one(algebra.UpTo(dims[axis][0], summed[0]))
+    reach = one(UpTo(dims[axis][0], summed[0]))
     return over(summed, times(reach, reader.read(reader.input(node, 0), inner)))
 
 
 def _constant_of_shape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     value = node.attributes.get_tensor("value") if "value" in node.attributes else None
-    return algebra.number(0.0 if value is None else float(value.numpy().reshape(())))
+    return number(0.0 if value is None else float(value.numpy().reshape(())))
 
 
 FORMULAS = {

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Product, one, times
+from aftexport.fuse.algebra import times
+from aftexport.fuse.atoms import Product, UpTo, one
 from aftexport.fuse.axes import Axis, Dims
 from aftexport.fuse.measured import rests_on_inputs
 
@@ -51,10 +52,10 @@ def _compared(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
 def _triangle(row: Axis, column: Axis) -> dict[tuple[int, int], Product]:
     """What is kept, by whether that is the upper triangle, and its first or last diagonal."""
     return {
-        (0, 0): one(algebra.UpTo(row, column)),
-        (1, 1): algebra.negation(one(algebra.UpTo(row, column))),
-        (1, 0): one(algebra.UpTo(column, row)),
-        (0, -1): algebra.negation(one(algebra.UpTo(column, row))),
+        (0, 0): one(UpTo(row, column)),
+        (1, 1): algebra.negation(one(UpTo(row, column))),
+        (1, 0): one(UpTo(column, row)),
+        (0, -1): algebra.negation(one(UpTo(column, row))),
     }
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Product, Window, one, times
+from aftexport.fuse.algebra import times
+from aftexport.fuse.atoms import Product, Window, one
 from aftexport.fuse.axes import Axis, Dims, fresh
 from aftexport.fuse.formulas import parts
 from aftexport.fuse.windows import has_window, over

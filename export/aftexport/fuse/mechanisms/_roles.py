@@ -5,7 +5,8 @@ sum_du query[b,t,h,d] key[b,u,h,d] value[b,u,h,e]
 
 from collections.abc import Collection
 
-from aftexport.fuse.algebra import Product, free
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Product
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.pattern import NearMissError, Subject, same_size, size_of
 from aftexport.fuse.tokens import packed

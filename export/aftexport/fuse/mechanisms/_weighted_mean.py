@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Exp, Function, Over, Product, UpTo, free, one, sole
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Exp, Function, Over, Product, UpTo, one, sole
 from aftexport.fuse.axes import Axis, Dims, flat
 from aftexport.fuse.constants import evaluated
 from aftexport.fuse.elementwise import gate

@@ -10,8 +10,9 @@ that it was an exponential less 1, and need not: every number above -1 is one.
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import ONE, Atom, Product, key, power, substitute, times
 from aftexport.fuse.algebra import free as axes_of
+from aftexport.fuse.algebra import power, substitute, times
+from aftexport.fuse.atoms import ONE, Atom, Product, key
 from aftexport.fuse.axes import Axis
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.mechanisms._windowed_sums import (

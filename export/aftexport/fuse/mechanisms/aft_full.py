@@ -6,7 +6,7 @@ gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.fuse.algebra import Exp, Product
+from aftexport.fuse.atoms import Exp, Product
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.pattern import LOWEST, Operand, Rewrite, holds_infinity, logits_of, without
 

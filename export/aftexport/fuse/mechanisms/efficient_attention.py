@@ -3,7 +3,7 @@
 scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
 
-from aftexport.fuse.algebra import Exp, Product, Truth
+from aftexport.fuse.atoms import Exp, Product, Truth
 from aftexport.fuse.axes import flat
 from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.pattern import (

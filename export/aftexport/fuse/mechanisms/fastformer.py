@@ -16,7 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
-from aftexport.fuse.algebra import Exp, Leaf, Over, Plus, Product, free, key, one, substitute, times
+from aftexport.fuse.algebra import free, substitute, times
+from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, key, number, one, sole
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._roles import heads_of
 from aftexport.fuse.pattern import (
@@ -113,7 +114,7 @@ def _rewrite(
     if masked:
         if width < 2:
             raise NearMissError("there is a mask, and heads of one channel have no room for it")
-        beside = [(alpha.mask, algebra.ONE), (algebra.number(0.0), beta.mask), ()]
+        beside = [(alpha.mask, ONE), (number(0.0), beta.mask), ()]
         weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
     scale = np.sqrt(width)
     packed_channels = (*heads, *channels)
@@ -178,7 +179,7 @@ def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
 
 
 def _totals(formula: Product) -> list[Over]:
-    atom = algebra.sole(formula)
+    atom = sole(formula)
     terms = atom.terms if isinstance(atom, Plus) else (formula,)
     return [total for term in terms for total in sums(term.factors, 1.0)]
 
@@ -191,7 +192,7 @@ def _logits(
     channels: tuple[Axis, ...],
 ) -> _Logits | None:
     """Takes logits apart, where they are a linear layer of ``expected``."""
-    atom = algebra.sole(pooling.logits)
+    atom = sole(pooling.logits)
     terms = atom.terms if isinstance(atom, Plus) else (pooling.logits,)
     for term in terms:
         if len(term.factors) != 1 or not isinstance(term.factors[0][0], Leaf):
@@ -217,7 +218,7 @@ def _weight(
 ) -> NDArray[np.float64] | None:
     reader = Reader(subject.measured)
     formula = reader.read(leaf.value, leaf.dims, through_linear=True)
-    inner = algebra.sole(formula)
+    inner = sole(formula)
     terms = inner.terms if isinstance(inner, Plus) else (formula,)
     products = [t for t in terms if sums(t.factors, 1.0) and len(t.factors) == 1]
     # A bias adds one number to the logits of all tokens, which drops out of the softmax.

@@ -5,7 +5,8 @@ sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(
 
 import numpy as np
 
-from aftexport.fuse.algebra import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, free, one
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
