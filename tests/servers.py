@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,8 +50,31 @@ def serving(
         process.wait(30)
 
 
+class Stub(BaseHTTPRequestHandler):
+    """Of a server of the tests' own; writes no log."""
+
+    def do_POST(self) -> None:
+        self.post(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def post(self, body: bytes) -> None:
+        raise NotImplementedError
+
+    def answer(
+        self, status: int, content: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def listening(handler: type[Stub]) -> Iterator[str]:
     """Yields the address of a server of the tests' own."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever).start()

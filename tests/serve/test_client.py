@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from commands import run_python
-from servers import listening, serving
+from servers import Stub, listening, serving
 
 from aftserve.client import (
     BusyError,
@@ -81,11 +80,10 @@ def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
 def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_second(
     server: str,
 ) -> None:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Stub):
         """The real server's answers, but to one document at a time, and none to the last."""
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+        def post(self, body: bytes) -> None:
             status, content = 413, b'{"detail": "too large"}'
             if body == b'{"text": "last"}':
                 status, content = 401, b'{"detail": "no more"}'
@@ -93,13 +91,7 @@ def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_secon
                 kind = {"Content-Type": self.headers["Content-Type"]}
                 answer = httpx.post(f"{server}/infer", content=body, headers=kind)
                 status, content = answer.status_code, answer.content
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(status, content)
 
     with listening(Handler) as address, Client(address) as client:
         answers = client.infer_each(["a", "bb", "last"])
@@ -186,22 +178,13 @@ def answering(
     deadlines: list[float] = []
     left = iter(statuses)
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
             deadlines.append(float(self.headers["Deadline-Seconds"]))
             if (status := next(left, 0)) == 0:
                 time.sleep(3)
-            self.send_response(status or 200)
-            if wait is not None:
-                self.send_header("Retry-After", wait)
-            self.send_header("Content-Encoding", encoding)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            again = {} if wait is None else {"Retry-After": wait}
+            self.answer(status or 200, content, {"Content-Encoding": encoding, **again})
 
     with listening(Handler) as address:
         yield address, deadlines
@@ -231,24 +214,17 @@ def test_lines_that_found_the_server_busy_are_asked_again_alone(
     busy = b'{"detail": "later", "status": 429, "retry_after": 7}'
     asked: list[list[bytes]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Stub):
         """The real server's answers, but of every second line one that it is busy."""
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+        def post(self, body: bytes) -> None:
             kind = {"Content-Type": self.headers["Content-Type"]}
             answers = httpx.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
             if lasting or not asked:
                 answers[1::2] = [busy] * len(answers[1::2])
             asked.append(body.split(b"\n"))
             content = b"\n".join(answers)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(200, content)
 
     with listening(Handler) as address, Client(address, retries=1) as client:
         answers = list(client.infer_each(["x" * (n + 1) for n in range(8)] + [[10**9]]))
@@ -311,15 +287,9 @@ def test_it_comes_again_when_a_proxy_says(content: bytes, monkeypatch: pytest.Mo
 
 
 def test_a_redirect_is_not_followed_but_said() -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_response(308)
-            self.send_header("Location", "https://models.example/infer")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
+            self.answer(308, headers={"Location": "https://models.example/infer"})
 
     with (
         listening(Handler) as address,
@@ -395,8 +365,8 @@ def test_an_answer_that_trickles_ends_at_the_deadline_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(client_module, "_GRACE", 0.1)
     left = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "100000")
             self.end_headers()
@@ -405,9 +375,6 @@ def test_an_answer_that_trickles_ends_at_the_deadline_too(monkeypatch: pytest.Mo
                     self.wfile.write(b" ")
                     time.sleep(0.05)
             left.set()
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with listening(Handler) as address, Client(address) as client:
         with pytest.raises(DeadlineError):

@@ -4,7 +4,6 @@ import gzip
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from commands import run_python
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from servers import listening, serving
+from servers import Stub, listening, serving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -22,19 +21,13 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     received: list[ExportTraceServiceRequest] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             assert self.path == "/v1/traces"
             received.append(ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self.answer(200)
 
     with listening(Handler) as address:
         yield address, received
