@@ -158,13 +158,19 @@ def test_a_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
             client.infer("a")
 
 
-def test_nobody_there_is_said_after_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+def test_nobody_there_is_said_after_the_tries(waits: list[float]) -> None:
     with Client("http://127.0.0.1:1", retries=3) as client, pytest.raises(UnavailableError):
         client.infer("a")
     assert len(waits) == 3
     assert all(0.5 * 2**n <= wait <= 0.55 * 2**n for n, wait in enumerate(waits))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the client would wait; it goes on at once."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    return seconds
 
 
 @contextmanager
@@ -192,10 +198,8 @@ def answering(
 
 @pytest.mark.parametrize(("status", "error"), [(429, BusyError), (503, UnavailableError)])
 def test_it_comes_again_when_the_server_says_and_not_for_ever(
-    status: int, error: type[ServerError], monkeypatch: pytest.MonkeyPatch
+    status: int, error: type[ServerError], waits: list[float]
 ) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
     with answering(*[status] * 9, wait="2") as (address, deadlines), Client(address) as client:
         with pytest.raises(error) as caught:
             client.infer("a")
@@ -207,10 +211,8 @@ def test_it_comes_again_when_the_server_says_and_not_for_ever(
 
 @pytest.mark.parametrize("lasting", [False, True])
 def test_lines_that_found_the_server_busy_are_asked_again_alone(
-    lasting: bool, server: str, monkeypatch: pytest.MonkeyPatch
+    lasting: bool, server: str, waits: list[float]
 ) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
     busy = b'{"detail": "later", "status": 429, "retry_after": 7}'
     asked: list[list[bytes]] = []
 
@@ -256,10 +258,8 @@ def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
     [*((status, UnavailableError) for status in (500, 502, 503, 504)), (429, BusyError)],
 )
 def test_it_comes_again_where_a_proxy_does_not_say_when(
-    status: int, error: type[ServerError], monkeypatch: pytest.MonkeyPatch
+    status: int, error: type[ServerError], waits: list[float]
 ) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
     lost = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
     with lost as (address, deadlines), Client(address) as client:
         with pytest.raises(error, match=f"{status}: Internal Server Error"):
@@ -269,9 +269,7 @@ def test_it_comes_again_where_a_proxy_does_not_say_when(
 
 
 @pytest.mark.parametrize("content", [b"<html>maintenance</html>", b'{"detail": "maintenance"}'])
-def test_it_comes_again_when_a_proxy_says(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+def test_it_comes_again_when_a_proxy_says(content: bytes, waits: list[float]) -> None:
     date = formatdate(time.time() + 30, usegmt=True)
     for wait, least, most in (("7", 7, 7.7), (date, 20, 33), (formatdate(0, usegmt=True), 0, 0)):
         waits.clear()
@@ -337,9 +335,7 @@ def test_a_body_that_cannot_be_decoded_is_a_server_out_of_reach() -> None:
         assert len(deadlines) == 1
 
 
-def test_what_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)
+def test_what_cannot_be_sent_is_not_tried_again(waits: list[float]) -> None:
     with Client("x:80") as client, pytest.raises(InvalidRequestError, match="no address"):
         client.infer("a")
     with answering() as (address, _), Client(address, api_key="secret\n") as client:
