@@ -1,6 +1,6 @@
 """Running cases through a bundle's engines."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,6 @@ def verify(
     engine: Engine | None = None,
     fused: bool = True,
     provider: Provider = "cpu",
-    advance: Callable[[], None] = lambda: None,
 ) -> list[Comparison]:
     """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
 
@@ -33,7 +32,6 @@ def verify(
         engine: the bundle's model, loaded; None to load it for this alone.
         fused: use the fused kernels where they are built.
         provider: what runs them.
-        advance: called after every case.
 
     Raises:
         EngineError: where the model cannot be loaded, or there is no such provider.
@@ -54,7 +52,6 @@ def verify(
         results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
-        advance()
     return results
 
 
