@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from aftexport.domain import DOMAIN
 from aftexport.domain import VERSION as OPERATOR_VERSION
+from aftexport.domain import operators_in
 from aftexport.engines.engine_file import EngineFile
 from aftexport.engines.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
@@ -125,8 +124,7 @@ class Bundle:
                 f"{', '.join(self.manifest.inputs)}",
                 _EXPORT_AGAIN,
             )
-        operators = Counter(n.op_type for n in model.graph.node if n.domain == DOMAIN)
-        if operators != self.manifest.operators:
+        if operators_in(model) != self.manifest.operators:
             raise BundleError(
                 self.path, f"{MANIFEST} names other operators than {MODEL} has", _EXPORT_AGAIN
             )

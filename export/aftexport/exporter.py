@@ -29,6 +29,7 @@ from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.destination import check_destination
 from aftexport.domain import VERSION as OPERATOR_VERSION
+from aftexport.domain import operators_in
 from aftexport.engine_export import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
@@ -36,7 +37,7 @@ from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.fuse.report import show_recognition
-from aftexport.lowering import DEFAULT_OPSET, operators_in
+from aftexport.lowering import DEFAULT_OPSET
 from aftexport.manifest import Manifest
 from aftexport.memory import give_back
 from aftexport.nn import DocumentClassifier

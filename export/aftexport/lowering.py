@@ -6,7 +6,7 @@ exporter would inline them.
 
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -204,8 +204,3 @@ def _strip_metadata(model: onnx.ModelProto) -> None:
         del item.metadata_props[:]
         item.doc_string = ""
     graph.name = "main"
-
-
-def operators_in(model: onnx.ModelProto) -> Mapping[str, int]:
-    """Counts the custom nodes of a model by operator."""
-    return dict(sorted(Counter(n.op_type for n in model.graph.node if n.domain == DOMAIN).items()))

@@ -11,11 +11,12 @@ from torch import nn
 
 from aftexport.capture import InputSpec, capture, input_spec
 from aftexport.checkpoint import Checkpoint
+from aftexport.domain import operators_in
 from aftexport.errors import UsageError
 from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
-from aftexport.lowering import finish, lower, operators_in
+from aftexport.lowering import finish, lower
 from aftexport.manifest import MAX_TOKENS
 from aftexport.memory import give_back
 from aftexport.parity import Case

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from aftexport.capture import capture, copied, input_spec
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.lowering import OPSETS, attach_bodies, finish, lower, operators_in
+from aftexport.lowering import OPSETS, attach_bodies, finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
 from aftexport.parity import TOLERANCES

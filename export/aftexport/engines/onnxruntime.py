@@ -1,7 +1,6 @@
 """ONNX Runtime: the embedded default."""
 
 import tempfile
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
 from aftexport.cores import usable_cores
-from aftexport.domain import DOMAIN
+from aftexport.domain import operators_in
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError, UsageError
@@ -215,7 +214,7 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
         EngineError: where the runtime refuses the model or the kernel library.
     """
     bare = _without_weights(onnx.load(model, load_external_data=False))
-    before = _custom_nodes(bare)
+    before = operators_in(bare)
     if has_bfloat16(bare):
         widen(bare)
     with tempfile.TemporaryDirectory() as folder:
@@ -224,10 +223,10 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.optimized_model_filepath = str(optimized)
         session(bare.SerializeToString(), options, provider)
-        left = _custom_nodes(onnx.load(optimized))
+        left = operators_in(onnx.load(optimized))
     return {
         op_type: "fused" if left[op_type] == count else "portable"
-        for op_type, count in sorted(before.items())
+        for op_type, count in before.items()
     }
 
 
@@ -243,10 +242,6 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             graph.input.append(info)
     return model
-
-
-def _custom_nodes(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
 
 
 def _reason(error: Exception) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from aftexport.capture import InputSpec, copied, first_line
-from aftexport.domain import DOMAIN
+from aftexport.domain import operators_in
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, TraceError
 from aftexport.operators import OnnxOperator
@@ -117,7 +117,7 @@ def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
         dtype: float32 or float16, the operators' type.
     """
     cases = []
-    for op_type in sorted({n.op_type for n in model.graph.node if n.domain == DOMAIN}):
+    for op_type in operators_in(model):
         operator = ALL_OPERATORS[op_type]
         node = next(n for n in model.graph.node if n.op_type == op_type)
         attributes = operator.attributes_of(node)

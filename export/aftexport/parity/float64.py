@@ -12,7 +12,7 @@ from onnx import TensorProto
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_scan
 
-from aftexport.domain import DOMAIN
+from aftexport.domain import DOMAIN, operators_in
 from aftexport.engines.widening import widen
 from aftexport.operators import OnnxOperator
 from aftexport.parity.case import Array
@@ -32,8 +32,8 @@ def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Arra
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.functions[:]
-    used = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
-    return _run(bare, inputs, [_definition(ALL_OPERATORS[name]) for name in sorted(used)])
+    own = [_definition(ALL_OPERATORS[name]) for name in operators_in(model)]
+    return _run(bare, inputs, own)
 
 
 def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpRun]]) -> Array:
