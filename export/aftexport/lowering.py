@@ -17,7 +17,7 @@ from onnxscript import values
 from torch.export import ExportedProgram
 
 from aftexport.capture import AXES, first_line, quiet
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
@@ -47,7 +47,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
         TraceError: where torch.onnx knows no translation of an operator.
     """
     model = _translated(program, opset).model_proto
-    produced = next(o.version for o in model.opset_import if o.domain == "")
+    produced = opset_of(model)
     if produced != opset:
         raise TraceError(
             f"torch.onnx produced opset {produced} where {opset} was asked for.",
@@ -132,7 +132,7 @@ def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     in a setting, the commonest keeps the operator and the body of the others is
     inlined in standard ops.
     """
-    opset = next(o.version for o in model.opset_import if o.domain == "")
+    opset = opset_of(model)
     nodes = [n for n in model.graph.node if n.domain == DOMAIN]
     by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for node in nodes:

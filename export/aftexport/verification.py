@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from aftexport.bundle import CHUNKED, Bundle
-from aftexport.domain import DOMAIN, VERSION
+from aftexport.domain import DOMAIN, VERSION, opset_of
 from aftexport.engines import Engine
 from aftexport.engines.chunked import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
@@ -154,12 +154,11 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
     floats = elements[function.input[0]]
     shape = (*case.expected.shape[:-1], None)  # the last axis holds all outputs
     outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
-    standard = next(o.version for o in model.opset_import if o.domain == "")
     return onnx.helper.make_model(
         onnx.helper.make_graph([alone], "operator", inputs, outputs),
         functions=[function],
         opset_imports=[
-            onnx.helper.make_opsetid("", standard),
+            onnx.helper.make_opsetid("", opset_of(model)),
             onnx.helper.make_opsetid(DOMAIN, VERSION),
         ],
         ir_version=model.ir_version,

@@ -23,7 +23,7 @@ from aftexport.chunked.tokenwise import (
     is_reduction_over_tokens,
     is_sum_over_tokens,
 )
-from aftexport.domain import DOMAIN, VERSION
+from aftexport.domain import DOMAIN, VERSION, opset_of
 
 _LOCAL = "aftexport.chunked"
 
@@ -33,7 +33,7 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
     rewritten = onnx.ModelProto()
     rewritten.CopyFrom(model)
     graph = rewritten.graph
-    opset = next(o.version for o in model.opset_import if o.domain == "")
+    opset = opset_of(model)
     _pooling_by_mean(graph)
     _pooling_by_softmax(graph)
     weights = {i.name: i for i in graph.initializer}

@@ -9,7 +9,7 @@ import onnx
 from aftexport.chunked.summary import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summary import Reach, reach, summary
 from aftexport.chunked.tokenwise import Kind, classify, constants_of, pooling
-from aftexport.domain import DOMAIN
+from aftexport.domain import DOMAIN, opset_of
 from aftexport.evidence import DIRECTION, products
 from aftexport.manifest import EVIDENCE, Pooling
 from aftexport.mechanisms._numerics import MASKED
@@ -78,7 +78,7 @@ class _Cutter:
         self.nodes = list(model.graph.node)
         self.kinds = classify(model)
         self.constants = constants_of(model.graph)
-        self.opset = next(o.version for o in model.opset_import if o.domain == "")
+        self.opset = opset_of(model)
         graph = model.graph
         self.known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 

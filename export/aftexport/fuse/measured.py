@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from aftexport.domain import opset_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
 
@@ -63,7 +64,7 @@ class Measured:
     @property
     def opset(self) -> int:
         """Of the standard operators."""
-        return int(next(o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")))
+        return opset_of(self.model)
 
     def constant(self, value: ir.Value | None) -> NDArray[np.generic] | None:
         """The numbers of an initializer, None for what is computed."""

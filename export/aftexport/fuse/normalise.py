@@ -14,6 +14,8 @@ from onnx_ir.passes.common import (
 )
 from onnxscript import optimizer
 
+from aftexport.domain import opset_of
+
 OLDEST = 18
 """The first opset that the operators' portable bodies are written in."""
 TARGET = 20
@@ -30,8 +32,7 @@ def normalised(model: onnx.ModelProto) -> ir.Model:
     is_old = model.ir_version < _OVERRIDES
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if opset < OLDEST:
+    if opset_of(model) < OLDEST:
         model = onnx.version_converter.convert_version(model, TARGET)
     graph = ir.from_proto(model)
     if is_old:
