@@ -142,7 +142,7 @@ class _Cutter:
         key, value = node.input[1:3]
 
         to_summary = self._subgraph([*kept, _IDS, "lengths"], [key, value])
-        to_summary.node.extend([_cast(key, "key_f", FLOAT), _cast(value, "value_f", FLOAT)])
+        to_summary.node.extend([_in_float32(key, "key_f"), _in_float32(value, "value_f")])
         to_summary.node.append(_summarise("key_f", "value_f"))
         del to_summary.output[:]
         to_summary.output.extend([_value("few_keys", FLOAT), _value("few_values", FLOAT)])
@@ -184,7 +184,7 @@ class _Cutter:
         for name, given in zip(before, (query, key, value), strict=True):
             filler = f"chunk_nothing_{name}"
             own = f"chunk_{name}_own"
-            nodes.append(_cast(given, own, FLOAT))
+            nodes.append(_in_float32(given, own))
             parts = [before[name], own]
             if left:
                 nodes += [
@@ -199,7 +199,7 @@ class _Cutter:
                 parts.insert(1, filler)
             nodes.append(make("Concat", parts, [f"chunk_{name}"], axis=1))
         for place, bias in enumerate(biases):
-            nodes.append(_cast(bias, f"chunk_bias_{place}", FLOAT))
+            nodes.append(_in_float32(bias, f"chunk_bias_{place}"))
         attended = onnx.NodeProto()
         attended.CopyFrom(node)
         del attended.input[:], attended.output[:]
@@ -270,8 +270,8 @@ def _value(name: str, element: int) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, element, (1, None, None))
 
 
-def _cast(name: str, result: str, element: int) -> onnx.NodeProto:
-    return onnx.helper.make_node("Cast", [name], [result], to=element)
+def _in_float32(name: str, result: str) -> onnx.NodeProto:
+    return onnx.helper.make_node("Cast", [name], [result], to=FLOAT)
 
 
 def _summarise(key: str, value: str) -> onnx.NodeProto:
