@@ -37,10 +37,11 @@ def holding(content: bytes, name: str = "model.pt") -> Build:
     return build
 
 
-def saved(make: Callable[[Path], Any], name: str = "model.pt", **options: Any) -> Build:
+def saved(make: Callable[[Path], Any], **options: Any) -> Build:
     def build(folder: Path, good: Path) -> Path:
-        torch.save(make(folder), folder / name, **options)
-        return folder / name
+        path = folder / "model.pt"
+        torch.save(make(folder), path, **options)
+        return path
 
     return build
 

@@ -223,9 +223,9 @@ def test_a_program_with_our_operators_and_dynamic_shapes_becomes_a_bundle(
     )  # fmt: skip
 
 
-def program_of(path: Path, batch: Any, tokens: Any, example: tuple[int, int] = (2, 16)) -> Path:
+def program_of(path: Path, batch: Any, tokens: Any) -> Path:
     shapes = {"input_ids": {0: batch, 1: tokens}}
-    ids = torch.zeros(example, dtype=torch.int64)
+    ids = torch.zeros((2, 16), dtype=torch.int64)
     torch.export.save(torch.export.export(toy.Bag(), (ids,), dynamic_shapes=shapes), path)
     return path
 

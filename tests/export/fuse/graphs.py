@@ -18,20 +18,16 @@ from aftexport.parity import TOLERANCES
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 
 
-def exported(
-    module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS), opset: int = 20
-) -> onnx.ModelProto:
+def exported(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS)) -> onnx.ModelProto:
     """A module of one tensor; ``axes`` are those of its dims that are dynamic, from the first."""
     shapes = (dict(enumerate(axes)),) if axes else None
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
-    converted = torch.onnx.export(program, (), dynamo=True, opset_version=opset, verbose=False)
+    converted = torch.onnx.export(program, (), dynamo=True, opset_version=20, verbose=False)
     assert converted is not None
     return converted.model_proto
 
 
-def scripted(
-    module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS), opset: int = 18
-) -> onnx.ModelProto:
+def scripted(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS)) -> onnx.ModelProto:
     """The same by torch.onnx's older exporter: other nodes, and thirty times faster."""
     file = io.BytesIO()
     torch.onnx.export(
@@ -39,7 +35,7 @@ def scripted(
         (example,),
         file,
         dynamo=False,
-        opset_version=opset,
+        opset_version=18,
         input_names=["x"],
         dynamic_axes={"x": {i: str(axis) for i, axis in enumerate(axes)}},
     )
