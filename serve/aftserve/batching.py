@@ -75,8 +75,8 @@ class Job:
     seconds: float
     promised: float
     future: "asyncio.Future[Result]"
-    alone: bool = field(default=False)
-    progress: "Progress | None" = None
+    alone: bool = False
+    progress: Progress | None = None
     request: Backlog = field(default_factory=Backlog)
 
     @property
