@@ -1,6 +1,5 @@
 """The bundle: a folder that holds a model and all that is needed to serve and check it."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from aftexport.domain import operators_in
 from aftexport.engines.engine_file import EngineFile
 from aftexport.engines.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
-from aftexport.files import sha256
+from aftexport.files import sha256, sha256_of
 from aftexport.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
 from aftexport.parity import Case, pack_cases, unpack_cases
 from aftexport.tokenization import parse_tokenizer
@@ -283,4 +282,4 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             f"the newest known here is {OPERATOR_VERSION}",
             "Upgrade aftexport.",
         )
-    return manifest, hashlib.sha256(read).hexdigest()
+    return manifest, sha256_of(read)
