@@ -119,12 +119,12 @@ class Client:
             ServerError: by its kind, where one of them has no answer.
         """
         if isinstance(documents, str):
-            response = self._ask(_JSON, _json({"text": documents}), evidence, deadline)
+            response = self._ask({"text": documents}, evidence, deadline)
             with _understanding():
                 return Result.read(response.json())
         listed = list(documents)
         form = "texts" if all(isinstance(one, str) for one in listed) else "input_ids"
-        response = self._ask(_JSON, _json({form: listed}), evidence, deadline)
+        response = self._ask({form: listed}, evidence, deadline)
         with _understanding():
             return [Result.read(result) for result in response.json()["results"]]
 
@@ -164,8 +164,11 @@ class Client:
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
             yield from self._ask_each(lines, evidence, deadline)
 
-    def _ask(self, kind: str, body: bytes, evidence: int, deadline: float | None) -> httpx.Response:
-        return self._repeat(lambda left: self._try(kind, body, evidence, left), deadline)
+    def _ask(
+        self, content: Mapping[str, Any], evidence: int, deadline: float | None
+    ) -> httpx.Response:
+        body = _json(content)
+        return self._repeat(lambda left: self._try(_JSON, body, evidence, left), deadline)
 
     def _ask_each(
         self, lines: Sequence[bytes], evidence: int, deadline: float | None
