@@ -185,15 +185,13 @@ def test_a_manifest_of_wrong_values_is_refused(
 
 
 @pytest.mark.parametrize("kind", SPARSE_MANIFESTS)
-def test_a_manifest_with_little_in_it_is_shown_or_refused(
+def test_a_manifest_with_little_in_it_is_shown(
     kind: str, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed_manifest(bundle_copy, SPARSE_MANIFESTS[kind])
     shown = run_here(["inspect", bundle_copy], capsys)
-    if shown.code != 0:
-        assert_refused(shown, "copy.bundle")
-    else:
-        assert all(name in shown.out for name in SPARSE_MANIFESTS[kind].get("labels", []))
+    assert shown.code == 0, shown.err
+    assert all(name in shown.out for name in SPARSE_MANIFESTS[kind].get("labels", []))
 
 
 def test_nothing_in_a_bundle_moves_the_cursor(
