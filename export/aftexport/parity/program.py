@@ -45,12 +45,9 @@ class Program:
         program: as ``lowering.decomposed`` gives it.
         exact: its parameters, buffers and constants as they were trained; the program's own
             are rounded to its type.
-        output: the name of its result in the exported graph.
     """
 
-    def __init__(
-        self, program: ExportedProgram, exact: Mapping[str, Tensor], output: str = "logits"
-    ) -> None:
+    def __init__(self, program: ExportedProgram, exact: Mapping[str, Tensor]) -> None:
         self._graph = program.graph
         self._module = program.graph_module
         signature = program.graph_signature
@@ -68,7 +65,7 @@ class Program:
         result = next(node for node in self._graph.nodes if node.op == "output").args[0]
         assert isinstance(result, list | tuple)
         assert isinstance(result[0], fx.Node)
-        self._nodes[output] = result[0]
+        self._nodes["logits"] = result[0]  # as the exported graph names it
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":
