@@ -132,14 +132,7 @@ class Comparison(Differences):
         return values | {"shape": list(self.shape), "passed": self.passed}
 
 
-def compare(
-    case: Case,
-    output: Array,
-    precision: str,
-    *,
-    bound: float | None = None,
-    engine: str = "onnxruntime",
-) -> Comparison:
+def compare(case: Case, output: Array, precision: str, *, bound: float | None = None) -> Comparison:
     """Measures ``output`` against the case's reference, over the rows that count.
 
     Args:
@@ -147,7 +140,6 @@ def compare(
         output: what an engine gives for the case's inputs.
         precision: selects the bound.
         bound: another one than the table's.
-        engine: what gave it.
     """
     of_model = case.subject == "model"
     expected = np.asarray(case.expected)
@@ -164,7 +156,6 @@ def compare(
         bound=TOLERANCES[precision].bound if bound is None else bound,
         label_flips=flips,
         closest_margin=margin,
-        engine=engine,
     )
 
 
