@@ -104,7 +104,7 @@ def test_a_reference_that_is_not_there_is_refused_at_the_start(
     bundle_folder: Path, tmp_path: Path
 ) -> None:
     settings = Settings.read([str(bundle_folder), "--reference", str(tmp_path / "none.pt")])
-    with pytest.raises(UsageError, match="none.pt"):
+    with pytest.raises(UsageError, match=r"none\.pt"):
         load(settings, Console(quiet=True))
 
 
