@@ -166,6 +166,21 @@ class FixedType(Bag):
         return self.head(self.mean(input_ids).float())
 
 
+class FilledHeads(Bag):
+    """Fills heads in place where there is padding, as keys are; the heads are a view."""
+
+    def __init__(self, fill: Any) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        x = self.embedding(input_ids) * 2
+        heads = x.unflatten(2, (2, -1)).transpose(1, 2)
+        padding = torch.arange(x.shape[1]) >= lengths[:, None]
+        self.fill(heads, padding[:, None, :, None])
+        return self.head((x + heads.transpose(1, 2).flatten(2)).mean(1))
+
+
 class Dropout(Bag):
     """Gives another answer each time unless it is put in evaluation mode."""
 

@@ -27,6 +27,12 @@ from aftexport.position_bias import choose_precisions
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
 
+_aten = torch.ops.aten
+_FILLS = (
+    (_aten.masked_fill_.Scalar, _aten.masked_fill.Scalar),
+    (_aten.masked_fill_.Tensor, _aten.masked_fill.Tensor),
+    (_aten.masked_scatter_.default, _aten.masked_scatter.default),
+)
 OPSETS = range(18, 26)
 """Opsets the bodies are written for and torch.onnx can produce."""
 DEFAULT_OPSET = 20
@@ -79,6 +85,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
         )
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = {n: dict(AXES[n]) for n in names}
+    _keep_strides(program)
     try:
         with quiet(), exactly():
             exported = torch.onnx.export(
@@ -99,6 +106,21 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
         ) from error
     assert exported is not None
     return exported
+
+
+def _keep_strides(program: ExportedProgram) -> None:
+    """Writes what fills a tensor in place as a copy into it, which computes the same.
+
+    torch takes the result of these for contiguous where the tensor is not, and then finds no
+    way back from it to what the tensor is a view of: ``k.masked_fill_(mask, 0)`` of heads.
+    """
+    for in_place, filled in _FILLS:
+        for node in program.graph.find_nodes(op="call_function", target=in_place):
+            with program.graph.inserting_before(node):
+                result = program.graph.call_function(filled, node.args, node.kwargs)
+            node.target, node.args, node.kwargs = _aten.copy_.default, (node.args[0], result), {}
+            result.meta.update(node.meta)
+    program.graph_module.recompile()
 
 
 def finish(

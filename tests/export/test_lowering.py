@@ -2,6 +2,7 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -191,6 +192,19 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
     for name, tensor in module.state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda k, mask: k.masked_fill_(mask, 0.5),
+        lambda k, mask: k.masked_fill_(mask, torch.tensor(0.5).to(k)),
+        lambda k, mask: k.masked_scatter_(mask, torch.full_like(k, 0.5)),
+    ],
+    ids=["number", "tensor", "scatter"],
+)
+def test_heads_are_filled_in_place_and_what_they_are_of_with_them(fill: Any) -> None:
+    assert_as_torch(module := toy.FilledHeads(fill), to_onnx(capture(module)))
 
 
 def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
