@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from aftexport.domain import DOMAIN
+from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
 from aftexport.operators import OnnxOperator
 
@@ -65,7 +66,7 @@ def part_of(
     """The part of the graph from ``ends`` to ``value``.
 
     What is no floating-point number and does not come from ``ends``, shapes and masks, is an
-    input too.
+    input too; of a mask and its negation, the mask.
 
     Args:
         value: what it computes.
@@ -98,7 +99,12 @@ def part_of(
         elif (
             of in cut
             or of.producer() is None
-            or (measured.has(of) and not measured.is_float(of) and not rests_on_ends(of))
+            or (
+                measured.has(of)
+                and not measured.is_float(of)
+                and not _is_of_masks(of, measured)
+                and not rests_on_ends(of)
+            )
         ):
             inputs[of] = None
         else:
@@ -113,6 +119,17 @@ def part_of(
 
     walk(value)
     return Part(list(nodes), constants, list(inputs), str(value.name))
+
+
+def _is_of_masks(value: ir.Value, measured: Measured) -> bool:
+    """Whether a mask is made of others, which a rewrite may read in its place."""
+    node = value.producer()
+    return (
+        node is not None
+        and node.op_type in ("And", "Cast", "Identity", "Not", "Or", *layout.FORMULAS)
+        and measured.is_truth(value)
+        and all(measured.is_truth(of) for of in node.inputs[:1] if of is not None)
+    )
 
 
 def runner(

@@ -277,6 +277,15 @@ def test_an_input_of_truth_values_or_integers_may_be_a_mask(kind: str) -> None:
     assert operators(found) == ["AftSimple"], found.near_misses
 
 
+def test_a_mask_and_what_is_made_of_it_are_one_mask() -> None:
+    lines = (
+        "not = Not(mask)\nleft_out = Cast <to = 9> (not)\nzero = Constant <value_float = 0.0> ()\n"
+        "some = Where(mask, all, zero)\ne = Where(left_out, zero, some)"
+    )
+    found, _ = fused(onnx.parser.parse_model(_masked("bool", lines)))
+    assert operators(found) == ["AftSimple"], found.near_misses
+
+
 def test_an_input_of_any_numbers_is_no_mask() -> None:
     found, _ = fused(onnx.parser.parse_model(_masked("float", "e = Mul(all, mask)")))
     assert operators(found) == []
