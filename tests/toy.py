@@ -111,6 +111,19 @@ class Positions(Bag):
         return self.head((self.embedding(input_ids) + positions).mean(1))
 
 
+class PositionsOfEach(Bag):
+    """The table is repeated for each document before it is cut to their length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(1, 8, 1, 16))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        batch, tokens = input_ids.shape
+        table = self.rows.expand(batch, 8, 4, 16).reshape(batch, 32, 16)
+        return self.head((self.embedding(input_ids) + table[:, :tokens]).mean(1))
+
+
 class EmbeddedPositions(Bag):
     """Positions from 2 to 33 have a row of an embedding, and the module does not say so."""
 

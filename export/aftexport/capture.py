@@ -177,11 +177,12 @@ def _violation(complaint: str) -> str | None:
 def _learned_length(complaint: str) -> int | None:
     """The most tokens that torch.export says a model takes, as it slices what it has learned."""
     bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
-    # A whole slice is another branch for it, so the last length is beyond the bound.
+    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
+    # [1, rows, D] it counts the numbers, D to a row.
     bounds += [
-        int(whole) - int(more or 0) - 1
-        for more, whole in re.findall(
-            r"(?:\((\d+) \+ )?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
+        int(whole) // int(each or 1) - int(more or 0) - 1
+        for more, each, whole in re.findall(
+            r"(?:\((\d+) \+ |\((\d+)\*)?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
         )
     ]
     return min(bounds, default=0) if min(bounds, default=0) > 1 else None

@@ -245,6 +245,10 @@ def test_a_table_of_positions_bounds_the_length_unasked() -> None:
     assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
 
 
+def test_a_table_for_each_document_bounds_the_length_unasked() -> None:
+    assert input_spec(capture(toy.PositionsOfEach())).max_tokens in (31, 32)
+
+
 def test_an_embedding_of_positions_bounds_the_length_unasked() -> None:
     assert input_spec(capture(toy.EmbeddedPositions())).max_tokens == 32
 
