@@ -35,7 +35,10 @@ def call_factory(factory: str) -> nn.Module:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"--model {factory} raised {type(error).__name__}: {error}.",
-            "Give a callable that needs no arguments.",
+            "Give a callable that needs no arguments."
+            if isinstance(error, TypeError)
+            else f"Call it in Python to see where: from {module_name} import "
+            f"{attribute.partition('.')[0]}; {attribute}().",
         ) from error
     if not isinstance(module, nn.Module):
         raise UsageError(

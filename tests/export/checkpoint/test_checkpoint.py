@@ -241,6 +241,20 @@ def test_a_factory_that_nothing_needs_is_refused_by_name(
             load(path, factory="toy:Bag", allow_pickle=True)
 
 
+@pytest.mark.parametrize(
+    ("factory", "remedy"),
+    [
+        ("toy:AftSimple", "needs no arguments"),
+        ("toy:raising", r"from toy import raising; raising\(\)"),
+    ],
+)
+def test_a_factory_that_raises_is_told_from_one_that_needs_arguments(
+    factory: str, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=remedy):
+        from_factory(factory)
+
+
 def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(toy.Bag(), path)
