@@ -198,6 +198,9 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("unexpected weights: extra",)),
     "weight under a number": (
         altered(lambda content: content["state_dict"].update({1: torch.ones(1)})), ("1",)),
+    "weight of integers": (
+        weight("head.bias", lambda tensor: tensor.to(torch.int8)),
+        ("integers in place of weights: head.bias int8",)),
     "weight of another shape": (
         weight("head.bias", lambda t: t[:2]), ("head.bias (2,) instead of (3,)",)),
     "weight no tensor": (weight("head.bias", torch.Tensor.tolist), ("head.bias",)),

@@ -65,7 +65,7 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
-            no dense real tensors, or not finite; each is named.
+            integers where the module has none, no dense real tensors, or not finite; each is named.
     """
     expected = module.state_dict()
     given = _unwrapped(expected, {str(name): value for name, value in state.items()})
@@ -85,6 +85,13 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
     ]
     if wrong:
         problems.append(f"wrong shapes: {_names(wrong)}")
+    if other := [
+        f"{name} {str(given[name].dtype).removeprefix('torch.')}"
+        for name in shared
+        if name not in strange
+        and expected[name].is_floating_point() > given[name].is_floating_point()
+    ]:
+        problems.append(f"integers in place of weights: {_names(other)}")
     if problems:
         raise CheckpointError(
             path,
