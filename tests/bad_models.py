@@ -222,6 +222,12 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
         lambda folder, good: (folder / "model").mkdir() or folder / "model", ("config.json",)),
     "folder without config.json": (model_folder(config_json=None), ("config.json",)),
     "folder without weights": (model_folder(model_safetensors=None), ("model.safetensors",)),
+    "folder with weights in shards": (
+        model_folder(model_safetensors=None, model_safetensors_index_json="{}"),
+        ("model.safetensors.index.json lists", "Join them")),
+    "folder of transformers": (
+        model_folder(config_json=json.dumps({"model_type": "bert", "hidden_size": 8})),
+        ("model_type 'bert'", "model.safetensors, and --model")),
     "folder with bad JSON": (model_folder(config_json="{"), ("config.json", "JSON")),
     "folder with nested JSON": (model_folder(config_json="[" * 100_000), ("config.json",)),
     "folder with JSON no object": (model_folder(config_json="[]"), ("config.json",)),

@@ -31,6 +31,8 @@ from aftexport.tokenization import check_tokenizer
 
 FORMAT = "aftexport"
 VERSION = 1
+_INDEX = ".index.json"
+"""How the name ends of what lists the files of a state dict that has several."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,16 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
         if not path.exists():
             raise CheckpointError(path, "no such file or folder", "Check the path.")
         if path.is_dir():
+            _refuse_shards(path)
+            if factory:
+                raise UsageError(
+                    "A folder has its own configuration, and needs no factory.",
+                    f"Leave {factory} out; or to load the weights into its module, give the file "
+                    "model.safetensors.",
+                )
             return _load_folder(path)
+        if path.name.endswith(_INDEX):
+            _refuse_shards(path.parent)
         if path.suffix == ".safetensors":
             return _from_state_dict(path, safetensors.torch.load_file(path), factory)
         if is_program_archive(path):
@@ -122,6 +133,16 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
         raise CheckpointError(
             path, f"cannot be read ({error.strerror})", "Check its name and its permissions."
         ) from error
+
+
+def _refuse_shards(folder: Path) -> None:
+    index = next(iter(sorted(folder.glob(f"*{_INDEX}"))), None)
+    if index is not None and not (folder / "model.safetensors").is_file():
+        raise CheckpointError(
+            folder,
+            f"its weights are in several files, which {index.name} lists",
+            "Join them: safetensors.torch.load_file of each into one dict, and save_file of that.",
+        )
 
 
 def from_factory(factory: str) -> Checkpoint:
@@ -257,6 +278,13 @@ def _build(
     labels: Any,
     tokenizer: Any,
 ) -> Checkpoint:
+    if "model_type" in config:
+        raise CheckpointError(
+            path,
+            f"a configuration of the library transformers, model_type {config['model_type']!r}",
+            "Give the folder's model.safetensors, and --model package.module:factory, a callable "
+            "that returns the module.",
+        )
     try:
         parsed = ClassifierConfig.from_dict(config)
         if parsed.depth > len(state):

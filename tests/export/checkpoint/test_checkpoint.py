@@ -241,6 +241,22 @@ def test_a_factory_that_nothing_needs_is_refused_by_name(
             load(path, factory="toy:Bag", allow_pickle=True)
 
 
+def test_a_folder_with_a_factory_is_refused_with_what_to_give(
+    tmp_path: Path, checkpoint_file: Path
+) -> None:
+    folder = model_folder()(tmp_path, checkpoint_file)
+    with pytest.raises(UsageError, match=r"needs no factory.*give the file model\.safetensors"):
+        load(folder, factory="toy:Bag")
+
+
+def test_the_list_of_a_state_dict_in_shards_is_refused_as_its_folder_is(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text("{}")
+    for path in (index, tmp_path):
+        with pytest.raises(CheckpointError, match=r"in several files.*Join them"):
+            load(path, factory="toy:Bag")
+
+
 @pytest.mark.parametrize(
     ("factory", "remedy"),
     [
