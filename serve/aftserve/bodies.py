@@ -100,7 +100,9 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
             if isinstance(value, list) and len(value) > most.get(name, math.inf):
                 raise DocumentTooLongError(
                     f"{name} has {len(value)} entries, this server takes {most[name]}.",
-                    "Send them in several requests.",
+                    "Each entry is one document: put a document's ids in a list of their own."
+                    if isinstance(value[0], int)
+                    else "Send them in several requests.",
                 )
     try:
         return model.model_validate(content)

@@ -204,7 +204,7 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
     ids=["number", "tensor", "scatter"],
 )
 def test_heads_are_filled_in_place_and_what_they_are_of_with_them(fill: Any) -> None:
-    assert_as_torch(module := toy.FilledHeads(fill), to_onnx(capture(module)))
+    assert_as_torch(module := toy.FilledHeads(fill), finish(lower(capture(module))))
 
 
 def test_a_module_that_keeps_what_it_computed_is_captured() -> None:

@@ -137,6 +137,16 @@ def test_a_document_too_long_is_refused_not_cut(
         assert "document 1" in detail
 
 
+@pytest.mark.parametrize(
+    ("entry", "remedy"), [(1, "a list of their own"), ([1], "several requests")]
+)
+def test_of_many_entries_it_says_what_to_do(
+    entry: object, remedy: str, client: httpx.Client
+) -> None:
+    body = {"input_ids": [entry] * 3000}
+    assert remedy in assert_client_error(client.post("/infer", json=body), 413)
+
+
 def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client) -> None:
     answer = client.post("/infer", json={"text": "a" * 6000})
     assert answer.status_code == 200
