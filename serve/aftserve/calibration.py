@@ -5,7 +5,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -161,19 +160,23 @@ def calibrate(
         budget_tokens: of a run, padding included.
     """
     longest = max(min(max_tokens, budget_tokens), min_tokens)
-    measurements: list[Measurement] = []
+    shapes: list[tuple[int, int]] = []
     for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
-        measurements.append(_measure(run, 1, tokens))
-        if measurements[-1].seconds > _MOST_SECONDS:
+        shapes.append((1, tokens))
+        # The first run of a shape allocates, and is not counted.
+        if _seconds(run, 1, tokens) > _MOST_SECONDS:
             break
-    alone = {m.tokens: m.seconds for m in measurements}
-    for tokens in filter(alone.__contains__, BATCH_LENGTHS):
-        for documents in BATCHES:
-            expected = documents * alone[tokens]
-            if documents * tokens > budget_tokens or expected > _SLOW_SECONDS:
-                break
-            measurements.append(_measure(run, documents, tokens))
-    return Costs(measurements)
+    singles = _measured(run, shapes, _SLOW_SECONDS * _ROUNDS)
+    alone = {m.tokens: m.seconds for m in singles}
+    shapes = [
+        (documents, tokens)
+        for tokens in filter(alone.__contains__, BATCH_LENGTHS)
+        for documents in BATCHES
+        if documents * tokens <= budget_tokens and documents * alone[tokens] <= _SLOW_SECONDS
+    ]
+    for shape in shapes:
+        run(*shape)
+    return Costs([*singles, *_measured(run, shapes, _SLOW_SECONDS * _ROUNDS)])
 
 
 def measured_chunk(costs: Costs, chunk_tokens: int) -> int:
@@ -190,26 +193,29 @@ def measure_chunks(run: Callable[[int], object], chunk_tokens: int) -> list[Meas
         run: runs one document of so many tokens in chunks.
         chunk_tokens: of a chunk.
     """
-    return [
-        Measurement(1, tokens, _least_seconds(partial(run, tokens), _SLOW_SECONDS))
-        for tokens in (chunk_tokens, 2 * chunk_tokens)
-    ]
+    shapes = [(1, chunk_tokens), (1, 2 * chunk_tokens)]
+    return _measured(lambda _, tokens: run(tokens), shapes, _SLOW_SECONDS)
 
 
-def _measure(run: Callable[[int, int], object], documents: int, tokens: int) -> Measurement:
-    run(documents, tokens)  # the first run of a shape allocates
-    seconds = _least_seconds(partial(run, documents, tokens), _SLOW_SECONDS * _ROUNDS)
-    return Measurement(documents, tokens, seconds)
+def _measured(
+    run: Callable[[int, int], object], shapes: Iterable[tuple[int, int]], enough: float
+) -> list[Measurement]:
+    """The least of some runs of each shape, until they took ``enough`` seconds in all.
+
+    In turn: a slow moment of the machine falls on a few runs of each, not on all of one.
+    """
+    seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    for _ in range(_ROUNDS):
+        for shape, taken in seconds.items():
+            if sum(taken) < enough:
+                taken.append(_seconds(run, *shape))
+    return [Measurement(*shape, min(taken)) for shape, taken in seconds.items()]
 
 
-def _least_seconds(run: Callable[[], object], enough: float) -> float:
-    """Of some runs, until they took ``enough`` seconds in all."""
-    seconds: list[float] = []
-    while len(seconds) < _ROUNDS and sum(seconds) < enough:
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def _seconds(run: Callable[[int, int], object], documents: int, tokens: int) -> float:
+    start = time.perf_counter()
+    run(documents, tokens)
+    return time.perf_counter() - start
 
 
 def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.calibration import (
+    BATCH_LENGTHS,
     BATCHES,
     LENGTHS,
     Costs,
@@ -97,3 +98,24 @@ def test_calibration_keeps_to_the_limits(least: int, most: int, budget: int) -> 
     alone = {m.tokens for m in costs.measurements if m.documents == 1}
     longest = min(most, budget)
     assert alone == {min(max(length, least), longest) for length in LENGTHS}
+
+
+@given(start=st.integers(0, 200), length=st.integers(0, 9))
+def test_a_slow_moment_changes_no_measurement(start: int, length: int) -> None:
+    slow = range(start, start + length)
+    clock, calls = 0.0, 0
+
+    def run(documents: int, tokens: int) -> None:
+        nonlocal clock, calls
+        clock += (1e-4 + 1e-6 * documents * tokens) * (10 if calls in slow else 1)
+        calls += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aftserve.calibration.time.perf_counter", lambda: clock)
+        costs = calibrate(run, min_tokens=1, max_tokens=4096, budget_tokens=16_384)
+    assert {(m.documents, m.tokens) for m in costs.measurements} == {
+        *((1, tokens) for tokens in LENGTHS if tokens <= 4096),
+        *((n, tokens) for n in BATCHES for tokens in BATCH_LENGTHS if n * tokens <= 16_384),
+    }
+    for found in costs.measurements:
+        assert math.isclose(found.seconds, 1e-4 + 1e-6 * found.documents * found.tokens)
