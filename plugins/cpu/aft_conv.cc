@@ -76,7 +76,7 @@ struct ConvWindow {
 
   void fill_table(int64_t panel) {
     Vec highest{};
-    for (int64_t j = 0; j < p.taps; ++j) highest = maximum_of(highest, taps_of(panel, j));
+    for (int64_t j = 0; j < p.taps; ++j) highest = maximum_of(taps_of(panel, j), highest);
     const Vec zero_bias = exp(-highest);
     store(outside.data() + panel * kLanes, zero_bias);
     for (int64_t i = 0; i < table_rows; ++i) {
@@ -100,7 +100,7 @@ struct ConvWindow {
   void raise(int64_t b, int64_t first, int64_t last, float* reference) const {
     for (int64_t i = 0; i < head_panels; ++i) {
       float* highest = reference + (value_panels + i) * kLanes;
-      for (int64_t u = first; u < last; ++u) store(highest, maximum_of(load(highest), head_keys(b, u, i)));
+      for (int64_t u = first; u < last; ++u) store(highest, maximum_of(head_keys(b, u, i), load(highest)));
       value_panels_of(i, [&](int64_t panel, int64_t c) {
         store(reference + panel * kLanes, channel_heads.spread(highest, c));
       });

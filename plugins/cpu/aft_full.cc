@@ -91,7 +91,7 @@ class FullChannels {
     for (int64_t c = 0; c < channels_; c += kLanes) {
       Vec m = splat(kNoKey);
       for (int64_t key = u; key < end; ++key)
-        m = maximum_of(m, load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c));
+        m = maximum_of(load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c), m);
       store(reference(b, u) + c, m);
     }
   }

@@ -57,7 +57,7 @@ struct LocalWindow {
       const T* row = key + (b * p.tokens + u) * p.channels;
       for (int64_t c = 0; c < channels; c += kLanes) {
         prefetch(row + c + kPrefetchRows * p.channels);
-        store(reference + c, maximum_of(load(reference + c), load(row + c, channels - c)));
+        store(reference + c, maximum_of(load(row + c, channels - c), load(reference + c)));
       }
     }
   }
@@ -84,7 +84,7 @@ struct LocalWindow {
     const T* row = band_row(t);
     const int64_t end = min(band_width, length - t + left);
     Vec m{};
-    for (int64_t j = max(0, left - t); j < end; j += kLanes) m = maximum_of(m, load(row + j, end - j));
+    for (int64_t j = max(0, left - t); j < end; j += kLanes) m = maximum_of(load(row + j, end - j), m);
     return max_lanes(m);
   }
 

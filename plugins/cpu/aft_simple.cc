@@ -76,9 +76,9 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
   Vec highest = load(sums.maximum + lane);
   while (tokens > 0) {
     int64_t rows = tokens;
-    const Vec before = highest, reference = maximum_of(before, load(key + at, count));
+    const Vec before = highest, reference = maximum_of(load(key + at, count), before);
     highest = reference;
-    for (int64_t i = 1; i < rows; ++i) highest = maximum_of(highest, load(key + at + i * stride, count));
+    for (int64_t i = 1; i < rows; ++i) highest = maximum_of(load(key + at + i * stride, count), highest);
     if (any((IntVec)(highest - reference > kSafeSpread))) {
       rows = 1;
       highest = reference;

@@ -75,7 +75,7 @@ void weigh_keys(const HeadShape& shape, float* keys, int64_t stride, int64_t tok
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const Vec before = load(context.maximum + c);
     Vec m = before, sum{};
-    for (int64_t t = 0; t < tokens; ++t) m = maximum_of(m, load(keys + t * stride + c));
+    for (int64_t t = 0; t < tokens; ++t) m = maximum_of(load(keys + t * stride + c), m);
     if (any((IntVec)(m != before))) context.rescale(c, exp(before - m));
     for (int64_t t = 0; t < tokens; ++t) {
       const Vec weight = exp(load(keys + t * stride + c) - m);
@@ -113,7 +113,7 @@ Rows weigh_queries(const HeadShape& shape, const T* query, int64_t heads, int64_
     for (int64_t h = 0; h < heads; ++h) {
       float* row = memory + t * rows.stride + h * shape.padded;
       Vec shift = splat(kNoKey);
-      for (int64_t c = 0; c < shape.width; ++c) shift = maximum_of(shift, splat(row[c]));
+      for (int64_t c = 0; c < shape.width; ++c) shift = maximum_of(splat(row[c]), shift);
       for (int64_t c = 0; c < shape.padded; c += kLanes)
         store(row + c, shape.clear_padding(exp(load(row + c) - shift), c));
     }
@@ -138,7 +138,7 @@ void normalize(const EfficientAttention& p, Context& context, int64_t length) {
   else
     for (int64_t c = 0; c < context.width; c += kLanes) {
       const Vec sum = load(context.sum + c);
-      context.rescale(c, sum > 0.0f ? 1.0f / sum : Vec{});
+      context.rescale(c, sum == 0.0f ? Vec{} : 1.0f / sum);
     }
 }
 
@@ -216,7 +216,7 @@ int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, 
   const int64_t row = shape.row(1);
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec reference = maximum_of(load(context.maximum + c), load(key + c, count));
+    const Vec reference = maximum_of(load(key + c, count), load(context.maximum + c));
     for (int64_t t = 0; t < tokens; ++t) {
       prefetch(key + (t + kPrefetchRows) * shape.stride + c);
       if (any((IntVec)(load(key + t * shape.stride + c, count) - reference > kSafeSpread))) tokens = t;
@@ -224,7 +224,7 @@ int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, 
   }
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec before = load(context.maximum + c), reference = maximum_of(before, load(key + c, count));
+    const Vec before = load(context.maximum + c), reference = maximum_of(load(key + c, count), before);
     context.rescale(c, exp(before - reference));
     for (int64_t t = 0; t < tokens; ++t)
       store(keys + t * row + c, exp(load(key + t * shape.stride + c, count) - reference));
@@ -252,7 +252,7 @@ void settle(const HeadShape& shape, const T* key, int64_t tokens, Context& conte
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const Vec before = load(context.maximum + c);
     Vec m = before;
-    for (int64_t t = 1; t < tokens; ++t) m = maximum_of(m, load(key + t * shape.stride + c, shape.width - c));
+    for (int64_t t = 1; t < tokens; ++t) m = maximum_of(load(key + t * shape.stride + c, shape.width - c), m);
     context.rescale(c, exp(before - m));
     store(context.maximum + c, m);
   }

@@ -26,9 +26,9 @@ AFT_INLINE Vec load(const Half* p) {
 #endif
 }
 
-// Rounds to nearest even; beyond the range of float16 the largest finite value is written.
+// Rounds to nearest even; beyond the range of float16 the largest finite value is written, and for NaN a NaN.
 AFT_INLINE void store(Half* p, Vec v) {
-  v = minimum_of(maximum_of(v, splat(-kHalfMax)), splat(kHalfMax));
+  v = minimum_of(splat(kHalfMax), maximum_of(splat(-kHalfMax), v));
 #if defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -44,6 +44,7 @@ AFT_INLINE void store(Half* p, Vec v) {
   IntVec m = (IntVec)magnitude;
   IntVec normal = (m - (112 << 23) + 0xfff + ((m >> 13) & 1)) >> 13;
   IntVec h = (magnitude < splat(6.103515625e-5f) ? subnormal : normal) | sign;
+  h = v == v ? h : (IntVec)(IntVec{} + 0x7e00);
   for (int i = 0; i < kLanes; ++i) p[i].bits = static_cast<uint16_t>(h[i]);
 #endif
 }

@@ -17,7 +17,7 @@ template <class Logit, class Value>
 __attribute__((noinline)) void exact_sums(int64_t keys, const Logit& logit, const Value& value, Vec& numerator,
                                           Vec& denominator) {
   Vec m = splat(kNoKey), n{}, d{};
-  for (int64_t u = 0; u < keys; ++u) m = maximum_of(m, logit(u));
+  for (int64_t u = 0; u < keys; ++u) m = maximum_of(logit(u), m);
   for (int64_t u = 0; u < keys; ++u) {
     const Vec weight = exp(logit(u) - m);
     n += weight * value(u);

@@ -11,7 +11,7 @@ template <class T>
 float row_maximum(const T* bias, int64_t count, float highest) {
   Vec m = splat(highest);
   int64_t k = 0;
-  for (; k + kLanes <= count; k += kLanes) m = maximum_of(m, load(bias + k));
+  for (; k + kLanes <= count; k += kLanes) m = maximum_of(load(bias + k), m);
   highest = max_lanes(m);
   for (; k < count; ++k) highest = to_float(bias[k]) > highest ? to_float(bias[k]) : highest;
   return highest;

@@ -65,7 +65,7 @@ struct PoolSums {
   void raise_maximum(const float* logits, int64_t first, int64_t tokens, float* raised) const {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       Vec m = load(maximum + h);
-      for (int64_t t = first; t < tokens; ++t) m = maximum_of(m, load(logits + t * shape.padded_heads + h));
+      for (int64_t t = first; t < tokens; ++t) m = maximum_of(load(logits + t * shape.padded_heads + h), m);
       store(raised + h, m);
     }
   }
@@ -152,7 +152,7 @@ struct PoolSums {
   void divide() {
     for (int64_t c = 0; c < shape.channels; ++c) {
       const float d = denominator[shape.channel_heads.of(c)];
-      numerator[c] = d > 0.0f ? numerator[c] / d : 0.0f;
+      numerator[c] = d == 0.0f ? 0.0f : numerator[c] / d;
     }
   }
 

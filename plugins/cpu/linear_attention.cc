@@ -22,17 +22,17 @@ template <class T>
 void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
                   const T* beside = nullptr) {
   if (map == FeatureMap::kRelu)
-    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}); }, beside);
+    pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v); }, beside);
   else
     pack_rows(shape, x, heads, tokens, rows,
-              [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(v, Vec{}) + exp(minimum_of(v, Vec{})); }, beside);
+              [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v) + exp(minimum_of(Vec{}, v)); }, beside);
 }
 
 // scales become 1 / (scales + eps).
 void invert(int64_t tokens, float eps, float* scales) {
   for (int64_t t = 0; t < tokens; t += kLanes) {
     const Vec denominator = load(scales + t) + eps;
-    store(scales + t, denominator > 0.0f ? 1.0f / denominator : Vec{});
+    store(scales + t, denominator == 0.0f ? Vec{} : 1.0f / denominator);
   }
 }
 

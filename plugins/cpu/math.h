@@ -23,7 +23,7 @@ alignas(64) constexpr float kPowers[kLanes] = {  // 2^(i/16)
 // here counts.
 AFT_INLINE Vec exp(Vec x) {
 #if defined(__AVX512F__)
-  x = maximum_of(x, splat(-110.0f));
+  x = maximum_of(splat(-110.0f), x);
   const Vec shift = splat(786432.0f);  // 1.5 * 2^19: adding it rounds to the nearest sixteenth
   const Vec shifted = x * 1.44269504f + shift;
   const Vec n = shifted - shift, r = x - n * 0.69314718f;
@@ -33,7 +33,7 @@ AFT_INLINE Vec exp(Vec x) {
 #else
   const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const Vec low = splat(-87.33654f), given = x;
-  x = minimum_of(maximum_of(x, low), splat(kExpHigh));  // beyond, 2^n has no bits
+  x = minimum_of(splat(kExpHigh), maximum_of(low, x));  // beyond, 2^n has no bits
   const Vec shifted = x * 1.44269504f + shift;
   const Vec n = shifted - shift;
   const Vec r = x - n * 0.69314718f;
@@ -43,8 +43,8 @@ AFT_INLINE Vec exp(Vec x) {
   p = p * r + 4.9999994e-1f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const Vec result = (Vec)((IntVec)p + (((IntVec)shifted - (IntVec)shift) << 23));
-  return given < low ? Vec{} : result;
+  const Vec power = (Vec)(((IntVec)shifted - ((IntVec)shift - 127)) << 23);
+  return given < low ? Vec{} : p * power;
 #endif
 }
 
@@ -68,13 +68,13 @@ template <Gate gate>
 AFT_INLINE Vec gated_ratio(Vec query, Vec numerator, Vec denominator) {
   Vec empty = Vec{};
   if (gate == Gate::kSigmoid) {  // one division for both
-    const Vec e = exp(minimum_of(-query, splat(kExpHigh)));
+    const Vec e = exp(minimum_of(splat(kExpHigh), -query));
     Vec ratio = numerator / (denominator * (1.0f + e));
-    return denominator > 0.0f ? ratio : empty;
+    return denominator == 0.0f ? empty : ratio;
   }
   Vec ratio = numerator / denominator;
   if (gate == Gate::kTanh) ratio = ratio * tanh(query);
-  return denominator > 0.0f ? ratio : empty;
+  return denominator == 0.0f ? empty : ratio;
 }
 
 }  // namespace aft::AFT_ISA

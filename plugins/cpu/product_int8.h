@@ -28,22 +28,25 @@ struct Int8Product {
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(values), (__m512i)weights);
   }
 
-  // Step and low go right after the words of a whole chunk.
+  // Step and low go right after the words of a whole chunk. Bytes hold no NaN: the step does.
   static void encode(const float* values, int64_t count, float* words) {
     const Vec first = splat(values[0]);
-    Vec low = first, high = first;
+    Vec low = first, high = first, sums{};
     const int64_t whole = count / kLanes * kLanes;
     for (int64_t i = 0; i < whole; i += kLanes) {
       low = minimum_of(low, load(values + i));
       high = maximum_of(high, load(values + i));
+      sums += load(values + i);
     }
+    float sum = sum_lanes(sums);
     float smallest = -max_lanes(-low), largest = max_lanes(high);
     for (int64_t i = whole; i < count; ++i) {
       smallest = values[i] < smallest ? values[i] : smallest;
       largest = values[i] > largest ? values[i] : largest;
+      sum += values[i];
     }
     const float range = largest - smallest;
-    const float step = range > 255 * __FLT_MIN__ ? range / 255 : 1.0f;
+    const float step = sum != sum ? sum : range > 255 * __FLT_MIN__ ? range / 255 : 1.0f;
     const Vec inverse = splat(1.0f / step), shift = splat(-smallest);
     for (int64_t i = 0; i < count; i += kLanes) {
       const __m512 scaled = (__m512)((load(values + i, count - i) + shift) * inverse);

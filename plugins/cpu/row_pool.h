@@ -33,7 +33,7 @@ class RowPool {
     for (int64_t h = 0; h < row; h += kLanes) {
       const Vec before = load(maximum_ + h);
       Vec m = before, sum{};
-      for (int64_t t = 0; t < tokens; ++t) m = maximum_of(m, load(logits + t * row + h));
+      for (int64_t t = 0; t < tokens; ++t) m = maximum_of(load(logits + t * row + h), m);
       for (int64_t t = 0; t < tokens; ++t) {
         const Vec weight = exp(load(logits + t * row + h) - m);
         store(logits + t * row + h, weight);
@@ -64,7 +64,7 @@ class RowPool {
   // Sums become means, 0 where nothing was added.
   void divide() const {
     for (int64_t h = 0; h < shape_.heads; ++h) {
-      const Vec inverse = splat(denominator_[h] > 0.0f ? 1.0f / denominator_[h] : 0.0f);
+      const Vec inverse = splat(denominator_[h] == 0.0f ? 0.0f : 1.0f / denominator_[h]);
       for (int64_t c = 0; c < shape_.padded_channels; c += kLanes) store(row(h) + c, load(row(h) + c) * inverse);
     }
   }

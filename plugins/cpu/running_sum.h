@@ -66,7 +66,7 @@ struct RunningSums {
   void divide() {
     for (int64_t c = 0; c < width; c += kLanes) {
       const Vec d = load(denominator + c), mean = load(numerator + c) / d;
-      store(numerator + c, d > 0.0f ? mean : Vec{});
+      store(numerator + c, d == 0.0f ? Vec{} : mean);
     }
   }
 
@@ -82,7 +82,7 @@ struct RunningSums {
       prefetch(value + (t + kPrefetchRows) * stride);
       const Vec k = load(key + t * stride, count);
       if (kWhole) keys[t] = k;
-      m = maximum_of(m, k);
+      m = maximum_of(k, m);
     }
     Vec n{}, d{};
 #pragma GCC unroll 8

@@ -108,6 +108,19 @@ def test_float16_tensors_equal_their_definition(op, shape, constant):
 
 
 @pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("width", [13, 64, 300])
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_no_number_is_not_hidden(op, width, precision):
+    inputs = random_inputs(op, 2, 19, width, 72)
+    clean = run(op, inputs, precision=precision)
+    inputs["x"][1, 7, width // 2] = np.nan
+    result = run(op, inputs, precision=precision)
+    assert np.isnan(result[1, 7]).all()
+    result[1, 7] = clean[1, 7]
+    np.testing.assert_array_equal(result, clean)
+
+
+@pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
 def test_weights_that_are_not_constant(op, precision):
     inputs = random_inputs(op, 2, 19, 40, 72)

@@ -67,6 +67,21 @@ def test_padding_does_not_leak(op):
     np.testing.assert_allclose(clean[:, :41], spoilt[:, :41], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("which", "bad"), [(0, np.nan), (1, np.nan), (2, np.nan), (1, np.inf)])
+def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
+    if op.endswith("NormalizedLinearAttention") and dtype == np.float16 and bad == np.inf:
+        pytest.skip("its sums are infinite, which float16 tensors hold as their largest number")
+    inputs = random_inputs(op, 2, 70, 32, heads=4, window=8, dtype=dtype, lengths=[60, 70])
+    clean = run(op, inputs, **attributes_of(op, 4))
+    inputs[which][0, 37, 0] = bad
+    result = run(op, inputs, **attributes_of(op, 4))
+    reached = slice(37, 60 if which == 1 else 38)
+    assert np.isnan(result[0, reached, 0]).all()
+    np.testing.assert_array_equal(result[1], clean[1])
+
+
 @pytest.mark.parametrize("op", GATED)
 @pytest.mark.parametrize("gate", ["tanh", "none"])
 def test_gates(op, gate):

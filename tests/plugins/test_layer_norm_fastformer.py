@@ -96,6 +96,18 @@ def test_float16_tensors_equal_the_layer_as_written(shape):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 300])
+def test_what_is_no_number_is_not_hidden(tokens, precision):
+    layer = random_layer(24, 4)
+    x, lengths = documents(3, tokens, 24, [tokens, tokens - 1, 7])
+    clean = run_layer(layer, x, lengths, precision=precision)
+    x[1, 5, 3] = np.nan
+    result = run_layer(layer, x, lengths, precision=precision)
+    assert np.isnan(result[1, : tokens - 1]).all()
+    np.testing.assert_array_equal(result[::2], clean[::2])
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("tokens", [20, 300])
 def test_padding_does_not_count(tokens, precision):
     layer = random_layer(24, 4)
     x, lengths = documents(4, tokens, 24, [tokens, tokens - 1, 1, 7])

@@ -1,6 +1,7 @@
 // The kernels on threads of our own and buffers of exact size, for the sanitizers: whatever is read or written
 // out of bounds, undefined or raced for shows here. Values are checked against definitions by test_kernels.py;
-// here results must be finite, the same for any number of threads, and free of what lies in padded rows.
+// here results must be finite, the same for any number of threads, free of what lies in padded rows, and no numbers
+// where one that went in was none.
 
 #include <cmath>
 #include <cstdio>
@@ -59,6 +60,20 @@ void check(const char* name, void (*kernel)(const Params&, const aft::Parallel&)
     expect(finite(output, element), what + " is not finite");
     if (threads == 1) first = output;
     expect(output == first, what + " depends on the number of threads");
+  }
+
+  int threads = 1;
+  const int64_t token = shape.tokens / 2;
+  const size_t size = element_size(element);
+  for (int tensor = 0; tensor < 3; ++tensor) {  // query, key, value
+    char number[4], *at = &kept[tensor][token * (tensor == 1 ? key_channels : shape.channels) * size];
+    std::memcpy(number, at, size);
+    std::memset(at, '\xff', size);  // NaN
+    std::vector<char> output(first.size());
+    params.output = output.data();
+    kernel(params, {run_on_threads, &threads, 1});
+    expect(std::isnan(decode_one(&output[token * shape.channels * size], element)), what + " hides what is no number");
+    std::memcpy(at, number, size);
   }
 }
 
