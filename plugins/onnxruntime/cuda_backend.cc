@@ -66,7 +66,7 @@ class LayerNormFastformer final : public Kernel {
  public:
   LayerNormFastformer(const Settings& settings, const ort::Attributes& attributes)
       : element_(settings.element),
-        heads_(attributes.integer("num_heads")),
+        heads_(attributes.integer("num_heads", 1)),
         epsilon_(attributes.number("epsilon", 1e-5f)) {
     if (heads_ < 1) throw ort::Error("num_heads is " + std::to_string(heads_) + ", expected at least 1");
   }

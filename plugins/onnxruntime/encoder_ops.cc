@@ -279,7 +279,7 @@ class LayerNormFastformer final : public Kernel {
  public:
   LayerNormFastformer(const Settings& settings, const Attributes& attributes)
       : element_(settings.element),
-        heads_(attributes.integer("num_heads")),
+        heads_(attributes.integer("num_heads", 1)),
         norm_(settings, attributes),
         packed_query_weight_("query_weight", 3, settings, attributes),
         query_weight_("query_weight", 3, settings, attributes),

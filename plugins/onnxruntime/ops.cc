@@ -38,7 +38,7 @@ aft::Gate read_gate(const Attributes& attributes) {
 }
 
 int64_t read_heads(const Attributes& attributes) {
-  const int64_t heads = attributes.integer("num_heads");
+  const int64_t heads = attributes.integer("num_heads", 1);
   expect(heads > 0, "num_heads is " + std::to_string(heads) + ", expected at least 1");
   return heads;
 }

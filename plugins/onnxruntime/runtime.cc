@@ -37,9 +37,12 @@ static Tensor read_tensor(const Api& api, const Value* value) {
   return tensor;
 }
 
-int64_t Attributes::integer(const char* name) const {
-  int64_t value = 0;
-  check(api_, api_.KernelInfoGetAttribute_int64(info_, name, &value));
+int64_t Attributes::integer(const char* name, int64_t otherwise) const {
+  int64_t value = otherwise;
+  if (Status* status = api_.KernelInfoGetAttribute_int64(info_, name, &value)) {
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
   return value;
 }
 

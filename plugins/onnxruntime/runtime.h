@@ -49,7 +49,7 @@ class Attributes {
  public:
   Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
 
-  int64_t integer(const char* name) const;  // must be present
+  int64_t integer(const char* name, int64_t otherwise) const;
   float number(const char* name, float otherwise) const;
   std::string text(const char* name, const char* otherwise) const;
   bool constant(size_t input, Tensor& tensor) const;  // false: only known when the node runs

@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 
 from aftexport.parity import TOLERANCES
 
-from .checks import OPS, attributes_of, check
+from .checks import OPS, WITH_HEADS, attributes_of, check
 from .runner import INPUTS, one_node, random_inputs, run, run_with_constant, session_of
 
 GATED = [op for op in OPS if "Aft" in op]
@@ -349,6 +349,12 @@ def test_what_is_not_known_of_a_shape_is_left_open(shape):
     )
     assert found.tolist() == [2, 4, 4]
     assert product.shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize("op", WITH_HEADS)
+def test_there_is_one_head_unless_more_are_asked_for(op):
+    inputs = random_inputs(op, 1, 10, 8)
+    np.testing.assert_array_equal(run(op, inputs), run(op, inputs, num_heads=1))
 
 
 def test_errors_name_operator_shapes_and_reason():

@@ -144,6 +144,12 @@ def test_logits_beyond_the_range_of_the_exponential():
     assert np.isfinite(run_layer(layer, *given)).all()
 
 
+def test_there_is_one_head_unless_more_are_asked_for():
+    layer, given = random_layer(16, 1), documents(1, 20, 16)
+    unsaid = run(OP, operator_inputs(layer, *given))
+    np.testing.assert_array_equal(unsaid, run_layer(layer, *given))
+
+
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 700])
 def test_threads_and_constness_change_nothing(tokens, precision):
