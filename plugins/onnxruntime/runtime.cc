@@ -37,28 +37,43 @@ static Tensor read_tensor(const Api& api, const Value* value) {
   return tensor;
 }
 
+// The runtime says of both in words alone that there is no attribute and that it is of another type.
+void Attributes::expect_absent(Status* status, const char* name, const char* expected) const {
+  float number = 0;
+  int64_t integer = 0;
+  size_t size = 0;
+  bool absent = true;
+  for (Status* failed : {api_.KernelInfoGetAttribute_float(info_, name, &number),
+                         api_.KernelInfoGetAttribute_int64(info_, name, &integer),
+                         api_.KernelInfoGetAttribute_string(info_, name, static_cast<char*>(nullptr), &size)})
+    if (failed)
+      api_.ReleaseStatus(failed);
+    else
+      absent = false;
+  api_.ReleaseStatus(status);
+  if (!absent) throw Error(std::string(name) + " is of a wrong type, expected " + expected);
+}
+
 int64_t Attributes::integer(const char* name, int64_t otherwise) const {
-  int64_t value = otherwise;
-  if (Status* status = api_.KernelInfoGetAttribute_int64(info_, name, &value)) {
-    api_.ReleaseStatus(status);
-    return otherwise;
-  }
-  return value;
+  int64_t value = 0;
+  Status* status = api_.KernelInfoGetAttribute_int64(info_, name, &value);
+  if (!status) return value;
+  expect_absent(status, name, "an integer");
+  return otherwise;
 }
 
 float Attributes::number(const char* name, float otherwise) const {
-  float value = otherwise;
-  if (Status* status = api_.KernelInfoGetAttribute_float(info_, name, &value)) {
-    api_.ReleaseStatus(status);
-    return otherwise;
-  }
-  return value;
+  float value = 0;
+  Status* status = api_.KernelInfoGetAttribute_float(info_, name, &value);
+  if (!status) return value;
+  expect_absent(status, name, "a float");
+  return otherwise;
 }
 
 std::string Attributes::text(const char* name, const char* otherwise) const {
   size_t size = 0;  // with the final zero
   if (Status* status = api_.KernelInfoGetAttribute_string(info_, name, static_cast<char*>(nullptr), &size)) {
-    api_.ReleaseStatus(status);
+    expect_absent(status, name, "text");
     return otherwise;
   }
   std::string value(size, '\0');

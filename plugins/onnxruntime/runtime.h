@@ -44,7 +44,8 @@ struct Tensor {
   const void* data;
 };
 
-// The attributes and constant inputs of a node, at kernel creation.
+// The attributes and constant inputs of a node, at kernel creation. An attribute that is not there is `otherwise`, one
+// of another type an Error.
 class Attributes {
  public:
   Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
@@ -55,6 +56,9 @@ class Attributes {
   bool constant(size_t input, Tensor& tensor) const;  // false: only known when the node runs
 
  private:
+  // `status` says why an attribute could not be read; throws unless that is because there is none. Frees it.
+  void expect_absent(Status* status, const char* name, const char* expected) const;
+
   const Api& api_;
   const KernelInfo* info_;
 };

@@ -357,6 +357,21 @@ def test_there_is_one_head_unless_more_are_asked_for(op):
     np.testing.assert_array_equal(run(op, inputs), run(op, inputs, num_heads=1))
 
 
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ({"scale": 7}, "scale is of a wrong type, expected a float"),
+        ({"scale": "7"}, "scale is of a wrong type, expected a float"),
+        ({"num_heads": 2.5}, "num_heads is of a wrong type, expected an integer"),
+        ({"normalization": 1}, "normalization is of a wrong type, expected text"),
+    ],
+)
+def test_an_attribute_of_a_wrong_type_is_not_taken_for_none(attribute, expected):
+    inputs = random_inputs("EfficientAttention", 1, 10, 8)
+    with pytest.raises(RuntimeException, match=f"EfficientAttention: {expected}"):
+        run("EfficientAttention", inputs, **attribute)
+
+
 def test_errors_name_operator_shapes_and_reason():
     def message(op, inputs, **attributes):
         with pytest.raises((Fail, InvalidArgument, RuntimeException)) as error:
