@@ -5,6 +5,10 @@
 
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace aft {
 
 #define AFT_FOR_EACH_KERNEL(X)                    \
@@ -47,14 +51,21 @@ constexpr Kernels kAvx512{"avx512", AFT_FOR_EACH_KERNEL(AFT_ENTRY)};
 #undef AFT_ENTRY
 #endif
 
+#if defined(__x86_64__)
+// Clang 14, for one, has no word for it in __builtin_cpu_supports.
+bool supports_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const Kernels& choose() {
 #if defined(__x86_64__)
   const char* limit = std::getenv("AFTEXPORT_ISA");
   const bool up_to_avx2 = limit && std::strcmp(limit, "avx2") == 0;
   const bool up_to_baseline = limit && std::strcmp(limit, "baseline") == 0;
   __builtin_cpu_init();
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && supports_f16c();
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (has_avx512 && !up_to_avx2 && !up_to_baseline) return kAvx512;

@@ -1,0 +1,21 @@
+"""The CPU library's sources in Clang: what is installed was built by one compiler."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+SOURCES = sorted([*PLUGINS.glob("cpu/*.cc"), *PLUGINS.glob("onnxruntime/*.cc")])
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")
+@pytest.mark.parametrize(
+    "source", [s for s in SOURCES if s.stem != "cuda_backend"], ids=lambda s: s.stem
+)
+def test_a_source_compiles_in_clang(source):
+    folders = [f"-I{PLUGINS}", f"-I{PLUGINS / 'cpu'}"]
+    command = ["clang++", "-std=c++17", "-fsyntax-only", "-DAFT_ISA=baseline", *folders, source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
