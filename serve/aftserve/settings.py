@@ -216,7 +216,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources after the command line, the first to have a value wins."""
-        environment = EnvSettingsSource(settings_cls)
+        # As of OpenTelemetry's: what a script does not set, it may leave empty.
+        environment = EnvSettingsSource(settings_cls, env_ignore_empty=True)
         environment.env_vars = {
             name: value
             for name, value in environment.env_vars.items()
@@ -248,10 +249,15 @@ class Settings(BaseSettings):
 
     @classmethod
     def _check_variables(cls) -> None:
-        """Refuses a variable that is no setting: it would not hold, unsaid."""
+        """Refuses a variable that would not hold, unsaid: it is no setting, or holds no keys."""
         known = [f"{_PREFIX}{name.upper()}" for name in cls.model_fields]
         for name, value in os.environ.items():
             name = name.upper()
+            if name == f"{_PREFIX}API_KEYS" and not value:
+                raise UsageError(
+                    f"{name} is empty: the server would answer to anybody.",
+                    "Unset it, or name the file.",
+                )
             if not name.startswith(_PREFIX) or name in known or _OF_SERVICES.search(name):
                 continue
             if name.endswith("_PORT") and _LINK.match(value):

@@ -106,6 +106,22 @@ def test_what_no_browser_sends_as_an_origin_is_refused(
         Settings.read(["bundle"])
 
 
+@pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"api_keys"}))
+def test_an_empty_variable_is_one_that_is_not_set(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"AFTSERVE_{name.upper()}", "")
+    assert Settings.read([]) == Settings()
+
+
+def test_an_empty_variable_opens_no_server_that_is_to_have_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AFTSERVE_API_KEYS", "")
+    with pytest.raises(UsageError, match="AFTSERVE_API_KEYS is empty"):
+        Settings.read(["bundle"])
+
+
 def test_a_variable_that_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_RAY", "{")
     with pytest.raises(UsageError, match="ray"):
