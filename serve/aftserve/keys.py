@@ -2,10 +2,10 @@
 
 import hashlib
 import hmac
-import math
 import secrets
 import time
 import tomllib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +13,6 @@ from typing import Annotated, Any
 import limits
 from fastapi import Request, Security
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aftexport.errors import UsageError
@@ -23,9 +21,6 @@ from aftserve.logs import note
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
 _HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same.")
-
-_STEP_SECONDS = 1.0
-"""A clock that goes back by less is not worth letting in more."""
 
 
 def _check_rate(rate: str) -> str:
@@ -57,10 +52,14 @@ class Keys:
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
-        self._rates = {name: limits.parse_many(key.rate) for name, key in keys.items() if key.rate}
+        # With the times of the requests that use it up; the library counts by the system's clock,
+        # which may be set.
+        self._rates = {
+            name: [(rate, deque[float](maxlen=rate.amount)) for rate in limits.parse_many(key.rate)]
+            for name, key in keys.items()
+            if key.rate
+        }
         self._admins = {name for name, key in keys.items() if key.admin}
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
-        self._latest = 0.0
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
@@ -102,24 +101,13 @@ class Keys:
         Raises:
             BusyError: where there were too many.
         """
-        rates = self._rates.get(name, ())
-        # Where the system's clock was set back, what was counted lies in its future, and would
-        # count until then.
-        now = time.time()
-        if now < self._latest - _STEP_SECONDS:
-            self._limiter.storage.reset()
-            self._latest = 0.0
-        self._latest = max(self._latest, now)
-        for rate in rates:
-            if not self._limiter.test(rate, name):
-                reset = self._limiter.get_window_stats(rate, name).reset_time
-                raise BusyError(
-                    f"This API key may ask {rate}.",
-                    "Ask again later.",
-                    max(1, math.ceil(reset - time.time())),
-                )
-        for rate in rates:  # once none of them refuses it
-            self._limiter.hit(rate, name)
+        rates, now = self._rates.get(name, ()), time.monotonic()
+        for rate, times in rates:
+            oldest = times[0] if times else now  # a rate may be 0
+            if len(times) == rate.amount and (left := oldest + rate.get_expiry() - now) > 0:
+                raise BusyError(f"This API key may ask {rate}.", "Ask again later.", left)
+        for _, times in rates:  # once none of them refuses it
+            times.append(now)
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
         """What refuses a request, before its body is read, without a key or over its rate.

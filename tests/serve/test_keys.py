@@ -14,11 +14,13 @@ import httpx
 import pytest
 from clients import eventually, head, raw_connection, response
 from commands import run_python
+from hypothesis import given
+from hypothesis import strategies as st
 from servers import serving
 
 from aftexport.errors import UsageError
 from aftserve.errors import BusyError, UnauthorizedError
-from aftserve.keys import Keys, make_key
+from aftserve.keys import Key, Keys, make_key
 
 OPEN = [
     "/", "/page/page.css", "/page/page.js", "/openapi.json",
@@ -138,11 +140,11 @@ def test_every_key_takes_the_same_comparisons_right_or_wrong(
     # Of the standard library and constant in time; what could tell is how often it is asked.
     monkeypatch.setattr("aftserve.keys.hmac", SimpleNamespace(compare_digest=compare))
     nearly = made[2][0][:-1] + ("A" if made[2][0][-1] != "A" else "B")
-    for given in [key for key, _ in made] + [nearly, "", "x", "x" * 8000, "\xff"]:
+    for one in [key for key, _ in made] + [nearly, "", "x", "x" * 8000, "\xff"]:
         sizes.clear()
         with suppress(UnauthorizedError):
-            assert keys.owner(given).startswith("key")
-            assert given in dict(made)
+            assert keys.owner(one).startswith("key")
+            assert one in dict(made)
         assert sizes == [(32, 32)] * 5
 
 
@@ -168,17 +170,44 @@ def test_a_rate_lets_in_again(tmp_path: Path) -> None:
     eventually(let_in, "the second is over")
 
 
-def test_a_clock_that_is_set_back_locks_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [-1e9, -3600, -0.5, 3600, 1e9])
+def test_a_clock_that_is_set_changes_no_rate(
+    step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [time.time()]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    let_in = letting_in(tmp_path / "keys.toml", "2/second")
+    system, steady = [time.time()], [time.monotonic()]
+    monkeypatch.setattr(time, "time", lambda: system[0])
+    monkeypatch.setattr(time, "monotonic", lambda: steady[0])
+    let_in = letting_in(tmp_path / "keys.toml", "2/minute")
     assert [let_in(), let_in(), let_in()] == [True, True, False]
-    clock[0] -= 3600
-    assert [let_in(), let_in(), let_in()] == [True, True, False]
-    clock[0] -= 0.5  # as little as this is no reason to let in more
+    system[0] += step
     assert not let_in()
+    steady[0] += 60
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+
+
+@given(
+    pauses=st.lists(st.integers(0, 9), max_size=60),
+    amount=st.integers(0, 5),
+    seconds=st.integers(1, 9),
+)
+def test_in_any_stretch_of_time_a_rate_lets_in_its_number_and_no_fewer(
+    pauses: list[int], amount: int, seconds: int
+) -> None:
+    key = Key(sha256=DIGEST, rate=f"{amount} per {seconds} seconds")
+    keys, now, let_in = Keys({"hasty": key}), 0, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        for pause in pauses:
+            now += pause
+            within = [then for then in let_in if now - then < seconds]
+            if len(within) < amount:
+                keys.count("hasty")
+                let_in.append(now)
+                continue
+            with pytest.raises(BusyError) as refusal:
+                keys.count("hasty")
+            later = within[0] + seconds - now if within else seconds
+            assert refusal.value.retry_after == later
 
 
 def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
