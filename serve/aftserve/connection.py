@@ -32,6 +32,10 @@ _PIECE_BYTES = 4096
 _MOST_HEADER_BYTES = 1 << 16
 
 
+class _UnknownCodingError(Exception):
+    """A body is coded in a way that RFC 9112 wants to be answered 501 where it is not known."""
+
+
 class _Flow(FlowControl):
     """Reads nothing while the request has enough, nor while what was read is not yet parsed."""
 
@@ -156,6 +160,12 @@ class Connection(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts != 1 and self.parser.get_http_version() == "1.1":
             raise httptools.HttpParserError(f"{hosts} Host headers")
+        codings = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
+        codings = codings.strip().lower()
+        if codings.endswith(b"chunked") and codings != b"chunked":  # the parser takes it for that
+            raise _UnknownCodingError(
+                "The body is coded, and then sent in chunks: send it as it is"
+            )
         if not self.url.startswith((b"/", b"*")) and not httptools.parse_url(self.url).path:
             raise httptools.HttpParserError("a URL without a path")
         self._rest()
@@ -229,7 +239,10 @@ class Connection(HttpToolsProtocol):
             self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
             self.parser = self._parser()  # the one before may take no more
         except httptools.HttpParserError as error:
-            self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
+            if isinstance(error.__context__, _UnknownCodingError):
+                self._refuse(501, f"{error.__context__}.")
+            else:
+                self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
         else:
             if self._silent_bytes > _MOST_HEADER_BYTES:
                 self._refuse(431, f"The headers have more than {_MOST_HEADER_BYTES} bytes.")

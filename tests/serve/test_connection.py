@@ -213,6 +213,8 @@ def test_many_headers_are_as_bad_as_a_long_one(address: str) -> None:
                 b"Content-Length: -1",
                 b"Content-Length: 5\r\nContent-Length: 6",
                 b"Content-Length: 2\r\nTransfer-Encoding: chunked",
+                b"Transfer-Encoding: gzip",
+                b"Transfer-Encoding: chunked, gzip",
             )
         ),
         head(None) + b"x\r\n",
@@ -225,6 +227,32 @@ def test_what_is_no_http_is_refused_and_counted(sent: bytes, address: str) -> No
     assert status == 400
     assert "not HTTP" in problem
     assert metric(address, "aftserve_responses_total", **series) == before + 1
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: GZIP ,\tchunked",
+        b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: gzip, chunked",
+    ],
+)
+def test_a_transfer_coding_that_is_not_known_is_said_so(coding: bytes, address: str) -> None:
+    status, problem = refused(address, head(None).replace(CHUNKED, coding) + b"0\r\n\r\n")
+    assert status == 501
+    assert "send it as it is" in problem
+
+
+def test_a_body_in_chunks_is_read_however_its_coding_is_written(address: str) -> None:
+    for coding in (b"Transfer-Encoding:Chunked", b"transfer-encoding: chunked "):
+        with raw_connection(address) as connection:
+            start = head(None).replace(CHUNKED, coding)
+            connection.sendall(start + b'd\r\n{"text": "a"}\r\n0\r\n\r\n')
+            assert response(connection)[0] == 200
 
 
 def test_a_url_without_a_path_is_refused(address: str) -> None:
