@@ -100,14 +100,20 @@ def test_calibration_keeps_to_the_limits(least: int, most: int, budget: int) -> 
     assert alone == {min(max(length, least), longest) for length in LENGTHS}
 
 
-@given(start=st.integers(0, 200), length=st.integers(0, 9))
-def test_a_slow_moment_changes_no_measurement(start: int, length: int) -> None:
+@given(
+    start=st.integers(0, 200),
+    moment=st.tuples(st.integers(0, 9), st.just(10), st.just(0.0))  # of several runs
+    | st.tuples(st.just(1), st.just(1), st.floats(0, 100)),  # or that holds one up
+)
+def test_a_slow_moment_changes_no_measurement(start: int, moment: tuple[int, int, float]) -> None:
+    length, factor, pause = moment
     slow = range(start, start + length)
     clock, calls = 0.0, 0
 
     def run(documents: int, tokens: int) -> None:
         nonlocal clock, calls
-        clock += (1e-4 + 1e-6 * documents * tokens) * (10 if calls in slow else 1)
+        seconds = 1e-4 + 1e-6 * documents * tokens
+        clock += seconds * factor + pause if calls in slow else seconds
         calls += 1
 
     with pytest.MonkeyPatch.context() as patch:
@@ -118,4 +124,22 @@ def test_a_slow_moment_changes_no_measurement(start: int, length: int) -> None:
         *((n, tokens) for n in BATCHES for tokens in BATCH_LENGTHS if n * tokens <= 16_384),
     }
     for found in costs.measurements:
-        assert math.isclose(found.seconds, 1e-4 + 1e-6 * found.documents * found.tokens)
+        expected = 1e-4 + 1e-6 * found.documents * found.tokens
+        assert math.isclose(found.seconds, expected, rel_tol=1e-9)
+
+
+@given(token_seconds=st.floats(1e-9, 10))
+def test_lengths_past_what_is_clearly_slow_are_not_tried(token_seconds: float) -> None:
+    clock, tried = 0.0, set[int]()
+
+    def run(documents: int, tokens: int) -> None:
+        nonlocal clock
+        clock += token_seconds * documents * tokens
+        tried.add(tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aftserve.calibration.time.perf_counter", lambda: clock)
+        calibrate(run, min_tokens=1, max_tokens=16_384, budget_tokens=16_384)
+    fast = [tokens for tokens in LENGTHS if token_seconds * tokens < 0.4]
+    assert tried >= set(fast)
+    assert len(tried) <= len([tokens for tokens in LENGTHS if token_seconds * tokens < 0.6]) + 1
