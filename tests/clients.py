@@ -43,8 +43,8 @@ def raw_connection(address: str) -> Iterator[socket.socket]:
 def head(body_bytes: int | None, *headers: str) -> bytes:
     """The first lines of ``POST /infer``; chunked where the length of the body is None."""
     length = "Transfer-Encoding: chunked" if body_bytes is None else f"Content-Length: {body_bytes}"
-    lines = ["POST /infer HTTP/1.1", "Host: x", "Content-Type: application/json", length, *headers]
-    return "\r\n".join([*lines, "", ""]).encode()
+    lines = ["POST /infer HTTP/1.1", "Host: localhost", "Content-Type: application/json", length]
+    return "\r\n".join([*lines, *headers, "", ""]).encode()
 
 
 def response(connection: socket.socket) -> tuple[int, bytes]:

@@ -17,6 +17,7 @@ from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference import routes as open_inference
+from aftserve.origins import same_origin
 from aftserve.page import routes as page
 from aftserve.presence import DeadlineSeconds, while_wanted
 from aftserve.problems import GUARDED, handle_problems, responses
@@ -120,7 +121,13 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         )
     handle_problems(app)
     problems = responses(Problem)
-    guards = [Depends(keys.dependency())] if keys is not None else []
+    # A page that has a key is meant to ask.
+    may_ask = (
+        same_origin(settings.host, settings.allowed_hosts, settings.cors_origins)
+        if keys is None
+        else keys.dependency()
+    )
+    guards = [Depends(may_ask)]
     guarded = APIRouter(
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
     )

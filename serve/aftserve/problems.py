@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _DESCRIPTIONS = {
     401: "There is no API key, or a wrong one.",
+    403: "A page of another origin asks, or by a name that is not the server's.",
     408: "The request arrived too slowly.",
     413: "The body or a document is over a limit, or takes longer than the deadline alone.",
     415: "The body is of another type, or compressed.",
@@ -29,8 +30,8 @@ _DESCRIPTIONS = {
     507: "The server has no space for a document that runs in chunks.",
 }
 
-GUARDED = (401, 429)
-"""What every address that asks for an API key may answer."""
+GUARDED = (401, 403, 429)
+"""What every address that is not open to all may answer."""
 
 
 def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -27,6 +27,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
 """As a browser sends it, in small letters and without a path; or * for all."""
+Host = Annotated[str, Field(pattern=r"^(\*|[^/\s:A-Z]+)$")]
+"""As a URL has it, in small letters and without a port; or * for any."""
 Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
 
@@ -107,6 +109,11 @@ class Settings(BaseSettings):
         None,
         description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
     )
+    allowed_hosts: Annotated[list[Host], NoDecode] = Field(
+        [],
+        description="where the server listens on loopback and asks for no API key: names that "
+        "lead to it beside localhost, as a proxy passes them on, with commas between; or * for any",
+    )
     cors_origins: Annotated[list[Origin], NoDecode] = Field(
         [],
         description="origins whose pages a browser lets ask, as https://example.org, with commas "
@@ -171,15 +178,15 @@ class Settings(BaseSettings):
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
-    def _listed(cls, origins: Any) -> Any:
+    def _listed(cls, names: Any) -> Any:
         """Of a flag or a variable: a list as JSON has it, or with commas between."""
-        if not isinstance(origins, str):
-            return origins
-        if origins.startswith("["):
-            return from_json(origins)
-        return [origin for origin in origins.split(",") if origin]
+        if not isinstance(names, str):
+            return names
+        if names.startswith("["):
+            return from_json(names)
+        return [name for name in names.split(",") if name]
 
     @property
     def served_name(self) -> str:

@@ -48,7 +48,7 @@ class Connection:
             ConnectionRefusedError: where nobody listens.
             ConnectionEndedError: where no whole answer came.
         """
-        lines = [f"POST {path} HTTP/1.1", "Host: load", "Content-Type: application/json",
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
                  f"Content-Length: {len(body)}"]  # fmt: skip
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         await self.open()
