@@ -35,6 +35,15 @@ def address(
     assert "Traceback" not in log.read_text("utf-8")
 
 
+_PREDICTING = """
+import sys
+from aftserve.calibration import Costs
+from aftserve.cli import main
+
+Costs.alone = lambda costs, tokens: {} * tokens
+sys.exit(main())
+"""
+"""Predicts so many seconds for each token, whatever was measured."""
 _SMALL_FILES = (
     "-c",
     """
@@ -108,12 +117,29 @@ def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
     assert answer(address, document(7))["tokens_used"] == 7
 
 
-def test_what_cannot_be_done_by_the_deadline_is_refused_or_stopped(address: str) -> None:
-    # A tenth of what it takes where nothing else runs; it may have passed before all has arrived.
-    response = post(address, document(1_000_000), **{"Deadline-Seconds": "0.5"})
-    assert response.status_code in (413, 429, 504), response.text
-    assert "deadline" in response.json()["detail"]
-    eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
+def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _PREDICTING.format(1.0))
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        response = post(address, document(2 * WHOLE), **{"Deadline-Seconds": "60"})
+        assert response.status_code == 413, response.text
+        assert "the deadline is in" in response.json()["detail"]
+        assert metric(address, "aftserve_run_documents_count") == 0
+
+
+def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _PREDICTING.format(1e-9))
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        # They arrive in less than a second, and take ten where nothing else runs.
+        long = {"input_ids": [[5] * 1_000_000] * 2}
+        deadline = {"Deadline-Seconds": "4"}
+        response = httpx.post(f"{address}/infer", json=long, headers=deadline, timeout=120)
+        assert response.status_code == 504, response.text
+        eventually(lambda: metric(address, "aftserve_stopped_runs_total") == 1, "it is stopped")
+        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
 
 
 def test_info_says_what_becomes_of_them(address: str) -> None:
