@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
     add_reference_options(parser)
     add("--against", choices=["torch", "golden"],
         help="PyTorch, or its stored outputs (default: torch where --model is given)")  # fmt: skip
-    add("--data", type=Path, metavar="FILE", help="your documents, as above; needs --model")
+    add("--data", type=Path, metavar="FILE", help="your documents, as below; needs --model")
     add("--lengths", type=lengths, default=[], metavar="N,N,...",
         help="documents of so many random tokens; needs --model")  # fmt: skip
     add("--search", type=positive, default=0, metavar="N",
