@@ -8,21 +8,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import machine
+from benchmarks.gpu import MECHANISMS, machine
 
 LENGTHS = tuple(1024 * 4**i for i in range(6))
 MACHINE_LACKS = 3
 
 
 def main() -> int:
-    lacks = machine.missing()
-    if lacks:
-        print(f"gpu-check needs {', and '.join(lacks)}.", file=sys.stderr)
-        return MACHINE_LACKS
-    # Imports torch.
-    from benchmarks.gpu.check import check
-    from benchmarks.gpu.workloads import MECHANISMS
-
     parser = argparse.ArgumentParser(
         prog="make gpu-check GPU_CHECK=",
         description=__doc__,
@@ -47,6 +39,13 @@ def main() -> int:
     )
     add("--out", type=Path, default=Path(__file__).parent, help="folder of the record")
     options = parser.parse_args()
+    lacks = machine.missing()
+    if lacks:
+        print(f"gpu-check needs {', and '.join(lacks)}.", file=sys.stderr)
+        return MACHINE_LACKS
+    # Imports torch.
+    from benchmarks.gpu.check import check
+
     options.out.mkdir(parents=True, exist_ok=True)
     return 0 if check(options) else 1
 

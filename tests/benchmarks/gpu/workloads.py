@@ -22,15 +22,6 @@ HEADS = 8
 EPSILON = 1e-5
 TAPS = 31
 WINDOW = 128
-MECHANISMS = (
-    "aft_simple",
-    "aft_full",
-    "aft_local",
-    "aft_conv",
-    "efficient_attention",
-    "linear_attention",
-    "fastformer",
-)
 LAYER = "layer_norm_fastformer"
 """Not a mechanism: what surrounds one is in it, and it has no causal form."""
 Run = Callable[[], Tensor]

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu import accuracy, bindings, check, machine, models, programs, report, timing
+from benchmarks.gpu import (
+    MECHANISMS,
+    accuracy,
+    bindings,
+    check,
+    machine,
+    models,
+    programs,
+    report,
+    timing,
+)
 from benchmarks.gpu.library import (
     CALLS,
     ExpPrecision,
@@ -22,7 +32,7 @@ from benchmarks.gpu.library import (
 )
 from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
-from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, MECHANISMS, WINDOW, Workload
+from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
 
 import aftplugins
 from aftexport.mechanisms import OPERATORS
@@ -151,6 +161,15 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
     assert "gpu-check needs an NVIDIA GPU" in done.stderr
     assert "Error 3" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_its_help_needs_no_gpu_and_no_torch():
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "benchmarks.gpu", "--help"],  # without site-packages
+        cwd=emulated.REPOSITORY / "tests", capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--no-models" in done.stdout
 
 
 @pytest.mark.parametrize("stem", ["aft_simple", "aft_full"])
