@@ -11,7 +11,7 @@ from aftexport.bundle import PARITY, Bundle
 from aftexport.engine_export import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import EngineError
-from aftexport.manifest import EnginePlan, Manifest
+from aftexport.manifest import MAX_TOKENS, EnginePlan, Manifest
 from aftexport.report import escape, operator_table, plain_table, size_table
 
 
@@ -134,4 +134,4 @@ def _position_biases(manifest: Manifest) -> dict[str, object]:
 
 
 def _tokens(count: int | None) -> str:
-    return "any length" if count is None else f"{count} tokens"
+    return f"{MAX_TOKENS if count is None else count} tokens"

@@ -121,7 +121,9 @@ class Settings(BaseSettings):
     )
 
     max_tokens: PositiveInt | None = Field(
-        None, description="refuse longer documents; the model's own limit where it is left out"
+        None,
+        description="refuse longer documents; the model's own limit, 1,048,576 where it has none, "
+        "where it is left out or over that",
     )
     max_characters: PositiveInt = Field(1 << 24, description="refuse longer texts")
     max_documents: PositiveInt = Field(256, description="most documents of one request")

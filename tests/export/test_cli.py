@@ -218,7 +218,15 @@ def test_inspect_shows_a_bundle_and_changes_nothing(
     before = listing(bundle_folder)
     outcome = run_here(["inspect", bundle_folder], capsys)
     assert outcome.code == 0
-    for said in ("aft_simple", "300", "any length", *toy.LABELS, "fp32", "model.onnx", "AftSimple"):
+    for said in (
+        "aft_simple",
+        "300",
+        "1048576 tokens",
+        *toy.LABELS,
+        "fp32",
+        "model.onnx",
+        "AftSimple",
+    ):
         assert said in outcome.out
     assert listing(bundle_folder) == before
 
