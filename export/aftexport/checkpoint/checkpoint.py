@@ -72,8 +72,16 @@ def save(
         tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
 
     Raises:
-        UsageError: where labels or tokenizer do not fit the model.
+        UsageError: where the model is no ``DocumentClassifier``, or labels or tokenizer do not fit
+            it.
     """
+    if not isinstance(getattr(model, "config", None), ClassifierConfig):  # torch.compile wraps one
+        raise UsageError(
+            f"A {type(model).__name__} is no DocumentClassifier, whose configuration a checkpoint "
+            "holds.",
+            "Save its state_dict by torch.save, and export that with --model "
+            "package.module:factory.",
+        )
     _check_labels(labels, model.config.num_labels)
     if not all(labels):
         raise UsageError("A label is empty.", "Give each class a name.")

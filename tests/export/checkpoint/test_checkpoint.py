@@ -79,6 +79,12 @@ def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
     assert path.read_bytes() == b"before"
 
 
+def test_a_module_that_has_no_configuration_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--model package"):
+        aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
+    assert listing(tmp_path) == {}
+
+
 def test_a_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file: Path) -> None:
     read = load(model_folder()(tmp_path, checkpoint_file))
     assert read.labels == toy.LABELS
