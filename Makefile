@@ -10,7 +10,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick load soak lint format clean
+.PHONY: demo test test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick load soak lint format clean
 
 demo: $(VENV)/installed
 	$(BIN)/aftexport demo
@@ -27,6 +27,15 @@ native-%: $(VENV)/installed
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*))
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
+
+# The same for aarch64, emulated: with g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them.
+native-aarch64: $(VENV)/installed
+	$(BIN)/cmake -S plugins -B build/native/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
+	  -DAFT_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
+	$(BIN)/cmake --build build/native/aarch64 --parallel 2 --target native_tests
+	$(BIN)/ctest --test-dir build/native/aarch64 --output-on-failure --tests-regex baseline
 
 # The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them for ONNX Runtime and TensorRT, in
 # plugins/aftplugins; needs no GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the

@@ -18,8 +18,9 @@ struct Rows {
   Rows from(int64_t channel) const { return {data + channel, stride}; }
 };
 
-constexpr int kContextRows = kRegisters == 32 ? 8 : 4;
+constexpr int kContextRows = kRegisters == 32 ? min(8, kLanes) : 4;  // heads are padded to whole vectors, not to tiles
 constexpr int kCausalRows = 4;
+static_assert(kLanes % kContextRows == 0 && kLanes % kCausalRows == 0);
 
 namespace context_tiles {
 
