@@ -177,8 +177,8 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "list of tensors": (saved(lambda _: [torch.ones(1)]), ("list",)),
     "dict of text": (saved(lambda _: {"a": "b"}), ()),
     "empty state dict": (saved(lambda _: {}), ()),
-    "bare state dict without --model": (
-        saved(lambda _: toy.Bag().state_dict()), ("--model", "state dict")),
+    "bare state dict without --factory": (
+        saved(lambda _: toy.Bag().state_dict()), ("--factory", "state dict")),
     "state dict numbered": (saved(lambda _: {0: torch.ones(1)}), ()),
     "newer checkpoint version": (
         altered(lambda content: content.update(version=2)), ("version 2", "Upgrade")),
@@ -227,7 +227,7 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
         ("model.safetensors.index.json lists", "Join them")),
     "folder of transformers": (
         model_folder(config_json=json.dumps({"model_type": "bert", "hidden_size": 8})),
-        ("model_type 'bert'", "model.safetensors, and --model")),
+        ("model_type 'bert'", "model.safetensors, and --factory")),
     "folder with bad JSON": (model_folder(config_json="{"), ("config.json", "JSON")),
     "folder with nested JSON": (model_folder(config_json="[" * 100_000), ("config.json",)),
     "folder with JSON no object": (model_folder(config_json="[]"), ("config.json",)),

@@ -138,7 +138,7 @@ def test_a_module_around_one_layer_is_exported_and_runs_in_chunks(tmp_path: Path
     (tmp_path / "classifier.py").write_text(THEIRS)
     write = "import torch, classifier; torch.save(classifier.Classifier().state_dict(), 'model.pt')"
     assert run_python("-c", write, cwd=tmp_path).code == 0
-    command = ["-m", "aftexport", "model.pt", "--model", "classifier:Classifier", "--to", "onnx"]
+    command = ["-m", "aftexport", "model.pt", "--factory", "classifier:Classifier", "--to", "onnx"]
     outcome = run_python(*command, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "model.bundle" / "chunked.zip").exists()

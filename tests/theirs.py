@@ -1,4 +1,4 @@
-"""Classifiers around attention as other people write it, for ``--model theirs:NAME``."""
+"""Classifiers around attention as other people write it, for ``--factory theirs:NAME``."""
 
 import torch
 from torch import Tensor, nn

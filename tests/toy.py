@@ -1,4 +1,4 @@
-"""Models small enough to export in a second, and factories for ``--model toy:NAME``."""
+"""Models small enough to export in a second, and factories for ``--factory toy:NAME``."""
 
 from typing import Any
 

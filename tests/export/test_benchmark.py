@@ -250,7 +250,7 @@ def test_a_length_that_fails_is_named_and_the_others_are_shown(
     tmp_path: Path, capsys: Capture
 ) -> None:
     path, record = tmp_path / "bundle", tmp_path / "bench.json"
-    words = ["--model", "toy:EmbeddedPositions", "--to", "onnx", "--out", path, "--no-verify"]
+    words = ["--factory", "toy:EmbeddedPositions", "--to", "onnx", "--out", path, "--no-verify"]
     assert run_here(words, capsys).code == 0
     changed_manifest(path, {"max_tokens": 99})
     outcome = run_here(["bench", resealed(path), *FEW, "--json", record], capsys)

@@ -37,7 +37,7 @@ def test_a_bundle_has_the_rights_of_any_new_folder(
 
 HELP = {
     ("--help",): ("--to", "--out", "--precision", "--max-length", "--opset", "--no-verify",
-                  "--force", "--model", "--labels", "--tokenizer", "--allow-pickle", "verify",
+                  "--force", "--factory", "--labels", "--tokenizer", "--allow-pickle", "verify",
                   "inspect", "build", "bench", "demo", "--min-length", "--opt-length",
                   "--max-batch", "--workspace", "--timing-cache", "--compute-capability",
                   "Exit status"),
@@ -126,7 +126,7 @@ def test_an_option_that_does_not_fit_is_refused(
     Path("words.txt").write_text("no tokenizer")
     Path("latin.txt").write_bytes(b"\xe9")
     before = listing(tmp_path)
-    words = ["model.pt", "--to", "onnx", "--model", "toy:Bag", *options]
+    words = ["model.pt", "--to", "onnx", "--factory", "toy:Bag", *options]
     assert_refused(run_here(words, capsys), said)
     assert listing(tmp_path) == before
 
@@ -134,7 +134,7 @@ def test_an_option_that_does_not_fit_is_refused(
 def test_labels_may_have_spaces_after_their_commas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "toy:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    words = ["--factory", "toy:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here([*words, "--labels", "a, b b ,c"], capsys)
     assert outcome.code == 0, outcome.err
     assert Bundle.open(tmp_path / "b").manifest.labels == ("a", "b b", "c")
@@ -156,7 +156,7 @@ def test_a_file_that_grows_too_large_is_not_blamed_on_its_path(
 def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [checkpoint_file, "--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "out"]
+    words = [checkpoint_file, "--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
     assert_refused(run_here(words, capsys), "toy:Bag")
     assert not listing(tmp_path)
 
@@ -359,7 +359,7 @@ def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: 
 def test_a_limit_the_model_sets_is_shown_and_not_exceeded(
     factory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", f"toy:{factory}", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    words = ["--factory", f"toy:{factory}", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
     most = Bundle.open(tmp_path / "b").manifest.max_tokens

@@ -82,7 +82,7 @@ def test_every_option_reaches_the_bundle(
 ) -> None:
     (tmp_path / "tokens.json").write_text(toy.byte_tokenizer().to_str(), "utf-8")
     outcome = run_here(
-        ["--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "b", "--opset", "18",
+        ["--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "b", "--opset", "18",
          "--max-length", "50", "--labels", "x,y,z", "--tokenizer", tmp_path / "tokens.json",
          "--no-verify", state_file],
         capsys,
@@ -133,7 +133,7 @@ def make():
 def test_half_precision_of_pytorchs_own_layer_does_not_crash_the_runtime(tmp_path: Path) -> None:
     """As ONNX Runtime 1.31 did while it optimized the graph, and the process with it."""
     (tmp_path / "own.py").write_text(_LAYER_OF_PYTORCH)
-    words = ["--model", "own:make", "--to", "onnx", "--precision", "fp16", "--out", "own.bundle"]
+    words = ["--factory", "own:make", "--to", "onnx", "--precision", "fp16", "--out", "own.bundle"]
     outcome = run_python("-m", "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
 
@@ -165,7 +165,7 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
 def test_a_forward_that_cannot_be_compared_is_refused(
     factory: str, named: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", factory, "--to", "onnx", "--out", tmp_path / "b"]
+    words = ["--factory", factory, "--to", "onnx", "--out", tmp_path / "b"]
     assert_refused(run_here(words, capsys), *named)
     assert not listing(tmp_path)
 
@@ -173,7 +173,7 @@ def test_a_forward_that_cannot_be_compared_is_refused(
 def test_a_module_whose_own_weights_are_not_numbers_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "toy:NotANumber", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    words = ["--factory", "toy:NotANumber", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     assert_refused(run_here(words, capsys), "NaN", "head.bias")
     torch.save(toy.NotANumber(), tmp_path / "model.pt")
     words = [tmp_path / "model.pt", "--to", "onnx", "--allow-pickle", "--no-verify"]
@@ -207,7 +207,7 @@ def test_a_module_that_cannot_be_exported_is_refused(
 ) -> None:
     torch.save(getattr(toy, factory)().state_dict(), tmp_path / "model.pt")
     before = listing(tmp_path)
-    words = [tmp_path / "model.pt", "--to", "onnx", "--model", f"toy:{factory}"]
+    words = [tmp_path / "model.pt", "--to", "onnx", "--factory", f"toy:{factory}"]
     assert_refused(run_here(words, capsys), said)
     assert listing(tmp_path) == before
 
@@ -252,7 +252,7 @@ def test_an_out_that_cannot_be_used_is_refused_and_untouched(
     make, out, options = OUTS[kind]
     make(tmp_path / "out")
     before = listing(tmp_path)
-    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--no-verify"]
+    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--no-verify"]
     assert_refused(run_here([*words, "--out", tmp_path / out, *options], capsys), out)
     assert listing(tmp_path) == before
 
@@ -264,7 +264,7 @@ def test_a_folder_that_may_not_be_written_is_refused(
         pytest.skip("root may write everywhere")
     (tmp_path / "locked").mkdir(mode=0o500)
     out = tmp_path / "locked" / "out"
-    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--out", out]
+    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--out", out]
     assert_refused(run_here(words, capsys), str(out.parent))
     assert not listing(tmp_path / "locked")
 
@@ -305,7 +305,7 @@ def test_a_failure_while_checking_leaves_nothing(
         raise EngineError("The runtime failed.", "Try another.")
 
     monkeypatch.setattr(exporter, "verify", failing)
-    words = [state_file, "--to", "onnx", "--model", "toy:Bag", "--out", tmp_path / "new" / "b"]
+    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "new" / "b"]
     assert_refused(run_here(words, capsys), "The runtime failed")
     assert not listing(tmp_path)
 

@@ -217,7 +217,7 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
         raise CheckpointError(
             path,
             "it holds pickled Python objects, which run code when loaded",
-            "Save its state_dict and give --model package.module:factory; or, only if you "
+            "Save its state_dict and give --factory package.module:factory; or, only if you "
             "trust whoever made the file, add --allow-pickle.",
         ) from error
     except Exception as error:  # damaged bytes lead the reader to any exception there is
@@ -290,7 +290,7 @@ def _build(
         raise CheckpointError(
             path,
             f"a configuration of the library transformers, model_type {config['model_type']!r}",
-            "Give the folder's model.safetensors, and --model package.module:factory, a callable "
+            "Give the folder's model.safetensors, and --factory package.module:factory, a callable "
             "that returns the module.",
         )
     try:
@@ -319,8 +319,7 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
         raise CheckpointError(
             path,
             "a bare state dict: weights without the module they belong to",
-            "Add --model package.module:factory, a callable that returns the module; to verify and "
-            "bench, --factory.",
+            "Add --factory package.module:factory, a callable that returns the module.",
         )
     module = unwrapped(call_factory(factory))
     load_weights(path, module, state)

@@ -18,7 +18,7 @@ def call_factory(factory: str) -> nn.Module:
     module_name, _, attribute = factory.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise UsageError(
-            f"--model {factory!r} names no factory.", "Write it as package.module:factory."
+            f"--factory {factory!r} names no factory.", "Write it as package.module:factory."
         )
     import_from_here()
     try:
@@ -27,14 +27,14 @@ def call_factory(factory: str) -> nn.Module:
             target = getattr(target, part)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise UsageError(
-            f"--model {factory}: importing it raised {type(error).__name__}: {error}.",
+            f"--factory {factory}: importing it raised {type(error).__name__}: {error}.",
             "Check the name, and that it can be imported from here.",
         ) from error
     try:
         module = target()
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"--model {factory} raised {type(error).__name__}: {error}.",
+            f"--factory {factory} raised {type(error).__name__}: {error}.",
             "Give a callable that needs no arguments."
             if isinstance(error, TypeError)
             else f"Call it in Python to see where: from {module_name} import "
@@ -42,7 +42,7 @@ def call_factory(factory: str) -> nn.Module:
         ) from error
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"--model {factory} returned a {type(module).__name__}.",
+            f"--factory {factory} returned a {type(module).__name__}.",
             "Give a callable that returns an nn.Module.",
         )
     return module

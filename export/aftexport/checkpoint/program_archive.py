@@ -35,7 +35,7 @@ _EXPRESSION_WORDS = frozenset(
 )
 _SIZE = re.compile(r"L\['\w+'\]\.size\(\)\[\d+\]")
 _LONGEST_EXPRESSION = 2000
-_SAFE_FORM = "Export it again with torch.export.save, or give the module's state dict and --model."
+_SAFE_FORM = "Export it again with torch.export.save, or give its state dict and --factory."
 
 
 def is_program_archive(path: Path) -> bool:

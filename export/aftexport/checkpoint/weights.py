@@ -15,7 +15,7 @@ _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "module")
 """What training scripts call the state dict of the model in a file that has more."""
 _COUNT = "n_averaged"
 """What AveragedModel has beside the module it averages."""
-_GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --model."
+_GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
 
 
 def state_dict_in(path: Path, content: object) -> Mapping[str, Tensor]:

@@ -18,11 +18,11 @@ _EPILOG = """\
 A model file may be
   a checkpoint written by aftexport.save,
   a state dict (.pt, .safetensors), bare or beside an optimizer's, with
-    --model package.module:factory,
+    --factory package.module:factory,
   a torch.export program (.pt2),
   a folder of config.json and model.safetensors,
   a pickled module, only with --allow-pickle: it runs whatever code it holds.
-Without a file, --model alone exports the module as its factory returns it.
+Without a file, --factory alone exports the module as its factory returns it.
 
 Subcommands (aftexport COMMAND --help tells more)
   aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
@@ -46,7 +46,6 @@ def run(words: list[str]) -> int:
     )
     add = parser.add_argument
     add("model", type=Path, nargs="?", help="the model file or folder")
-    add("--weights", type=Path, metavar="FILE", help="the same, with --model")
     add("--to", required=True, choices=["onnx", "trt", "trt-rtx", "triton"],
         help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
         "portable one, built here, GPU or not; triton: no bundle but a model repository of "
@@ -83,11 +82,9 @@ def run(words: list[str]) -> int:
 
     from aftexport.engines.settings import EngineOptions
 
-    if options.model is not None and options.weights is not None:
-        parser.error("--weights names the model file; leave one of the two out")
-    path = options.model or options.weights
+    path = options.model
     if path is None and options.factory is None:
-        parser.error("a model file, or --model PACKAGE.MODULE:FACTORY, is required")
+        parser.error("a model file, or --factory PACKAGE.MODULE:FACTORY, is required")
     engine = EngineOptions(
         min_length=options.min_length,
         opt_lengths=tuple(options.opt_length),

@@ -18,10 +18,10 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
 def add_loading_options(parser: argparse.ArgumentParser) -> None:
     """What every command needs that reads a model file."""
     parser.add_argument(
-        "--model",
-        dest="factory",
+        "--factory",
         metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable without arguments that returns the module of a state dict",
+        help="a callable without arguments that returns the module: a state dict needs one, and a "
+        "model that is in no file",
     )
     parser.add_argument(
         "--allow-pickle",
@@ -32,14 +32,13 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
 
 def add_reference_options(parser: argparse.ArgumentParser) -> None:
     """What every command needs that runs PyTorch beside a bundle."""
-    add = parser.add_argument
-    add("--model", type=Path, metavar="MODEL",
-        help="the model file or folder the bundle was exported from")  # fmt: skip
-    add("--factory", metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable that returns the module, where MODEL is a state dict, or alone where the "
-        "bundle was exported from it alone")  # fmt: skip
-    add("--allow-pickle", action="store_true",
-        help="load a pickled module; only for files you trust")  # fmt: skip
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="MODEL",
+        help="the model file or folder the bundle was exported from",
+    )
+    add_loading_options(parser)
 
 
 def positive(text: str) -> int:

@@ -167,8 +167,8 @@ def test_a_bad_factory_is_refused_by_name(
     monkeypatch.syspath_prepend(tmp_path)
     torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
     before = listing(tmp_path)
-    outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--model", factory], capsys)
-    assert_refused(outcome, "--model", factory)
+    outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--factory", factory], capsys)
+    assert_refused(outcome, "--factory", factory)
     assert listing(tmp_path) == before
 
 
@@ -240,7 +240,6 @@ def test_a_pickled_module_is_imported_from_the_working_folder(tmp_path: Path) ->
 def test_a_factory_that_nothing_needs_is_refused_by_name(
     tmp_path: Path, checkpoint_file: Path
 ) -> None:
-    # Not by that of the option, which is --factory where --model is the file.
     torch.save(toy.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
         with pytest.raises(UsageError, match=r"needs no factory\. Leave toy:Bag out"):

@@ -278,7 +278,7 @@ def test_the_bound_of_a_program_is_read_from_it(tmp_path: Path) -> None:
     [
         (["--precision", "fp16"], "--precision"),
         (["--max-length", "8"], "--max-length"),
-        (["--model", "toy:Bag"], "toy:Bag"),
+        (["--factory", "toy:Bag"], "toy:Bag"),
     ],
 )
 def test_options_a_program_cannot_take_are_refused(

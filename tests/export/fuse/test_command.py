@@ -136,7 +136,7 @@ def test_weights_and_a_table_of_positions_that_bounds_the_length(
         for weight in module.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     torch.save(module.state_dict(), tmp_path / "weights.pt")
-    words = ["--model", "theirs:full", "--weights", tmp_path / "weights.pt", "--to", "onnx"]
+    words = [tmp_path / "weights.pt", "--factory", "theirs:full", "--to", "onnx"]
     done = run_here([*words, "--out", tmp_path / "full.bundle"], capsys)
     assert done.code == 0, done.err
     manifest = Bundle.open(tmp_path / "full.bundle").manifest
@@ -157,7 +157,7 @@ def test_models_with_nothing_to_recognise_are_exported_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
-        ["--model", "theirs:nothing", "--to", "onnx", "--out", tmp_path / "plain.bundle"], capsys
+        ["--factory", "theirs:nothing", "--to", "onnx", "--out", tmp_path / "plain.bundle"], capsys
     )
     assert done.code == 0, done.err
     assert "No mechanism was recognised" in done.out
@@ -169,7 +169,7 @@ def test_modules_of_embeddings_are_told_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
-        ["--model", "theirs:embeddings", "--to", "onnx", "--out", tmp_path / "no.bundle"], capsys
+        ["--factory", "theirs:embeddings", "--to", "onnx", "--out", tmp_path / "no.bundle"], capsys
     )
     assert done.code == 2
     assert "nn.Embedding" in done.err

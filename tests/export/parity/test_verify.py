@@ -155,7 +155,7 @@ def test_a_factory_alone_is_the_module_of_a_bundle_that_had_no_file(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bag.bundle"
-    assert run_here(["--model", "toy:Bag", "--to", "onnx", "--out", path], capsys).code == 0
+    assert run_here(["--factory", "toy:Bag", "--to", "onnx", "--out", path], capsys).code == 0
     words = ["--factory", "toy:Bag"]
     outcome = run_here(["verify", path, *words, "--lengths", "5"], capsys)
     assert outcome.code == 0, outcome.err
