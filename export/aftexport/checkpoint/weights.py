@@ -15,6 +15,8 @@ _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "module")
 """What training scripts call the state dict of the model in a file that has more."""
 _COUNT = "n_averaged"
 """What AveragedModel has beside the module it averages."""
+_COMPILED = "_orig_mod"
+"""What torch.compile calls the module it is given."""
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
 
 
@@ -49,7 +51,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
             module = module.module
-        elif (compiled := module._modules.get("_orig_mod")) is not None:
+        elif (compiled := module._modules.get(_COMPILED)) is not None:
             module = compiled  # asked for by getattr, it may be that of a module within
         else:
             return module
@@ -58,17 +60,18 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
     """Loads a state dict that was read from ``path``.
 
-    What torch.compile, DistributedDataParallel or a trainer put before every name is left out, and
-    the count that AveragedModel keeps beside the weights. A weight may be missing where the module
-    shares it with one that is there; entries may be infinite where the module's own are, as in the
-    buffer of a mask.
+    What DistributedDataParallel or a trainer put before every name is left out, what torch.compile
+    put into any, and the count that AveragedModel keeps beside the weights. A weight may be missing
+    where the module shares it with one that is there; entries may be infinite where the module's
+    own are, as in the buffer of a mask.
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
             integers where the module has none, no dense real tensors, or not finite; each is named.
     """
-    expected = module.state_dict()
-    given = _unwrapped(expected, {str(name): value for name, value in state.items()})
+    own_names = {_uncompiled(name): name for name in module.state_dict()}
+    expected = {_uncompiled(name): tensor for name, tensor in module.state_dict().items()}
+    given = _unwrapped(expected, {_uncompiled(str(name)): value for name, value in state.items()})
     given = _shared(expected, given) | given
     problems = []
     if missing := sorted(set(expected) - set(given)):
@@ -106,7 +109,8 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             f"NaN, infinity, or a number beyond float32 in {_names(bad)}",
             "Give a checkpoint from before the training diverged.",
         )
-    module.load_state_dict(weights, assign=True)
+    loaded = {own_names[name]: weight for name, weight in weights.items()}
+    module.load_state_dict(loaded, assign=True)
 
 
 def refuse_unusable(path: Path, module: nn.Module) -> None:
@@ -137,6 +141,11 @@ def refuse_unusable(path: Path, module: nn.Module) -> None:
 
 def _has_weights(state: Mapping[Any, Any]) -> bool:
     return any(isinstance(value, Tensor) for value in state.values())
+
+
+def _uncompiled(name: str) -> str:
+    """The name of a weight without what torch.compile, of the module or of a part, puts into it."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[str, Any]:

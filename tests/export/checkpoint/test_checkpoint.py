@@ -197,10 +197,39 @@ def test_the_weights_of_a_wrapped_module_are_read(prefix: str, tmp_path: Path) -
     module = load(str(tmp_path / "model.pt"), factory="toy:Bag").module
     assert isinstance(module, toy.Bag)
     assert torch.equal(module.head.weight, trained.head.weight)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model."])
+def test_what_stands_before_some_names_alone_is_no_wrapper(prefix: str, tmp_path: Path) -> None:
+    state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
     state["head.bias"] = state.pop(prefix + "head.bias")
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="missing weights"):
         load(tmp_path / "model.pt", factory="toy:Bag")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("trained_compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_part_may_be_compiled_where_it_was_trained_and_where_it_is_read(
+    trained_compiled: bool, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = toy.Bag()
+    torch.nn.init.constant_(trained.head.bias, 7)
+    if trained_compiled:
+        trained.head = torch.compile(trained.head)
+    torch.save(trained.state_dict(), tmp_path / "model.pt")
+
+    def build() -> toy.Bag:
+        module = toy.Bag()
+        if compiled:
+            module.head = torch.compile(module.head)
+        return module
+
+    monkeypatch.setattr(toy, "build", build, raising=False)
+    module = load(tmp_path / "model.pt", factory="toy:build").module
+    assert isinstance(module, toy.Bag)
+    assert module.head.bias.tolist() == [7, 7, 7]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
