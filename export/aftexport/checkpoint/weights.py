@@ -1,5 +1,7 @@
 """Trained weights into a module: all of them, and nothing else."""
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,17 +63,21 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
     """Loads a state dict that was read from ``path``.
 
     What DistributedDataParallel or a trainer put before every name is left out, what torch.compile
-    put into any, and the count that AveragedModel keeps beside the weights. A weight may be missing
-    where the module shares it with one that is there; entries may be infinite where the module's
-    own are, as in the buffer of a mask.
+    put into any, and, with a warning, what is beside the module in what holds it, as a trainer's
+    loss. A weight may be missing where the module shares it with one that is there; entries may be
+    infinite where the module's own are, as in the buffer of a mask.
 
     Raises:
         CheckpointError: where weights are missing, unexpected, of another shape,
             integers where the module has none, no dense real tensors, or not finite; each is named.
+            Where there are those of several such modules.
     """
     own_names = {_uncompiled(name): name for name in module.state_dict()}
     expected = {_uncompiled(name): tensor for name, tensor in module.state_dict().items()}
-    given = _unwrapped(expected, {_uncompiled(str(name)): value for name, value in state.items()})
+    given = {_uncompiled(str(name)): value for name, value in state.items()}
+    prefix = _prefix(path, expected, given)
+    left_out = [n for n in given if not n.startswith(prefix) and n.split(".")[-1] != _COUNT]
+    given = {n.removeprefix(prefix): value for n, value in given.items() if n.startswith(prefix)}
     given = _shared(expected, given) | given
     problems = []
     if missing := sorted(set(expected) - set(given)):
@@ -110,6 +116,12 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             "Give a checkpoint from before the training diverged.",
         )
     loaded = {own_names[name]: weight for name, weight in weights.items()}
+    if left_out:
+        warnings.warn(
+            f"{path}: the weights under {prefix} are taken, and left out: {_names(left_out)}.",
+            UserWarning,
+            stacklevel=2,
+        )
     module.load_state_dict(loaded, assign=True)
 
 
@@ -148,15 +160,27 @@ def _uncompiled(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
-def _unwrapped(expected: Mapping[str, Tensor], given: dict[str, Any]) -> dict[str, Any]:
-    """The weights by their names in the module itself, if all are those of one that holds it."""
-    inner = given
-    while not expected.keys() & inner.keys():
-        held = {name: value for name, value in inner.items() if name != _COUNT}
-        if len({name.partition(".")[:2] for name in held}) != 1 or "" in held:
-            return given
-        inner = {name.partition(".")[2]: value for name, value in held.items()}
-    return inner
+def _prefix(path: Path, expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> str:
+    """What is put before the module's own names in those of what holds it; empty for nothing."""
+    found = Counter(
+        name.removesuffix(own) for name in given for own in _endings(name) if own in expected
+    )
+    most = max(found.values(), default=0)
+    if "" in found or most * 2 <= len(expected):
+        return ""
+    prefixes = [prefix for prefix, count in found.items() if count == most]
+    if len(prefixes) > 1:
+        raise CheckpointError(
+            path,
+            f"it holds weights for the module under {_names(prefixes)}",
+            "Save the state_dict() of one of them alone.",
+        )
+    return prefixes[0]
+
+
+def _endings(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[i:]) for i in range(len(parts))]
 
 
 def _shared(expected: Mapping[str, Tensor], given: Mapping[str, Any]) -> dict[str, Any]:

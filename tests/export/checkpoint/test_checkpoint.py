@@ -208,6 +208,25 @@ def test_what_stands_before_some_names_alone_is_no_wrapper(prefix: str, tmp_path
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
+def test_what_a_trainer_keeps_beside_the_module_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    trained = toy.Bag()
+    state = {f"net.model.{name}": weight for name, weight in trained.state_dict().items()}
+    beside = {"criterion.weight": torch.ones(3), "metrics.confusion": torch.ones(3, 3)}
+    torch.save({"state_dict": state | beside}, tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match=r"under net\.model\..*criterion.weight, metrics.conf"):
+        module = load(tmp_path / "model.pt", factory="toy:Bag").module
+    assert isinstance(module, toy.Bag)
+    assert torch.equal(module.head.weight, trained.head.weight)
+
+
+def test_weights_of_several_modules_are_refused_by_what_holds_them(tmp_path: Path) -> None:
+    state = toy.Bag().state_dict()
+    both = {f"{part}.{name}": state[name] for part in ("student", "teacher") for name in state}
+    torch.save(both, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of one of them alone"):
+        load(tmp_path / "model.pt", factory="toy:Bag")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("trained_compiled", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
