@@ -25,6 +25,8 @@ _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict wi
 def state_dict_in(path: Path, content: object) -> Mapping[str, Tensor]:
     """The weights in what ``torch.load`` made of the file at ``path``.
 
+    Warns of others beside them, as the moving average of the same.
+
     Raises:
         CheckpointError: where there are none, or those of several models.
     """
@@ -39,6 +41,14 @@ def state_dict_in(path: Path, content: object) -> Mapping[str, Tensor]:
             path, f"it holds weights under {_names(held)}", "Save those of the model alone."
         )
     if held:
+        for name, state in content.items():
+            if name != held[0] and isinstance(state, dict) and _has_weights(state):
+                warnings.warn(
+                    f"{path}: the weights under {held[0]} are taken, those under {name} not. To "
+                    f"export those: torch.save(torch.load({str(path)!r})[{name!r}], 'other.pt').",
+                    UserWarning,
+                    stacklevel=2,
+                )
         return content[held[0]]  # type: ignore[no-any-return]
     if not content or {} in holders.values():
         raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")

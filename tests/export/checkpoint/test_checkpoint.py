@@ -123,6 +123,25 @@ def test_the_weights_beside_an_optimizers_are_read(name: str, tmp_path: Path) ->
     assert torch.equal(module.head.bias, trained.head.bias)
 
 
+@pytest.mark.parametrize("name", ["state_dict_ema", "model_ema", "ema"])
+def test_of_weights_beside_those_that_are_read_a_warning_says_how_to_take_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained, averaged = toy.Bag(), toy.Bag()
+    torch.nn.init.constant_(averaged.head.bias, 7)
+    torch.save({"state_dict": trained.state_dict(), name: averaged.state_dict()}, "model.pt")
+    with pytest.warns(UserWarning, match=f"under state_dict are taken.*under {name}") as said:
+        module = load("model.pt", factory="toy:Bag").module
+    assert isinstance(module, toy.Bag)
+    assert torch.equal(module.head.bias, trained.head.bias)
+    command = str(said[0].message).partition("export those: ")[2].removesuffix(".")
+    exec(command, {"torch": torch})
+    other = load("other.pt", factory="toy:Bag").module
+    assert isinstance(other, toy.Bag)
+    assert torch.equal(other.head.bias, averaged.head.bias)
+
+
 def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
     tmp_path: Path,
 ) -> None:
