@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import EngineError, StorageError
+from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
 
 Array = NDArray[np.generic]
@@ -206,6 +206,7 @@ class ChunkedModel:
             ``logits [1, C]`` and, if asked for, ``evidence [1, T]``; see ``aftexport.evidence``.
 
         Raises:
+            InputError: where there are no ids.
             EngineError: where the runtime refuses or fails.
             StorageError: where there is no space for what is kept between layers.
         """
@@ -254,6 +255,8 @@ class ChunkedModel:
         return parts
 
     def _chunks(self, tokens: int) -> list[_Chunk]:
+        if not tokens:
+            raise InputError("The document has no tokens.", "Give some ids.")
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
         return list(pairwise(ends))

@@ -21,7 +21,7 @@ from aftexport.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.summary import WholeOnlyError
 from aftexport.engines.chunked import ChunkedModel
-from aftexport.errors import EngineError
+from aftexport.errors import EngineError, InputError
 from aftexport.lowering import lower
 from aftexport.manifest import ChunkedPlan
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
@@ -248,6 +248,11 @@ def test_it_stops_after_every_part_and_can_be_given_up(model: ChunkedModel) -> N
     parts.close()
     gc.collect()
     assert open_files() == before
+
+
+def test_a_document_of_no_tokens_is_refused(model: ChunkedModel) -> None:
+    with pytest.raises(InputError, match="no tokens"):
+        model.run(np.zeros(0, np.int64))
 
 
 def test_nothing_is_left_behind(model: ChunkedModel, tmp_path: Path) -> None:
