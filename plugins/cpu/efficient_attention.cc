@@ -240,7 +240,8 @@ void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, C
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t at = t * shape.row(1) + c;
       block += load(keys + at);
-      store(queries + at, load(queries + at) / (base + block));
+      const Vec total = base + block;
+      store(queries + at, total == 0.0f ? Vec{} : load(queries + at) / total);
     }
     store(context.sum + c, base + block);
   }

@@ -265,7 +265,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, con
     for (int c = 0; c < N; ++c) {
       const float numerator =
           total.of(sums.numerator[r][c] + sums.outside_numerator[c] * zero_bias, outside[c].numerator);
-      y[c] = gated(p.call.gate, query[c], counts && denominator > 0.0f ? numerator / denominator : 0.0f);
+      y[c] = gated(p.call.gate, query[c], counts && denominator != 0.0f ? numerator / denominator : 0.0f);
     }
     store(output + r * s.channels, y);
   }

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) 
     const float denominator = total.of(product.sum(1, cell), outside.denominator);
     const bool counts = r < tile.rows && tile.channel + c < s.channels;
     if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;
-    shared.context[r][c] = counts && denominator > 0.0f ? numerator / denominator : 0.0f;
+    shared.context[r][c] = counts && denominator != 0.0f ? numerator / denominator : 0.0f;
   }
 #pragma unroll 1
   for (int cell = 0; lost != 0; ++cell, lost >>= 1)

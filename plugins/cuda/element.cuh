@@ -40,13 +40,17 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(Half x) { return machine::half_to_float(x.bits); }
 __device__ __forceinline__ float to_float(BFloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
-// Two floats as one word of T, rounded to nearest even; float16 beyond its range becomes the largest finite.
+// Two floats as one word of T, rounded to nearest even; float16 beyond its range becomes the largest finite, and NaN,
+// which fminf and fmaxf would drop, stays what it is.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 template <>
 __device__ __forceinline__ uint32_t pack<Half>(float low, float high) {
-  constexpr float most = 65504.0f;
-  return machine::pack_half(fminf(fmaxf(low, -most), most), fminf(fmaxf(high, -most), most));
+  const auto limited = [](float x) {
+    constexpr float most = 65504.0f;
+    return x < -most ? -most : x > most ? most : x;
+  };
+  return machine::pack_half(limited(low), limited(high));
 }
 template <>
 __device__ __forceinline__ uint32_t pack<BFloat16>(float low, float high) {

@@ -149,7 +149,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
           before += shared.keys[r][column];
           const float total = key_sum + before;
           const float query = shared.queries[r][column];
-          if (r >= first && r < last) shared.queries[r][column] = total > 0.0f ? query / total : 0.0f;
+          if (r >= first && r < last) shared.queries[r][column] = total == 0.0f ? 0.0f : query / total;
         }
         const float factor = machine::fast_exp(maximum - highest);
         if (group == 0) shared.factor[column] = factor;

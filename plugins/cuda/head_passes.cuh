@@ -162,7 +162,7 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
     const int c = unit / kValues, column = unit % kValues;
     const Raw<float, 4> raw(state + c * kWidth + place.first_value + column);
     float factor = 1.0f;
-    if constexpr (Mechanism::kSoftmax) factor = key_sums[c] > 0.0f ? 1.0f / key_sums[c] : 0.0f;
+    if constexpr (Mechanism::kSoftmax) factor = key_sums[c] == 0.0f ? 0.0f : 1.0f / key_sums[c];
     const float x[4] = {raw[0] * factor, raw[1] * factor, raw[2] * factor, raw[3] * factor};
     store(&shared.context[c][column], x);
   }

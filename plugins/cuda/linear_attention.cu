@@ -30,7 +30,7 @@ struct Linear {
   float eps;
 
   __device__ __forceinline__ float feature(float x) const {
-    const float positive = fmaxf(x, 0.0f);
+    const float positive = x < 0.0f ? 0.0f : x;  // NaN, too, where fmaxf gives 0
     return map == AFT_CUDA_RELU ? positive : positive + machine::fast_exp(fminf(x, 0.0f));
   }
 
@@ -50,7 +50,7 @@ struct Linear {
 
   __device__ __forceinline__ float row_scale(float sum, int64_t) const {
     const float denominator = sum + eps;
-    return denominator > 0.0f ? 1.0f / denominator : 0.0f;
+    return denominator == 0.0f ? 0.0f : 1.0f / denominator;
   }
 };
 

@@ -28,7 +28,7 @@ struct RunningSum {
   __device__ __forceinline__ void add(float key, float value) { merge({key, value, 1.0f}); }
 
   // 0 where no key was counted.
-  __device__ __forceinline__ float mean() const { return denominator > 0.0f ? numerator / denominator : 0.0f; }
+  __device__ __forceinline__ float mean() const { return denominator == 0.0f ? 0.0f : numerator / denominator; }
 };
 
 // Of the lane that lies `distance` lanes away in the sense of shuffles.

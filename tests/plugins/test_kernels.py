@@ -116,6 +116,14 @@ def test_keys_whose_level_changes(op, levels):
     check(op, inputs, **attributes_of(op, 2))
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("Fastformer")])
+def test_keys_of_minus_infinity_do_not_count(op):
+    inputs = random_inputs(op, 1, 90, 24, heads=2, window=5)
+    inputs[1][0, :9] = -np.inf
+    inputs[1][0, 40:70, ::2] = -np.inf
+    check(op, inputs, **attributes_of(op, 2))
+
+
 @pytest.mark.parametrize("op", AFT_FULL)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 530])

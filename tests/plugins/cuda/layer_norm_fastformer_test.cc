@@ -72,6 +72,7 @@ struct Layer {
 static int try_layer(const Case& c, const Bounds& bounds) {
   Problem problem(c, bounds, c.channels);
   problem.sequence.query = problem.sequence.value;  // whose padded rows are NaN
+  problem.sequence.key = {};
   Layer layer{c, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const int64_t d = c.channels;
   const float unit = std::sqrt(3.0f / static_cast<float>(d));  // makes a product as large as its rows

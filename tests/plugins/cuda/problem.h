@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -173,6 +174,8 @@ class Problem {
     expect(finite, "is not finite");
     expect(error <= bounds.of[c.element] * largest, "is off by " + std::to_string(error / largest));
 
+    show_what_is_no_number(call, workspace_size, kernel);
+
     const size_t least = workspace_size(&call);
     for (int64_t AftCudaSequence::*extent : {&AftCudaSequence::batch, &AftCudaSequence::tokens})
       for (int64_t more : {1, 1000}) {
@@ -192,6 +195,31 @@ class Problem {
     if (condition) return;
     std::printf("FAILED: %s %s\n", c.name().c_str(), what.c_str());
     ++failures;
+  }
+
+  // Of a token that counts, the first channel of query, key or value becomes NaN, and so must that of the output.
+  template <class Call, class Kernel>
+  void show_what_is_no_number(Call call, size_t (*workspace_size)(const Call*), const Kernel& kernel) {
+    const auto longest = std::max_element(c.lengths.begin(), c.lengths.begin() + c.batch);
+    if (c.batch == 0 || *longest == 0) return;
+    const int64_t b = longest - c.lengths.begin(), t = *longest / 2;
+    const size_t size = element_size(c.element);
+    const int first = c.gate == AFT_CUDA_NO_GATE ? 1 : 0;  // which leaves a query unread
+    const int which = first + static_cast<int>(c.draw(3 - first, 41));
+    const AftCudaTensor& tensor = *std::array{&sequence.query, &sequence.key, &sequence.value}[which];
+    if (!tensor.data) return;  // not read
+    unsigned char* at = static_cast<unsigned char*>(const_cast<void*>(tensor.data)) +
+                        (b * tensor.batch_stride + t * tensor.token_stride) * size;
+    unsigned char none[4], number[4];
+    std::memset(none, 0xff, sizeof none);
+    device::read(number, at, size);
+    device::write(at, none, size);
+    Buffer output(c.batch * c.tokens * c.channels * size, offset()), workspace(workspace_size(&call));
+    call.sequence.output = output.data();
+    expect(kernel(&call, workspace.data(), nullptr) == 0 && output.read(), "fails where a number is none");
+    expect(std::isnan(decode(output.host() + (b * c.tokens + t) * c.channels * size, c.element)),
+           "hides that a number of " + std::string(std::array{"query", "key", "value"}[which]) + " is none");
+    device::write(at, number, size);
   }
 
   size_t offset() const { return c.layout == Layout::kUnaligned ? element_size(c.element) : 0; }

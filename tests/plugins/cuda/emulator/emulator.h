@@ -166,7 +166,9 @@ inline uint32_t pack_bfloat(float low, float high) {
   return emulator::float_to_bfloat(low) | static_cast<uint32_t>(emulator::float_to_bfloat(high)) << 16;
 }
 // To nearest, ties away from zero.
-inline uint32_t to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
+inline uint32_t to_tf32(float x) {
+  return std::isnan(x) ? 0x7fffffffu : (__float_as_uint(x) + 0x1000u) & ~0x1fffu;
+}
 
 inline void mma_half(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulator::Product lane{c, a, b};
