@@ -79,7 +79,7 @@ def save(
         raise UsageError(
             f"A {type(model).__name__} is no DocumentClassifier, whose configuration a checkpoint "
             "holds.",
-            "Save its state_dict by torch.save, and export that with --model "
+            "Save its state_dict by torch.save, and export that with --factory "
             "package.module:factory.",
         )
     _check_labels(labels, model.config.num_labels)

@@ -80,7 +80,7 @@ def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
 
 
 def test_a_module_that_has_no_configuration_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--model package"):
+    with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--factory package"):
         aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
     assert listing(tmp_path) == {}
 
