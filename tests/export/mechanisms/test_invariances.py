@@ -135,3 +135,13 @@ def test_the_result_is_linear_in_the_values(run: Run, variant: Variant) -> None:
     of_sum = run(variant, inputs | {"value": 2 * inputs["value"] - other})
     sum_of = 2 * run(variant, inputs) - run(variant, inputs | {"value": other})
     assert error(of_sum, sum_of, inputs) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("variant", ONE_GATE, ids=str)
+def test_what_is_no_number_is_not_hidden(run: Run, variant: Variant, name: str) -> None:
+    inputs = make_inputs(variant.operator, Case("not a number", 40, (33, 40)))
+    inputs[name][0, 20, 0] = np.nan
+    result = run(variant, inputs)
+    assert np.isnan(result[0, 20, 0])
+    assert np.isfinite(result[1]).all()
