@@ -4,7 +4,6 @@ onnxscript's rules take a constant within 1e-8 of 0 for 0 and one within 1e-5 of
 drop the epsilon of ``x / (y + 1e-9)`` and ``log(x + 1e-10)``, all that keeps a row of zeros finite.
 """
 
-import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +40,7 @@ _LOCK = threading.RLock()
 def exactly() -> Iterator[None]:
     """Has torch.onnx rewrite by rules that hold for every number, as long as the block runs."""
     with _LOCK:  # the rules are those of the process
-        # Copies: a rule keeps the graph that it looked at last, with all the weights.
-        rewriter._DEFAULT_REWRITE_RULES = copy.deepcopy(_RULES)
+        rewriter._DEFAULT_REWRITE_RULES = _RULES
         try:
             yield
         finally:
