@@ -215,7 +215,7 @@ class Windowed {
 
   // The rows of one task, granule by granule.
   void rows(int64_t b, int64_t task) const {
-    const int64_t length = length_of(s_, b), capacity = min(Op::kGranules * granule_ + op_.left + op_.right, s_.tokens) | 1;
+    const int64_t length = length_of(s_, b), capacity = (Op::kGranules * granule_ + op_.left + op_.right) | 1;
     const int64_t tiles = granule_ / Op::kRows;
     float* memory = task_memory(panels_ * capacity * kUnit + tiles * width_ + panels_ * kLanes +
                                 op_.memory_floats());

@@ -104,7 +104,7 @@ class Problem {
           float x = c.range() * next_number();
           if (i == 1 && t == special_key(b)) x = 90.0f;
           if (i > 0 && t >= c.lengths[b])  // does not count, so must not be used, nor be hidden by a NaN
-            x = i == 1 && c.draw(2, 20) ? 90.0f : NAN;
+            x = c.draw(2, 42 + i) ? 90.0f : NAN;
           encode(x, c.element, at);
           numbers[i]->values[row * channels[i] + k] = decode(at, c.element);
         }
