@@ -40,7 +40,8 @@ float from_half(uint16_t half) {
   float magnitude;
   std::memcpy(&magnitude, &shifted, sizeof magnitude);
   magnitude *= 5.192296858534828e33f;
-  if (magnitude >= 65536.0f) magnitude = std::numeric_limits<float>::infinity();
+  using Limits = std::numeric_limits<float>;
+  if (magnitude >= 65536.0f) magnitude = half & 0x3ff ? Limits::quiet_NaN() : Limits::infinity();
   return half & 0x8000 ? -magnitude : magnitude;
 }
 

@@ -120,6 +120,18 @@ def test_what_is_no_number_is_not_hidden(op, width, precision):
     np.testing.assert_array_equal(result, clean)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("op", OPS)
+def test_a_parameter_that_is_no_number_is_not_hidden(op, precision, dtype):
+    clean = {name: x.astype(dtype) for name, x in random_inputs(op, 2, 19, 64, 72).items()}
+    for name in clean.keys() - SEQUENCES:
+        damaged = clean[name].copy()
+        damaged.flat[5] = np.nan
+        results = outputs(op, clean | {name: damaged}, precision=precision)
+        assert any(np.isnan(result).any() for result in results), name
+
+
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
 def test_weights_that_are_not_constant(op, precision):

@@ -43,6 +43,11 @@ def test_equals_its_definition(op, batch, tokens, dim, heads, window):
     check(op, inputs, **attributes_of(op, heads))
 
 
+def test_heads_of_more_than_a_million_channels():
+    inputs = random_inputs("Fastformer", 1, 2, 2 * 1_500_001, heads=2)
+    check("Fastformer", inputs, **attributes_of("Fastformer", 2))
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("scale", [100.0, 1000.0])
 def test_extreme_keys_and_biases(op, scale):
