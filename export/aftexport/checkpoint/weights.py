@@ -82,8 +82,9 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             integers where the module has none, no dense real tensors, or not finite; each is named.
             Where there are those of several such modules.
     """
-    own_names = {_uncompiled(name): name for name in module.state_dict()}
-    expected = {_uncompiled(name): tensor for name, tensor in module.state_dict().items()}
+    own_state = module.state_dict()
+    own_names = {_uncompiled(name): name for name in own_state}
+    expected = {name: own_state[own_name] for name, own_name in own_names.items()}
     given = {_uncompiled(str(name)): value for name, value in state.items()}
     prefix = _prefix(path, expected, given)
     left_out = [n for n in given if not n.startswith(prefix) and n.split(".")[-1] != _COUNT]
