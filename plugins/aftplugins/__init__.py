@@ -32,7 +32,11 @@ def library(runtime: str) -> Path | None:
 
 
 def missing(runtime: str) -> str | None:
-    """Why a runtime has no fused kernels here, as a sentence; None where it has them."""
+    """Why a runtime has no fused kernels here, as a sentence; None where it has them.
+
+    Raises:
+        ValueError: for a runtime that has no kernel library.
+    """
     if library(runtime) is not None:
         return None
     if os.environ.get(DISABLE_VARIABLE) == "1":

@@ -53,6 +53,10 @@ class ClassifierConfig:
         gate: of the AFT mechanisms.
         normalization: of efficient_attention.
         feature_map: of linear_attention.
+
+    Raises:
+        UsageError: for a value that is none of the choices, no positive whole number, or does not
+            go with another.
     """
 
     mechanism: str
