@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = Path(__file__).with_name("build_engine.py")
-SEQUENCE = ["batch", "tokens", CHANNELS]
 
 
 def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any]:
