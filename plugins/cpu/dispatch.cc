@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 
@@ -59,9 +61,22 @@ bool supports_f16c() {
 }
 #endif
 
+// What AFTEXPORT_ISA asks for; null for nothing. The same names are known on every processor.
+const char* asked_for() {
+  const char* isa = std::getenv("AFTEXPORT_ISA");
+  if (!isa || !*isa) return nullptr;
+  std::string known;
+  for (const char* name : {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16"}) {
+    if (std::strcmp(isa, name) == 0) return isa;
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  throw std::invalid_argument("the environment variable AFTEXPORT_ISA is \"" + std::string(isa) + "\", known are " +
+                              known);
+}
+
 const Kernels& choose() {
+  [[maybe_unused]] const char* limit = asked_for();
 #if defined(__x86_64__)
-  const char* limit = std::getenv("AFTEXPORT_ISA");
   const bool up_to_avx2 = limit && std::strcmp(limit, "avx2") == 0;
   const bool up_to_baseline = limit && std::strcmp(limit, "baseline") == 0;
   __builtin_cpu_init();

@@ -100,7 +100,7 @@ void fastformer(const Fastformer&, const Parallel&);
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".
-// The environment variable AFTEXPORT_ISA asks for a lower one.
+// The environment variable AFTEXPORT_ISA asks for a lower one; throws where it has a name that is not known.
 const char* instruction_set();
 
 }  // namespace aft

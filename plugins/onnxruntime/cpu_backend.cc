@@ -10,6 +10,8 @@ const Backend kBackend = {"CPUExecutionProvider",
                           {aft::Element::kFloat32, aft::Element::kFloat16},
                           {std::begin(kEncoderOperators), std::end(kEncoderOperators)}};
 
+void choose_kernels() { aft::instruction_set(); }
+
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull& params) {
   return aft::pack_position_bias(params);
 }

@@ -124,6 +124,8 @@ const Backend kBackend = {AFT_EXECUTION_PROVIDER,
                               return new LayerNormFastformer(settings, attributes);
                             }}}};
 
+void choose_kernels() {}
+
 std::shared_ptr<const aft::PackedWeight> pack_position_bias(const aft::AftFull&) { return nullptr; }
 
 void run_kernel(const aft::AftSimple& p, const ort::Run& run) {

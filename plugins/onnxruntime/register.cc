@@ -132,6 +132,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   const Api* api = base->GetApi(ort::kApiVersion);
   if (!api) return nullptr;  // a runtime older than the interface: there is no way to report it
   return ort::guarded(*api, kDomain, [&] {
+    ops::choose_kernels();
     static ort::CustomOpDomain* const domain = make_domain(*api);
     ort::check(*api, api->AddCustomOpDomain(options, domain));
   });

@@ -142,7 +142,8 @@ def session_options(
         except _ERRORS as error:
             raise EngineError(
                 f"{library}: ONNX Runtime {VERSION} cannot load the kernels ({_reason(error)}).",
-                "Install aftexport again, so that they are built for this machine.",
+                "Unset the environment variable if the message names one; or install aftexport "
+                "again, so that they are built for this machine.",
             ) from error
     return options
 

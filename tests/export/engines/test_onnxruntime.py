@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from commands import assert_refused, run_python
 from memory import NEEDS_PROC, fresh_mib, resident_mib
 
 import aftplugins
@@ -143,6 +144,16 @@ def test_a_kernel_library_that_cannot_be_loaded_is_said_by_name(
     with pytest.raises(EngineError, match="libaftplugins_onnxruntime"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx")
     OnnxRuntimeEngine(bundle_folder / "model.onnx", fused=False)
+
+
+@pytest.mark.skipif(WAY == "portable", reason="no fused kernels")
+def test_an_instruction_set_that_is_not_known_is_refused_with_those_that_are(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    words = ("-m", "aftexport", "inspect", bundle_folder)
+    outcome = run_python(*words, cwd=tmp_path, AFTEXPORT_ISA="avx3")
+    assert_refused(outcome, "AFTEXPORT_ISA", "avx3", "baseline, avx2, avx512", "Unset")
+    assert run_python(*words, cwd=tmp_path, AFTEXPORT_ISA="").code == 0
 
 
 def test_a_stop_ends_a_run_and_leaves_the_engine_usable(bundle_folder: Path) -> None:
