@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set up .venv first.
+# Two commands: `make demo` and `make test`. Both set up .venv first. `make help` lists the others.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,17 +10,21 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick load soak lint format clean
+.PHONY: demo test help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
+  load soak lint format clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/installed  ## train a small classifier, export it, check parity, serve it, ask it
 	$(BIN)/aftexport demo
 
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda
+test: lint build/third_party/installed cuda  ## lint, types, and the whole test suite
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# The kernels' own C++ tests: as they ship, and under each sanitizer.
-test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))
+help:  ## what there is to make
+	@awk -F ':.*## ' '/^[a-z]/ && NF == 2 { printf "%-16s%s\n", $$1, $$2 }' Makefile
+
+# As they ship, and under each sanitizer.
+test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))  ## the CPU kernels' C++ tests
 
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
@@ -28,8 +32,8 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
 
-# The same for aarch64, emulated: with g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them.
-native-aarch64: $(VENV)/installed
+# With g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them.
+native-aarch64: $(VENV)/installed  ## the same for aarch64, emulated
 	$(BIN)/cmake -S plugins -B build/native/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DAFT_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
@@ -40,7 +44,7 @@ native-aarch64: $(VENV)/installed
 # The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them for ONNX Runtime and TensorRT, in
 # plugins/aftplugins; needs no GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the
 # TensorRT plugins are built with.
-cuda: $(VENV)/installed
+cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; without a GPU too
 	@command -v nvcc > /dev/null || ls $(VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc > /dev/null 2>&1 || \
 	  $(BIN)/pip install '$(CUDA_WHEELS)'
 	$(BIN)/cmake -S plugins/cuda -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
@@ -51,7 +55,7 @@ cuda: $(VENV)/installed
 
 # The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, under each sanitizer, and with
 # faults planted in them that must be noticed.
-test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind)) cuda-mutations
+test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
 
 cuda-emulated-%: $(VENV)/installed
 	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
@@ -63,24 +67,24 @@ cuda-mutations: $(VENV)/installed
 # The CUDA kernels on this machine's NVIDIA GPU: checked, timed, recorded in tests/benchmarks/gpu; and the models that
 # this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT where $(PYTHON) has them. It needs PyTorch;
 # nothing is installed. GPU_CHECK=--help shows what can be left out. Without a GPU it says so and exits with 3.
-gpu-check:
+gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 	@PYTHONPATH=tests:export$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
 
-bench: $(VENV)/installed
+bench: $(VENV)/installed  ## core operators against torch.compile and ONNX Runtime, by length
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
-bench-model: $(VENV)/installed
+bench-model: $(VENV)/installed  ## the same for a whole model
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --model
 
-bench-quick: $(VENV)/installed
+bench-quick: $(VENV)/installed  ## core operators, the two shorter lengths
 	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick
 
 # Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
 # minutes. `make soak`: memory from round to round, a leak that must be found, stops under load.
-load: $(VENV)/installed build/contenders/installed
+load: $(VENV)/installed build/contenders/installed  ## the server under load, against two others
 	PYTHONPATH=tests $(BIN)/python -m load
 
-soak: $(VENV)/installed
+soak: $(VENV)/installed  ## the same for longer: memory, leaks, stops
 	PYTHONPATH=tests $(BIN)/python -m load --soak
 
 # Apart from .venv: nothing of ours runs on what LitServe brings.
@@ -99,16 +103,16 @@ build/third_party/installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party $(THIRD_PARTY)
 	touch $@
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/installed
+format: $(VENV)/installed  ## what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:
+clean:  ## remove .venv and build
 	rm -rf $(VENV) build
 
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
