@@ -40,7 +40,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.evidence
         else None,
         "labels": ", ".join(manifest.labels),
-        "precision": manifest.precision,
+        "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
         "opset": manifest.opset,

@@ -1,5 +1,6 @@
 """What a bundle says of itself: ``manifest.json``."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Len
@@ -171,6 +172,14 @@ class Manifest(BaseModel):
     whole_only: str | None = None
     evidence: tuple[float, ...] | None = None
     no_evidence: str | None = None
+
+    @property
+    def precision_title(self) -> str:
+        """The precision for people; where nodes have their own, how many have which."""
+        if not self.node_precisions:
+            return self.precision
+        counts = Counter(node.precision for node in self.node_precisions)
+        return "auto: " + ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
 
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:

@@ -147,6 +147,11 @@ def test_the_bundle_says_what_was_chosen_and_why(
     assert len(manifest.node_precisions) == 3
     assert manifest.precision == Advice(manifest.node_precisions, 2e-3, error=0).coarsest
     shown = run_here(["inspect", out], capsys).out
+    title = next(line for line in shown.splitlines() if line.split()[:1] == ["precision"])
+    page = (out / "parity.html").read_text("utf-8")
+    for node in manifest.node_precisions:
+        assert f"in {node.precision}" in title
+    assert title.strip().removeprefix("precision").strip() in page
     assert "precision of nodes" in shown
     assert manifest.node_precisions[0].node in shown
     outcome = run_here(["verify", out, "--json", tmp_path / "p.json"], capsys)
