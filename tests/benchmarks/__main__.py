@@ -16,13 +16,33 @@ def main() -> None:
     add("--model", action="store_true", help="a whole model in place of the core operators")
     add("--chunks", action="store_true", help="documents longer than memory, against whole ones")
     add("--quick", action="store_true", help="core operators in under a minute")
-    add("--mechanism", nargs="+", choices=list(OP_TYPES), default=list(OP_TYPES))
-    add("--tokens", type=int, nargs="+", help="lengths of the documents")
-    add("--contender", nargs="+", help="only these")
-    add("--dim", type=int, default=256)
-    add("--threads", type=int, default=2)
-    add("--rounds", type=int)
-    add("--out", type=Path)
+    add(
+        "--mechanism",
+        nargs="+",
+        choices=list(OP_TYPES),
+        default=list(OP_TYPES),
+        help="only these (default: all)",
+    )
+    add(
+        "--tokens",
+        type=int,
+        nargs="+",
+        help="of the documents (default: 4096 16384, and 65536 262144 without --quick and --model; "
+        "with --chunks always two, 65536 1000000: the first runs whole too)",
+    )
+    add("--contender", nargs="+", help="only these (default: all)")
+    add("--dim", type=int, default=256, help="channels (default: %(default)s)")
+    add("--threads", type=int, default=2, help="of every contender (default: %(default)s)")
+    add(
+        "--rounds",
+        type=int,
+        help="of each contender (default: 11; 3 with --quick or --chunks, 7 with --model)",
+    )
+    add(
+        "--out",
+        type=Path,
+        help="for the rows (default: build/bench.json, bench_model.json or bench_chunks.json)",
+    )
     options = parser.parse_args()
     setup.prepare(options.threads)
     # Imported once the process is prepared.

@@ -21,11 +21,23 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--mechanism", nargs="+", choices=MECHANISMS, default=MECHANISMS)
-    add("--tokens", type=int, nargs="+", default=LENGTHS)
-    add("--batch", type=int, default=1)
-    add("--dim", type=int, default=512)
-    add("--rounds", type=int, default=21)
+    add(
+        "--mechanism",
+        nargs="+",
+        choices=MECHANISMS,
+        default=MECHANISMS,
+        help="only these (default: all)",
+    )
+    add(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=LENGTHS,
+        help=f"lengths of the documents (default: {' '.join(map(str, LENGTHS))})",
+    )
+    add("--batch", type=int, default=1, help="documents of a run (default: %(default)s)")
+    add("--dim", type=int, default=512, help="channels (default: %(default)s)")
+    add("--rounds", type=int, default=21, help="of each contender (default: %(default)s)")
     add("--no-kernels", action="store_true", help="do not check the kernels")
     add("--no-sanitizer", action="store_true", help="check them without compute-sanitizer")
     add("--no-timing", action="store_true", help="do not time them")
@@ -37,7 +49,12 @@ def main() -> int:
         action="store_true",
         help="add to the record in --out, without what passed or was timed already",
     )
-    add("--out", type=Path, default=Path(__file__).parent, help="folder of the record")
+    add(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent,
+        help="folder of the record (default: %(default)s)",
+    )
     options = parser.parse_args()
     lacks = machine.missing()
     if lacks:
