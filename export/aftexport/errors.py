@@ -23,22 +23,21 @@ class UsageError(AftexportError):
     """The options given do not fit together, or do not fit the model."""
 
 
-class CheckpointError(AftexportError):
+class _FileError(AftexportError):
+    """Names the file or folder ``path``, and for what ``reason`` it cannot be used."""
+
+    def __init__(self, path: Path, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}.", remedy)
+        self.path = path
+        self.reason = reason
+
+
+class CheckpointError(_FileError):
     """A model file cannot be used."""
 
-    def __init__(self, path: Path, reason: str, remedy: str) -> None:
-        super().__init__(f"{path}: {reason}.", remedy)
-        self.path = path
-        self.reason = reason
 
-
-class BundleError(AftexportError):
+class BundleError(_FileError):
     """A bundle is damaged, incomplete, or newer than this version reads."""
-
-    def __init__(self, path: Path, reason: str, remedy: str) -> None:
-        super().__init__(f"{path}: {reason}.", remedy)
-        self.path = path
-        self.reason = reason
 
 
 class TraceError(AftexportError):
