@@ -13,9 +13,10 @@ def main() -> None:
     """Runs a benchmark; writes its rows as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--model", action="store_true", help="a whole model in place of the core operators")
-    add("--chunks", action="store_true", help="documents longer than memory, against whole ones")
-    add("--quick", action="store_true", help="core operators in under a minute")
+    kind = parser.add_mutually_exclusive_group().add_argument
+    kind("--model", action="store_true", help="a whole model in place of the core operators")
+    kind("--chunks", action="store_true", help="documents longer than memory, against whole ones")
+    kind("--quick", action="store_true", help="core operators in under a minute")
     add(
         "--mechanism",
         nargs="+",
@@ -44,11 +45,16 @@ def main() -> None:
         help="for the rows (default: build/bench.json, bench_model.json or bench_chunks.json)",
     )
     options = parser.parse_args()
+    if options.chunks and options.tokens and len(options.tokens) != 2:
+        parser.error("--chunks: give two --tokens")
     setup.prepare(options.threads)
     # Imported once the process is prepared.
     from benchmarks import chunks, model, operators
 
     chosen = model if options.model else chunks if options.chunks else operators
+    if unknown := set(options.contender or ()) - set(chosen.CONTENDERS):
+        known = ", ".join(chosen.CONTENDERS) or "none"
+        parser.error(f"--contender {' '.join(sorted(unknown))}: known are {known}")
     chosen.run(options, Console(width=180))
 
 

@@ -24,6 +24,7 @@ from benchmarks.setup import cpu_name
 from benchmarks.timing import interleave
 from benchmarks.workloads import Workload
 
+CONTENDERS = ()  # a model whole and in chunks, always
 BOTH_TOKENS, LONG_TOKENS = 65_536, 1_000_000
 Row = dict[str, Any]
 
