@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
-from aftserve.calibration import Costs
+from aftserve.calibration import GAIN, Costs
 from aftserve.classifier import Answer, Tokens
 from aftserve.served import Served
 
-GAIN = 0.95
-"""A run of several takes clearly less than its documents one by one."""
 STRETCH = 1.5
 """Its longest document is at most so many times as long as its shortest."""
 _LOOK_AHEAD = 64

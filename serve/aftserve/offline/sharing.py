@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from aftserve.batching import GAIN, STRETCH
-from aftserve.calibration import Costs
+from aftserve.batching import STRETCH
+from aftserve.calibration import GAIN, Costs
 
 
 def shared_runs(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.batching import GAIN, STRETCH
-from aftserve.calibration import Costs, Measurement
+from aftserve.batching import STRETCH
+from aftserve.calibration import GAIN, Costs, Measurement
 from aftserve.offline.sharing import shared_runs
 
 BUDGET = 2048
