@@ -22,6 +22,7 @@ from pydantic_settings import (
 )
 
 from aftexport.errors import UsageError
+from aftexport.manifest import MAX_TOKENS
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -122,6 +123,7 @@ class Settings(BaseSettings):
 
     max_tokens: PositiveInt | None = Field(
         None,
+        le=MAX_TOKENS,
         description="refuse longer documents; the model's own limit, 1,048,576 where it has none, "
         "where it is left out or over that",
     )

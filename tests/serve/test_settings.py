@@ -59,6 +59,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--budget-tokens", "0"],
         ["--host", ""],
         ["--port", "65536"],
+        ["--max-tokens", "1048577"],
         ["--max-body-mib", "inf"],
         ["--memory-budget-mib", "inf"],
         ["--shutdown-seconds", "inf"],
