@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -26,6 +26,16 @@ from aftexport.manifest import MAX_TOKENS
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _named(path: Any) -> Any:
+    if path == "":  # what a script leaves empty would be the current folder
+        raise PydanticCustomError("empty_path", "The path is empty")
+    return path
+
+
+Location = Annotated[Path, BeforeValidator(_named)]
+"""Of a file or folder."""
 Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
 """As a browser sends it, in small letters and without a path; or * for all."""
 Host = Annotated[str, Field(pattern=r"^(\*|[^/\s:A-Z]+)$")]
@@ -54,12 +64,12 @@ class Settings(BaseSettings):
         protected_namespaces=(),
     )
 
-    bundle: CliPositionalArg[Path] = Field(
+    bundle: CliPositionalArg[Location] = Field(
         Path(),
         description="a folder that aftexport wrote; SIGHUP takes it anew. Or one of the commands "
         "key, batch and deploy, which have a --help of their own",
     )
-    config: Path | None = Field(None, description="a TOML file of these settings")
+    config: Location | None = Field(None, description="a TOML file of these settings")
     host: str = Field(
         "127.0.0.1",
         min_length=1,  # of none, the system would make all there are
@@ -100,13 +110,13 @@ class Settings(BaseSettings):
     memory_budget_mib: Positive = Field(
         512, description="MiB one document may take beside the model; a longer one runs in chunks"
     )
-    spill: Path | None = Field(
+    spill: Location | None = Field(
         None,
         description="folder for what such a document keeps between layers; the system's for "
         "temporary files where it is left out",
     )
 
-    api_keys: Path | None = Field(
+    api_keys: Location | None = Field(
         None,
         description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
     )
@@ -152,7 +162,7 @@ class Settings(BaseSettings):
         30, description="end the process where a run is late by this and ten times its prediction"
     )
 
-    reference: Path | None = Field(
+    reference: Location | None = Field(
         None,
         description="the model file the bundle was exported from, to compare with; needs torch",
     )

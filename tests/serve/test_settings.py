@@ -74,6 +74,14 @@ def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [[""], *(["bundle", f"--{name}", ""] for name in ("spill", "api-keys", "reference"))]
+)
+def test_an_empty_path_is_not_taken_for_the_current_folder(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"{(words[1:] or ['bundle'])[0]}: the path is empty"):
+        Settings.read(words)
+
+
+@pytest.mark.parametrize(
     "given",
     ["https://a.example,http://b.example:81", '["https://a.example","http://b.example:81"]'],
 )

@@ -49,6 +49,13 @@ def positive(text: str) -> int:
     return value
 
 
+def path(text: str) -> Path:
+    """The type of an option that names a file or folder: what is left empty is not the current."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def lengths(text: str) -> list[int]:
     """The type of an option of several counts, ``N,N,...``."""
     return [positive(word) for word in text.split(",")]

@@ -1,9 +1,8 @@
 """``aftserve batch``."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from aftexport.cli.options import make_parser
+from aftexport.cli.options import make_parser, path
 from aftexport.cores import usable_cores
 from aftexport.interruption import exit_status, interruptible
 
@@ -31,8 +30,8 @@ def run(words: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("bundle", metavar="BUNDLE", help="a folder that aftexport wrote")
-    add("input", type=Path, metavar="INPUT", help="a folder of texts, or Parquet")
-    add("--output", type=Path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
+    add("input", type=path, metavar="INPUT", help="a folder of texts, or Parquet")
+    add("--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
     add("--text", default="text", metavar="COLUMN", help="of the texts (default: text)")
     add("--id", metavar="COLUMN", help="that names them (default: id, else they are numbered)")
     add("--long-documents", metavar="POLICY", help="exact, reject, head or tail, as of the server")

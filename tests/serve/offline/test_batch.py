@@ -316,6 +316,14 @@ def test_a_text_that_is_not_utf8_has_an_error_of_its_own() -> None:
     assert "not UTF-8 at byte 1" in str(broken)
 
 
+def test_an_empty_path_is_not_taken_for_the_current_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["batch", "model.bundle", "", "--output", "out.jsonl"])
+    assert "argument INPUT: the path is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
