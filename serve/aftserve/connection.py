@@ -8,6 +8,7 @@ a millisecond at most, and then the others have their turn.
 import asyncio
 import json
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -139,9 +140,10 @@ class Connection(HttpToolsProtocol):
         self._expect_no_reading()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """A request begins, and its client's wait."""
         self._in_headers = True
         super().on_message_begin()
+        self.scope["state"]["started"] = time.monotonic()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header; those behind a body come too late for the application."""

@@ -87,11 +87,12 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.monotonic()
+        # By the connection with the first byte: headers that trickle are part of a client's wait.
+        started = scope["state"].setdefault("started", time.monotonic())
         given = dict(scope["headers"]).get(_HEADER, b"")
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
         fields: dict[str, Any] = {"request_id": name.decode()}
-        scope["state"] |= {"started": started, "fields": fields}
+        scope["state"]["fields"] = fields
         status = 0
 
         async def send_named(message: Message) -> None:

@@ -25,10 +25,10 @@ DeadlineSeconds = Annotated[
 
 
 def deadline_of(request: Request, seconds: float | None, most: float) -> float:
-    """When the client wants its answer, by ``time.monotonic``.
+    """When the client wants its answer, by ``time.monotonic``; it waits from its first byte.
 
     Args:
-        request: whose first line has arrived.
+        request: whose headers have arrived.
         seconds: that the client gives it; None where it does not say.
         most: that the server gives it.
     """

@@ -20,6 +20,7 @@ from servers import serving
 
 from aftserve.connection import Connection
 from aftserve.health import Health
+from aftserve.logs import RequestLog
 from aftserve.problems import handle_problems
 
 MIB = 1 << 20
@@ -74,6 +75,31 @@ def test_after_a_fault_the_client_is_told_that_the_connection_closes() -> None:
             answer = client.get("/fault")
             assert answer.status_code == 500
             assert answer.headers["connection"] == "close"
+
+
+def parsed(server: uvicorn.Server) -> list[bytes]:
+    """As much of the URLs as has arrived on each connection."""
+    return [getattr(found, "url", b"") for found in server.server_state.connections]
+
+
+def test_a_request_begins_with_its_first_byte() -> None:
+    begun = list[float]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun.append(scope["state"]["started"])
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    logged = RequestLog(app, Counter("named", "", ["path", "status"], registry=None), names=True)
+    with running(logged) as server, raw_connection(address_of(server)) as connection:
+        for _ in range(2):  # the second on a connection that was kept
+            before = time.monotonic()
+            connection.sendall(GET[:10])
+            eventually(lambda: GET[4:10] in parsed(server), "it is parsed")
+            between = time.monotonic()
+            connection.sendall(GET[10:])
+            assert response(connection)[0] == 204
+            assert before <= begun[-1] <= between
 
 
 _FEW_FILES = (
