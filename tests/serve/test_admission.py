@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -14,8 +13,18 @@ from servers import serving
 
 import aftplugins
 
-LONG = [[7] * 500_000]
 LINES = b"application/x-ndjson"
+SLOW = (
+    "-c",
+    """
+import sys
+from aftserve.calibration import Costs
+from aftserve.cli import main
+
+Costs.alone = lambda costs, tokens: 100.0 * tokens
+sys.exit(main())
+""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,33 +114,33 @@ def test_once_the_queue_is_empty_it_is_let_in(address: str) -> None:
     assert post(address, [[5]]).status_code == 200
 
 
-def test_documents_that_alone_take_longer_than_the_deadline_are_refused(address: str) -> None:
-    info = httpx.get(f"{address}/info").json()
-    longest = info["calibration"]["measurements"][6]
-    seconds = longest["seconds"] / longest["tokens"] * 4 * len(LONG[0])
-
-    def refused() -> bool:
-        answer = post(address, LONG * 4, **{"Deadline-Seconds": str(seconds / 2)})
-        # On a busy machine the deadline may pass while the request is read.
-        assert answer.status_code in (413, 504)
-        return "deadline is in" in answer.json()["detail"]
-
-    eventually(refused, "it is refused before it is run")
+@pytest.fixture(scope="module")
+def slow(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that takes each token for 100 s of work, whatever was measured."""
+    folder = tmp_path_factory.mktemp("slow")
+    bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
+    options = ("--max-queue-seconds", "300", "--stall-seconds", "300")
+    with serving(bundle, folder / "log", *options, program=SLOW) as (address, _):
+        yield address
 
 
-def test_work_that_leaves_no_time_before_the_deadline_is_refused(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
-    with (
-        serving(bundle_folder, tmp_path / "log", "--threads", "1") as (address, _),
-        ExitStack() as s,
-    ):
-        body = json.dumps({"input_ids": LONG * 8}).encode()
-        connection = s.enter_context(raw_connection(address))
+def test_documents_that_alone_take_longer_than_the_deadline_are_refused(slow: str) -> None:
+    runs = metric(slow, "aftserve_run_documents_count")
+    answer = post(slow, [[5], [6]], **{"Deadline-Seconds": "150"})
+    assert answer.status_code == 413
+    assert "2 tokens take 200 s, the deadline is in 1" in answer.json()["detail"]
+    assert metric(slow, "aftserve_run_documents_count") == runs
+
+
+def test_work_that_leaves_no_time_before_the_deadline_is_refused(slow: str) -> None:
+    body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
+    with raw_connection(slow) as connection:
         connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(address, "aftserve_waiting_documents") == 7, "it waits")
-        answer = post(address, [[5]], **{"Deadline-Seconds": "0.25"})
-    assert answer.status_code in (429, 504), answer.text
+        eventually(lambda: metric(slow, "aftserve_running_documents") == 1, "it runs")
+        answer = post(slow, [[5]], **{"Deadline-Seconds": "150"})
+    assert answer.status_code == 429
+    assert "the deadline is in 1" in answer.json()["detail"]
+    assert 1 <= int(answer.headers["retry-after"]) <= 51
 
 
 @pytest.mark.parametrize("deadline", ["0", "-1", "nan", "inf", "soon", ""])
