@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,51 @@ class Key(BaseModel):
 
 
 _FILE = TypeAdapter(dict[str, Key])
+_PARTS = 1000
+
+
+@dataclass
+class _Together:
+    """Requests that came together."""
+
+    first: float
+    last: float = 0.0
+    count: int = 0
+
+
+class _Stretch:
+    """What a rate has let in of late: in no stretch of its time more than its number.
+
+    Requests that come together are kept as one, by the time of the last, so that memory does not
+    grow with the number. They count for a thousandth of that time too long at most. The library
+    keeps each, or lets in more, and goes by the system's clock, which may be set.
+
+    Args:
+        rate: how many requests in how many seconds.
+    """
+
+    def __init__(self, rate: limits.RateLimitItem) -> None:
+        self.rate = rate
+        self._seconds = float(rate.get_expiry())
+        self._together = deque[_Together]()
+        self._count = 0
+
+    def seconds_left(self, now: float) -> float:
+        """Until it lets in one more; 0 where it does."""
+        while self._together and self._together[0].last + self._seconds <= now:
+            self._count -= self._together.popleft().count
+        if self._count < self.rate.amount:
+            return 0
+        oldest = self._together[0].last if self._together else now  # a rate may be 0
+        return oldest + self._seconds - now
+
+    def let_in(self, now: float) -> None:
+        """Counts one."""
+        if not self._together or now - self._together[-1].first > self._seconds / _PARTS:
+            self._together.append(_Together(now))
+        self._together[-1].last = now
+        self._together[-1].count += 1
+        self._count += 1
 
 
 class Keys:
@@ -52,10 +98,8 @@ class Keys:
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
-        # With the times of the requests that use it up; the library counts by the system's clock,
-        # which may be set.
         self._rates = {
-            name: [(rate, deque[float](maxlen=rate.amount)) for rate in limits.parse_many(key.rate)]
+            name: [_Stretch(rate) for rate in limits.parse_many(key.rate)]
             for name, key in keys.items()
             if key.rate
         }
@@ -102,12 +146,11 @@ class Keys:
             BusyError: where there were too many.
         """
         rates, now = self._rates.get(name, ()), time.monotonic()
-        for rate, times in rates:
-            oldest = times[0] if times else now  # a rate may be 0
-            if len(times) == rate.amount and (left := oldest + rate.get_expiry() - now) > 0:
-                raise BusyError(f"This API key may ask {rate}.", "Ask again later.", left)
-        for _, times in rates:  # once none of them refuses it
-            times.append(now)
+        for stretch in rates:
+            if (left := stretch.seconds_left(now)) > 0:
+                raise BusyError(f"This API key may ask {stretch.rate}.", "Ask again later.", left)
+        for stretch in rates:  # once none of them refuses it
+            stretch.let_in(now)
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
         """What refuses a request, before its body is read, without a key or over its rate.

@@ -1,8 +1,10 @@
 """Who may ask, and how often."""
 
 import hmac
+import itertools
 import re
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +210,38 @@ def test_in_any_stretch_of_time_a_rate_lets_in_its_number_and_no_fewer(
                 keys.count("hasty")
             later = within[0] + seconds - now if within else seconds
             assert refusal.value.retry_after == later
+
+
+@given(pauses=st.lists(st.sampled_from([0, 1, 2, 300, 998]), max_size=60), amount=st.integers(1, 5))
+def test_requests_that_come_together_count_for_a_thousandth_too_long_at_most(
+    pauses: list[int], amount: int
+) -> None:
+    keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{amount} per 1000 seconds")})
+    now, let_in = 0, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        for pause in pauses:
+            now += pause
+            try:
+                keys.count("hasty")
+            except BusyError:
+                assert sum(now - then < 1001 for then in let_in) >= amount
+            else:
+                assert sum(now - then < 1000 for then in let_in) < amount
+                let_in.append(now)
+
+
+def test_a_rate_of_any_number_takes_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{1 << 64}/day")})
+    tracemalloc.start()
+    try:
+        for _ in range(50_000):
+            keys.count("hasty")
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
