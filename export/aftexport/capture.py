@@ -8,6 +8,8 @@ import copy
 import inspect
 import logging
 import re
+import sys
+import traceback
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -28,6 +30,8 @@ from aftexport.manifest import MAX_TOKENS
 
 _aten = torch.ops.aten
 _MAX_BATCH = 1 << 16
+_NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
+"""Packages of whose lines an error does not speak."""
 AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
     "lengths": {0: "batch"},
@@ -93,19 +97,26 @@ def capture(
         "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
     }
     shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
+    arguments = tuple(examples[n] for n in names)
     try:
         with quiet(), torch.no_grad():
-            return torch.export.export(
-                model, tuple(examples[n] for n in names), dynamic_shapes=shapes
-            )
+            return torch.export.export(model, arguments, dynamic_shapes=shapes)
     except Exception as error:
         if (bound := _learned_length(str(error))) is not None and bound < limit:
             return capture(model, dtype=dtype, max_tokens=bound)
-        raise TraceError(
-            "torch.export cannot capture the model for every batch and length: "
-            f"{_violation(str(error)) or first_line(error)}",
-            _remedy(model, str(error)),
-        ) from error
+        problem = "torch.export cannot capture the model for every batch and length: "
+        if (violation := _violation(str(error))) is not None:
+            raise TraceError(problem + violation, _remedy(model, str(error))) from error
+        try:
+            with torch.no_grad():
+                model(*arguments)
+        except Exception as own:  # a module of others raises anything
+            taken = " and ".join(f"{n} {list(examples[n].shape)}" for n in names)
+            raise TraceError(
+                f"The model's forward fails in PyTorch too, on {taken}: {_cause(own)}.",
+                _remedy(model, str(own), "Mend what fails there, or wrap the model."),
+            ) from own
+        raise TraceError(f"{problem}{_cause(error)}.", _remedy(model, str(error))) from error
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -153,7 +164,12 @@ def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
     )
 
 
-def _remedy(model: nn.Module, complaint: str) -> str:
+def _remedy(
+    model: nn.Module,
+    complaint: str,
+    otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
+    "cannot be captured.",
+) -> str:
     if not any(isinstance(module, nn.Embedding) for module in model.modules()):
         return (
             "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
@@ -165,13 +181,22 @@ def _remedy(model: nn.Module, complaint: str) -> str:
             "wbias in every call. Write that as tensor operations, AFTFull's forward with "
             "self.wbias * band: AFT-local is recognised there."
         )
-    return "Take branches on shapes and values out of forward, or bound --max-length."
+    if "in output, which is not a known type" in complaint:
+        return "Wrap it in a module that returns the logits [batch, classes] alone."
+    if "You marked batch as dynamic" in complaint:
+        return (
+            "Take the number of documents from input_ids.shape, and loops over them out of forward."
+        )
+    if _violation(complaint) is not None:
+        return "Take branches on shapes out of forward, or bound --max-length."
+    return otherwise
 
 
 def _violation(complaint: str) -> str | None:
     """What torch.export says of the first axis it cannot keep free, below a line that does not."""
     found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
-    return found[1] if found else None
+    # What follows in the line is of mark_dynamic, which the user did not call.
+    return found[1].partition(" If you're using")[0] if found else None
 
 
 def _learned_length(complaint: str) -> int | None:
@@ -278,6 +303,19 @@ def _end(index: Any) -> sympy.Expr | None:
     end = index.args[ends[index.target]]
     symbol = end.meta["val"] if isinstance(end, Node) else end
     return symbol.node.expr + more if isinstance(symbol, torch.SymInt) else None
+
+
+def _cause(error: BaseException) -> str:
+    """The type of the innermost cause, what it says, and the user's line that led to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = str(frame.f_globals.get("__name__", "torch")).partition(".")[0]
+        if package not in _NOT_THE_USERS:
+            code = frame.f_code
+            return f"{said} ({code.co_filename}, line {line}, in {code.co_name})"
+    return said
 
 
 def first_line(error: BaseException) -> str:

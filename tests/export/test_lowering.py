@@ -1,7 +1,9 @@
 import inspect
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,6 +240,45 @@ def test_a_module_that_is_not_one_graph_is_refused(
 ) -> None:
     with pytest.raises(TraceError, match=said):
         capture(factory())
+
+
+class ByNumpy(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(torch.from_numpy(self.mean(input_ids).detach().numpy()))
+
+
+class Broken(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head({}[len(input_ids.shape)])
+
+
+class InAnObject(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.head(self.mean(input_ids)))
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem", "remedy"),
+    [
+        (
+            ByNumpy,
+            r"cannot capture .*RuntimeError: .*numpy.*lowering.py, line \d+",
+            "other op",
+        ),
+        (toy.ValueBranch, r"Could not guard on data.*toy.py, line \d+, in forward", "on values"),
+        (Broken, r"in PyTorch too, .*\[2, 16\]: KeyError: 2 \(.*test_lowering.py, line", "Mend"),
+        (InAnObject, "SimpleNamespace", "returns the logits"),
+        (toy.ShapeBranch, "satisfy the generated guard", "--max-length"),
+        (toy.FixedBatch, r"to be a constant \(2\)\.$", "input_ids.shape"),
+    ],
+)
+def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
+    factory: type[nn.Module], problem: str, remedy: str
+) -> None:
+    with pytest.raises(TraceError) as refused:
+        capture(factory())
+    assert re.search(problem, refused.value.problem)
+    assert remedy in refused.value.remedy
 
 
 def test_a_table_of_positions_bounds_the_length_unasked() -> None:
