@@ -103,6 +103,14 @@ def capture(
             return torch.export.export(model, arguments, dynamic_shapes=shapes)
     except Exception as error:
         if (bound := _learned_length(str(error))) is not None and bound < limit:
+            if _takes(model, names, bound + 2):  # the last length can be one more than the bound
+                raise TraceError(
+                    f"The model computes documents of more than {bound} tokens in another way than "
+                    "shorter ones.",
+                    "Take branches on the number of tokens out of forward, also those of torch on "
+                    "a size that is 1, as a count of windows is for a short document "
+                    f"(export/README.md, Windows). Or export the one way: --max-length {bound}.",
+                ) from error
             return capture(model, dtype=dtype, max_tokens=bound)
         problem = "torch.export cannot capture the model for every batch and length: "
         if (violation := _violation(str(error))) is not None:
@@ -117,6 +125,20 @@ def capture(
                 _remedy(model, str(own), "Mend what fails there, or wrap the model."),
             ) from own
         raise TraceError(f"{problem}{_cause(error)}.", _remedy(model, str(error))) from error
+
+
+def _takes(model: nn.Module, names: Iterable[str], tokens: int) -> bool:
+    """Whether the model can be captured for two documents of that length; computes nothing."""
+    examples = {
+        "input_ids": torch.zeros(2, tokens, dtype=torch.int64),
+        "lengths": torch.full((2,), tokens, dtype=torch.int64),
+    }
+    try:
+        with quiet(), torch.no_grad():
+            torch.export.export(model, tuple(examples[n] for n in names))
+    except Exception:  # whatever a table that is too short leads to
+        return False
+    return True
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -300,6 +300,50 @@ def test_a_table_with_a_row_for_more_than_the_document_bounds_its_length() -> No
     assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
 
 
+class LongDocuments(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        mean = self.mean(input_ids)
+        return self.head(mean * 2 if input_ids.shape[1] > 40 else mean)
+
+
+class Windows(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = (x.shape[1] + 15) // 16
+        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        return self.head(x.mean(2).mean(1))
+
+
+class IndexedWindows(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = x.shape[1] // 16 + 2
+        x = nn.functional.pad(x, (0, 0, 0, 32))[:, torch.arange(count * 16).view(count, 16)]
+        return self.head(x.mean(2).sum(1))
+
+
+@pytest.mark.parametrize(("factory", "bound"), [(LongDocuments, 40), (Windows, 16)])
+def test_another_way_for_long_documents_is_no_bound_of_the_model(
+    factory: type[nn.Module], bound: int
+) -> None:
+    module = factory().eval()
+    with pytest.raises(TraceError, match=f"more than {bound} tokens .* --max-length {bound}"):
+        capture(module)
+    short = capture(module, max_tokens=bound)
+    assert input_spec(short).max_tokens == bound
+    ids = torch.randint(300, (3, bound))
+    torch.testing.assert_close(short.module()(ids), module(ids))
+
+
+def test_windows_cut_by_an_index_are_captured_for_every_length() -> None:
+    module = IndexedWindows().eval()
+    program = capture(module)
+    assert input_spec(program).max_tokens is None
+    for tokens in (1, 15, 16, 17, 100):
+        ids = torch.randint(300, (2, tokens))
+        torch.testing.assert_close(program.module()(ids), module(ids))
+
+
 def test_a_program_that_indexes_no_embedding_is_refused() -> None:
     with pytest.raises(TraceError, match="embedding"):
         input_spec(capture(toy.NoEmbedding()))
