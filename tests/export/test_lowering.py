@@ -1,9 +1,6 @@
 import inspect
-import re
-import threading
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +12,10 @@ from onnxscript import rewriter
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from aftexport.capture import capture, copied, input_spec
+from aftexport.capture import capture
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import TraceError, UsageError
+from aftexport.errors import UsageError
 from aftexport.lowering import OPSETS, attach_bodies, finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
@@ -52,12 +49,6 @@ def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
         logits = engine.run({"input_ids": ids, "lengths": lengths})["logits"]
         bound = TOLERANCES["fp32"].bound * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(logits, expected, rtol=0, atol=bound)
-
-
-def test_the_spec_says_what_the_model_takes(program: ExportedProgram) -> None:
-    spec = input_spec(program)
-    assert spec.names == ("input_ids", "lengths")
-    assert (spec.vocab_size, spec.embedding, spec.max_tokens) == (300, "embedding.weight", None)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -186,16 +177,6 @@ def test_bodies_are_attached_once_for_each_operator() -> None:
     assert [function.name for function in model.functions] == ["AftSimple"]
 
 
-def test_a_capture_leaves_the_module_as_it_was() -> None:
-    module = toy.Dropout().train()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    capture(module, dtype=torch.float16)
-    assert module.training
-    for name, tensor in module.state_dict().items():
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, before[name])
-
-
 @pytest.mark.parametrize(
     "fill",
     [
@@ -207,163 +188,6 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
 )
 def test_heads_are_filled_in_place_and_what_they_are_of_with_them(fill: Any) -> None:
     assert_as_torch(module := toy.FilledHeads(fill), finish(lower(capture(module))))
-
-
-def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
-    module = toy.Bag()
-    module.kept = module.head.weight * 2
-    module.register_buffer("scale", module.head.weight.norm())
-    assert input_spec(capture(module)).names == ("input_ids",)
-    assert module.kept.requires_grad
-    copied(module).kept.zero_()
-    assert module.kept.any()
-
-
-def test_a_module_that_cannot_be_copied_is_refused() -> None:
-    module = toy.Bag()
-    module.lock = threading.Lock()
-    with pytest.raises(TraceError, match=r"copied: .*lock"):
-        capture(module)
-
-
-@pytest.mark.parametrize(
-    ("factory", "said"),
-    [
-        (toy.ShapeBranch, "capture"),
-        (toy.ValueBranch, "capture"),
-        (toy.FixedBatch, "batch as dynamic but your code specialized it"),
-        (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
-    ],
-)
-def test_a_module_that_is_not_one_graph_is_refused(
-    factory: type[torch.nn.Module], said: str
-) -> None:
-    with pytest.raises(TraceError, match=said):
-        capture(factory())
-
-
-class ByNumpy(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(torch.from_numpy(self.mean(input_ids).detach().numpy()))
-
-
-class Broken(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head({}[len(input_ids.shape)])
-
-
-class InAnObject(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Any:
-        return SimpleNamespace(logits=self.head(self.mean(input_ids)))
-
-
-@pytest.mark.parametrize(
-    ("factory", "problem", "remedy"),
-    [
-        (
-            ByNumpy,
-            r"cannot capture .*RuntimeError: .*numpy.*lowering.py, line \d+",
-            "other op",
-        ),
-        (toy.ValueBranch, r"Could not guard on data.*toy.py, line \d+, in forward", "on values"),
-        (Broken, r"in PyTorch too, .*\[2, 16\]: KeyError: 2 \(.*test_lowering.py, line", "Mend"),
-        (InAnObject, "SimpleNamespace", "returns the logits"),
-        (toy.ShapeBranch, "satisfy the generated guard", "--max-length"),
-        (toy.FixedBatch, r"to be a constant \(2\)\.$", "input_ids.shape"),
-    ],
-)
-def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
-    factory: type[nn.Module], problem: str, remedy: str
-) -> None:
-    with pytest.raises(TraceError) as refused:
-        capture(factory())
-    assert re.search(problem, refused.value.problem)
-    assert remedy in refused.value.remedy
-
-
-def test_a_table_of_positions_bounds_the_length_unasked() -> None:
-    # All 32 of them is a length that torch.export takes another branch for.
-    assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
-
-
-def test_a_table_for_each_document_bounds_the_length_unasked() -> None:
-    assert input_spec(capture(toy.PositionsOfEach())).max_tokens in (31, 32)
-
-
-def test_an_embedding_of_positions_bounds_the_length_unasked() -> None:
-    assert input_spec(capture(toy.EmbeddedPositions())).max_tokens == 32
-
-
-def test_a_table_with_a_row_for_more_than_the_document_bounds_its_length() -> None:
-    # As above; and what the module says of its length is one too many.
-    assert input_spec(capture(toy.ClassToken())).max_tokens in (30, 31)
-    assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
-
-
-class LongDocuments(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        mean = self.mean(input_ids)
-        return self.head(mean * 2 if input_ids.shape[1] > 40 else mean)
-
-
-class Windows(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        count = (x.shape[1] + 15) // 16
-        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
-        return self.head(x.mean(2).mean(1))
-
-
-class IndexedWindows(toy.Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embedding(input_ids)
-        count = x.shape[1] // 16 + 2
-        x = nn.functional.pad(x, (0, 0, 0, 32))[:, torch.arange(count * 16).view(count, 16)]
-        return self.head(x.mean(2).sum(1))
-
-
-@pytest.mark.parametrize(("factory", "bound"), [(LongDocuments, 40), (Windows, 16)])
-def test_another_way_for_long_documents_is_no_bound_of_the_model(
-    factory: type[nn.Module], bound: int
-) -> None:
-    module = factory().eval()
-    with pytest.raises(TraceError, match=f"more than {bound} tokens .* --max-length {bound}"):
-        capture(module)
-    short = capture(module, max_tokens=bound)
-    assert input_spec(short).max_tokens == bound
-    ids = torch.randint(300, (3, bound))
-    torch.testing.assert_close(short.module()(ids), module(ids))
-
-
-def test_windows_cut_by_an_index_are_captured_for_every_length() -> None:
-    module = IndexedWindows().eval()
-    program = capture(module)
-    assert input_spec(program).max_tokens is None
-    for tokens in (1, 15, 16, 17, 100):
-        ids = torch.randint(300, (2, tokens))
-        torch.testing.assert_close(program.module()(ids), module(ids))
-
-
-def test_a_program_that_indexes_no_embedding_is_refused() -> None:
-    with pytest.raises(TraceError, match="embedding"):
-        input_spec(capture(toy.NoEmbedding()))
-
-
-def test_an_embedding_under_autocast_is_refused_for_what_it_is() -> None:
-    with pytest.raises(TraceError, match="block of its forward: autocast"):
-        input_spec(capture(toy.Autocast()))
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 32])
-def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
-    program = capture(toy.Positions(), max_tokens=limit)
-    assert input_spec(program).max_tokens == limit
-    engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
-    for tokens in {1, (limit + 1) // 2, limit}:
-        ids = np.full((1, tokens), 7)
-        with torch.inference_mode():
-            expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
-        assert engine.run({"input_ids": ids})["logits"].shape == expected
 
 
 class Guarded(nn.Module):
