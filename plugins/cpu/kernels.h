@@ -28,8 +28,9 @@ enum class FeatureMap { kElu, kRelu };
 
 // How a product is computed: both operands in float32; or rounded to float16, which is float32 here; or rounded to
 // bfloat16; or in 8-bit integers, weights scaled by column and rows of the left operand by row. Sums and everything
-// outside of the product are float32 (integers are summed exactly first).
-enum class Precision { kFloat32, kFloat16, kBfloat16, kInt8 };
+// outside of the product are float32 (integers are summed exactly first). kInt16 is nobody's to ask for: with more
+// digits than either, it takes the place of bfloat16 and 8-bit integers where a processor has no instruction for them.
+enum class Precision { kFloat32, kFloat16, kBfloat16, kInt8, kInt16 };
 
 // What all mechanisms share. Element is the type of every tensor but lengths.
 struct Sequence {

@@ -14,13 +14,13 @@ AFT_INLINE Vec round_to_whole(Vec x) {
   return (x + shift) - shift;
 }
 
-// The largest weight of a column becomes 127. A column of zeros may have any scale, and one so small that its
+// The largest weight of a column becomes `whole`. A column of zeros may have any scale, and one so small that its
 // scale would have no inverse counts as zeros.
-AFT_INLINE Vec find_scales(const float* weight, int64_t rows, int64_t columns, int64_t column) {
+AFT_INLINE Vec find_scales(const float* weight, int64_t rows, int64_t columns, int64_t column, float whole) {
   Vec largest{};
   for (int64_t k = 0; k < rows; ++k)
     largest = maximum_of(largest, absolute(load(weight + k * columns + column, columns - column)));
-  return largest > splat(127 * __FLT_MIN__) ? largest / 127.0f : splat(1.0f);
+  return largest > splat(whole * __FLT_MIN__) ? largest / whole : splat(1.0f);
 }
 
 template <class Product>
@@ -30,8 +30,11 @@ PackedWeight* pack(const float* weight, int64_t rows, int64_t columns) {
   float* data = packed->memory.data();
   for (int64_t column = 0; column < layout.width; column += kLanes) {
     const int64_t panel = column / kPanel * kPanel, count = max(0, columns - column);
-    const Vec scales = Product::kScaled ? find_scales(weight, rows, columns, column) : Vec{};
-    if (Product::kScaled) store(data + layout.scales() + column, scales);
+    Vec scales{};
+    if constexpr (Product::kScaled) {
+      scales = find_scales(weight, rows, columns, column, Product::kLargestWeight);
+      store(data + layout.scales() + column, scales);
+    }
     for (int64_t chunk = 0; chunk < layout.chunks; ++chunk) {
       float* words = data + layout.panel(chunk, panel) + column - panel;
       Vec sum{};

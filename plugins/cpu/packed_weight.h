@@ -2,7 +2,7 @@
 // after the other, columns in panels of the width of a register tile. Within chunk and panel the words (one or
 // more rows of one column, by precision) follow in the order in which they are multiplied, so that the weights
 // are read as one stream and a chunk's panel stays in the first-level cache while all rows of a block pass it.
-// Missing rows and columns are zero. 8-bit weights are followed by the scale of every column and, for every
+// Missing rows and columns are zero. Weights in whole numbers are followed by the scale of every column and, for every
 // chunk, the sum of every column.
 #pragma once
 

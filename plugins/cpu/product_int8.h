@@ -9,6 +9,7 @@
 
 #include "element.h"
 #include "encoder.h"
+#include "product_scale.h"
 
 #if defined(__AVX512VNNI__)
 
@@ -20,6 +21,7 @@ struct Int8Product {
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = true;
   static constexpr bool kScaledRows = true;
+  static constexpr float kLargestWeight = 127;
   typedef IntVec Sum;
 
   AFT_INLINE static Sum multiply_add(Sum sum, const float* word, Vec weights) {
@@ -28,33 +30,17 @@ struct Int8Product {
     return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(values), (__m512i)weights);
   }
 
-  // Step and low go right after the words of a whole chunk. Bytes hold no NaN: the step does.
+  // The row's step and smallest value go right after the words of a whole chunk.
   static void encode(const float* values, int64_t count, float* words) {
-    const Vec first = splat(values[0]);
-    Vec low = first, high = first, sums{};
-    const int64_t whole = count / kLanes * kLanes;
-    for (int64_t i = 0; i < whole; i += kLanes) {
-      low = minimum_of(low, load(values + i));
-      high = maximum_of(high, load(values + i));
-      sums += load(values + i);
-    }
-    float sum = sum_lanes(sums);
-    float smallest = -max_lanes(-low), largest = max_lanes(high);
-    for (int64_t i = whole; i < count; ++i) {
-      smallest = values[i] < smallest ? values[i] : smallest;
-      largest = values[i] > largest ? values[i] : largest;
-      sum += values[i];
-    }
-    const float range = largest - smallest;
-    const float step = sum != sum ? sum : range > 255 * __FLT_MIN__ ? range / 255 : 1.0f;
-    const Vec inverse = splat(1.0f / step), shift = splat(-smallest);
+    const RowScale scale = scale_of_row(values, count, 255);
+    const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
     for (int64_t i = 0; i < count; i += kLanes) {
       const __m512 scaled = (__m512)((load(values + i, count - i) + shift) * inverse);
       const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(_mm512_max_ps(scaled, _mm512_setzero_ps())));
       __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
     }
-    words[kChunkWords] = step;
-    words[kChunkWords + 1] = smallest;
+    words[kChunkWords] = scale.step;
+    words[kChunkWords + 1] = scale.smallest;
   }
 
   // Of whole numbers: weights over their columns' scales.

@@ -3,6 +3,7 @@
 
 #include "product_bf16.h"
 #include "product_fp32.h"
+#include "product_int16.h"
 #include "product_int8.h"
 #include "product_int8_weights.h"
 
@@ -31,6 +32,10 @@ template <class F>
 void with_product(Precision precision, const F& f) {
 #if defined(__AVX512VNNI__)
   if (precision == Precision::kInt8) return f(Int8Product{});
+#endif
+#if defined(__SSE2__) && !defined(__AVX512BF16__)
+  if (precision == Precision::kBfloat16 || precision == Precision::kInt8 || precision == Precision::kInt16)
+    return f(Int16Product{});
 #endif
   with_float_product(precision, f);
 }

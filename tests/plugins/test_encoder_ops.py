@@ -1,6 +1,7 @@
 """The encoder's operators, as ONNX Runtime runs them, against their definitions in float64."""
 
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -156,6 +157,25 @@ def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
     np.testing.assert_array_equal(run(op, inputs, precision=precision, threads=1), whole)
     alone = {name: x[:, 77:78] if name in SEQUENCES else x for name, x in inputs.items()}
     np.testing.assert_array_equal(run(op, alone, precision=precision), whole[:, 77:78])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="float32 where it is not x86-64")
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("op", OPS)
+def test_a_reduced_precision_is_computed_as_such(op, precision):
+    inputs = random_inputs(op, 1, 50, 700, 50)
+    assert error(run(op, inputs, precision=precision), definition(op, inputs)) > BOUND["fp32"]
+
+
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_sums_of_the_largest_whole_numbers_do_not_overflow(sign, precision):
+    """All values of a row and a column, but for one, at the end of their range."""
+    inputs = random_inputs("LinearResidual", 1, 2, 2100, 3)
+    inputs["x"][:], inputs["weight"][:] = 1, sign
+    inputs["x"][..., 600] = -1
+    actual = run("LinearResidual", inputs, precision=precision)
+    assert error(actual, definition("LinearResidual", inputs)) <= BOUND["fp32"]
 
 
 @pytest.mark.parametrize("op", NORM_OPS)

@@ -1,5 +1,6 @@
 // The encoder's operators on threads of our own and buffers of exact size, for the sanitizers. Values are checked
-// against definitions by test_encoder_ops.py; here results must be finite and the same for any number of threads.
+// against definitions by test_encoder_ops.py; here results must be finite and the same for any number of threads, and
+// a reduced precision is what it says.
 
 #include <cmath>
 #include <cstdio>
@@ -105,9 +106,50 @@ void check_fastformer(const Layer& s, aft::Precision precision, float scale, aft
   });
 }
 
+// What is asked for is computed by what the instruction set has, which is not float32 where it has anything less.
+void check_precision(aft::Precision asked) {
+  const Shape s{40, 700, 50};
+  const Numbers x = numbers(s.rows * s.width, 1, 1), bias(s.other), residual(s.rows * s.other);
+  const Numbers weight = numbers(s.width * s.other, 1, 2);
+  const auto packed = aft::pack_weight(weight.data(), s.width, s.other, asked);
+  Numbers output(s.rows * s.other);
+  int threads = 1;
+  aft::linear_residual({aft::Element::kFloat32, s.rows, x.data(), packed.get(), bias.data(), residual.data(),
+                        output.data()},
+                       {run_on_threads, &threads, 1});
+  double largest = 0, error = 0;
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int64_t c = 0; c < s.other; ++c) {
+      double exact = 0;
+      for (int64_t k = 0; k < s.width; ++k) exact += double{x[r * s.width + k]} * weight[k * s.other + c];
+      largest = std::fmax(largest, std::fabs(exact));
+      error = std::fmax(error, std::fabs(output[r * s.other + c] - exact));
+    }
+  error /= largest;
+  const std::string isa = aft::product_instruction_set();
+  const bool bf16 = isa == "avx512_bf16", int8 = bf16 || isa == "avx512_vnni";
+  const std::string what = "precision " + std::to_string(static_cast<int>(asked)) + " computed by " + isa;
+  aft::Precision expected = asked;
+#if defined(__x86_64__)
+  if (asked == aft::Precision::kInt8 ? !int8 : asked == aft::Precision::kBfloat16 && !bf16)
+    expected = aft::Precision::kInt16;
+#else
+  expected = aft::Precision::kFloat32;
+#endif
+  expect(packed->precision == expected, what + " in " + std::to_string(static_cast<int>(packed->precision)));
+  const double bound = expected == aft::Precision::kFloat32    ? 1e-6
+                       : expected == aft::Precision::kInt16    ? 1e-3
+                       : expected == aft::Precision::kBfloat16 ? 4e-3
+                                                               : 1.2e-2;
+  expect(error <= bound, what + ": error " + std::to_string(error));
+  expect(expected == aft::Precision::kFloat32 || error >= bound / 20, what + " is float32");
+}
+
 }  // namespace
 
 int main() {
+  for (aft::Precision precision : {aft::Precision::kFloat32, aft::Precision::kBfloat16, aft::Precision::kInt8})
+    check_precision(precision);
   const Shape shapes[] = {{1, 1, 1},     {5, 16, 16},    {13, 17, 33},    {12, 31, 65},
                           {300, 48, 24}, {50, 300, 530}, {25, 1100, 1090}};
   for (const Shape& shape : shapes)
