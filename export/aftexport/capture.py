@@ -7,13 +7,10 @@ silently freeze.
 import copy
 import inspect
 import logging
-import re
-import sys
-import traceback
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,14 +21,15 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental import _config
 
 from aftexport.errors import TraceError
 from aftexport.manifest import MAX_TOKENS
+from aftexport.refusals import cause, first_line, first_taken, learned_length, remedy, violation
+from aftexport.sizes import Taken, noting_sizes
 
 _aten = torch.ops.aten
 _MAX_BATCH = 1 << 16
-_NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
-"""Packages of whose lines an error does not speak."""
 AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
     "lengths": {0: "batch"},
@@ -98,33 +96,48 @@ def capture(
     }
     shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
     arguments = tuple(examples[n] for n in names)
+    taken: list[Taken] = []
     try:
-        with quiet(), torch.no_grad():
-            return torch.export.export(model, arguments, dynamic_shapes=shapes)
+        return _exported(model, arguments, shapes, taken)
     except Exception as error:
-        if (bound := _learned_length(str(error))) is not None and bound < limit:
+        if violation(str(error)) is not None:
+            # A size that is not 1 in the example, as of x[:, ::2], is taken never to be, which a
+            # short document's is. Told otherwise, torch goes the way that does for 1 too.
+            with suppress(Exception), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                return _exported(model, arguments, shapes, [])
+        first = first_taken(str(error), taken)
+        place = first.place if first else ""
+        if (bound := learned_length(str(error))) is not None and bound < limit:
             if _takes(model, names, bound + 2):  # the last length can be one more than the bound
                 raise TraceError(
                     f"The model computes documents of more than {bound} tokens in another way than "
-                    "shorter ones.",
-                    "Take branches on the number of tokens out of forward, also those of torch on "
-                    "a size that is 1, as a count of windows is for a short document "
-                    f"(export/README.md, Windows). Or export the one way: --max-length {bound}.",
+                    f"shorter ones{place}.",
+                    "Take branches on the number of tokens out of forward. Or export the one way: "
+                    f"--max-length {bound}.",
                 ) from error
             return capture(model, dtype=dtype, max_tokens=bound)
         problem = "torch.export cannot capture the model for every batch and length: "
-        if (violation := _violation(str(error))) is not None:
-            raise TraceError(problem + violation, _remedy(model, str(error))) from error
+        if (said := violation(str(error))) is not None:
+            raise TraceError(
+                f"{problem}{said}{place}.", remedy(model, str(error), first)
+            ) from error
         try:
             with torch.no_grad():
                 model(*arguments)
         except Exception as own:  # a module of others raises anything
-            taken = " and ".join(f"{n} {list(examples[n].shape)}" for n in names)
+            given = " and ".join(f"{n} {list(examples[n].shape)}" for n in names)
             raise TraceError(
-                f"The model's forward fails in PyTorch too, on {taken}: {_cause(own)}.",
-                _remedy(model, str(own), "Mend what fails there, or wrap the model."),
+                f"The model's forward fails in PyTorch too, on {given}: {cause(own)}.",
+                remedy(model, str(own), otherwise="Mend what fails there, or wrap the model."),
             ) from own
-        raise TraceError(f"{problem}{_cause(error)}.", _remedy(model, str(error))) from error
+        raise TraceError(f"{problem}{cause(error)}.", remedy(model, str(error))) from error
+
+
+def _exported(
+    model: nn.Module, arguments: tuple[Tensor, ...], shapes: dict[str, Any], taken: list[Taken]
+) -> ExportedProgram:
+    with quiet(), torch.no_grad(), noting_sizes(taken):
+        return torch.export.export(model, arguments, dynamic_shapes=shapes)
 
 
 def _takes(model: nn.Module, names: Iterable[str], tokens: int) -> bool:
@@ -184,55 +197,6 @@ def _takes_one(parameters: Iterable[inspect.Parameter]) -> bool:
         and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         and all(p is None or p.default is not p.empty or p.kind in variable for p in rest)
     )
-
-
-def _remedy(
-    model: nn.Module,
-    complaint: str,
-    otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
-    "cannot be captured.",
-) -> str:
-    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
-        return (
-            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
-            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
-        )
-    if "data is not allocated" in complaint:
-        return (
-            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
-            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
-            "self.wbias * band: AFT-local is recognised there."
-        )
-    if "in output, which is not a known type" in complaint:
-        return "Wrap it in a module that returns the logits [batch, classes] alone."
-    if "You marked batch as dynamic" in complaint:
-        return (
-            "Take the number of documents from input_ids.shape, and loops over them out of forward."
-        )
-    if _violation(complaint) is not None:
-        return "Take branches on shapes out of forward, or bound --max-length."
-    return otherwise
-
-
-def _violation(complaint: str) -> str | None:
-    """What torch.export says of the first axis it cannot keep free, below a line that does not."""
-    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
-    # What follows in the line is of mark_dynamic, which the user did not call.
-    return found[1].partition(" If you're using")[0] if found else None
-
-
-def _learned_length(complaint: str) -> int | None:
-    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
-    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
-    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
-    # [1, rows, D] it counts the numbers, D to a row.
-    bounds += [
-        int(whole) // int(each or 1) - int(more or 0) - 1
-        for more, each, whole in re.findall(
-            r"(?:\((\d+) \+ |\((\d+)\*)?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
-        )
-    ]
-    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
 
 
 def input_spec(program: ExportedProgram) -> InputSpec:
@@ -325,27 +289,6 @@ def _end(index: Any) -> sympy.Expr | None:
     end = index.args[ends[index.target]]
     symbol = end.meta["val"] if isinstance(end, Node) else end
     return symbol.node.expr + more if isinstance(symbol, torch.SymInt) else None
-
-
-def _cause(error: BaseException) -> str:
-    """The type of the innermost cause, what it says, and the user's line that led to it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    said = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        package = str(frame.f_globals.get("__name__", "torch")).partition(".")[0]
-        if package not in _NOT_THE_USERS:
-            code = frame.f_code
-            return f"{said} ({code.co_filename}, line {line}, in {code.co_name})"
-    return said
-
-
-def first_line(error: BaseException) -> str:
-    """The first line that says something, of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager

@@ -4,28 +4,26 @@ ONNX with bare custom nodes first; then the portable bodies, attached last, beca
 exporter would inline them.
 """
 
-import inspect
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any
 
 import onnx
 import onnx.inliner
 import onnx_ir as ir
 import torch
-from onnxscript import values
 from torch.export import ExportedProgram
 
-from aftexport.capture import AXES, first_line, quiet
+from aftexport.capture import AXES, quiet
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
-from aftexport.mechanisms import OPERATORS, Operator
 from aftexport.position_bias import choose_precisions
+from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
+from aftexport.sizes import Taken, noting_sizes
+from aftexport.translations import translations
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -86,8 +84,9 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
+    taken: list[Taken] = []
     try:
-        with quiet(), exactly():
+        with quiet(), exactly(), noting_sizes(taken):
             exported = torch.onnx.export(
                 program,
                 (),
@@ -104,6 +103,11 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
             f"torch.onnx cannot translate the model: {first_line(error)}",
             "Replace the operator it names by ones that ONNX has.",
         ) from error
+    if found := next((t for t in taken if not t.of_memory), None):
+        raise TraceError(
+            f"torch.onnx translates the model only for sizes where {found}{found.place}.",
+            "Write that line in operators that do the same for every length.",
+        )
     assert exported is not None
     return exported
 
@@ -187,35 +191,6 @@ def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
     operator = ALL_OPERATORS[node.op_type]
     chosen = operator.attributes_of(node)
     return tuple(str(chosen[a.name]) for a in operator.settings)
-
-
-def translations() -> dict[Any, Callable[..., Any]]:
-    """For torch.onnx: how each torch op of a mechanism becomes one bare custom node."""
-    return {o.torch_op: _translation(o) for o in OPERATORS.values()}
-
-
-def _translation(operator: Operator) -> Callable[..., Any]:
-    """A function torch.onnx can read the signature of, which emits one bare custom node."""
-    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
-    emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
-    names = list(operator.inputs)
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(n, kind) for n in names]
-    parameters += [
-        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
-        for a in operator.attributes
-    ]
-
-    def translate(*args: Any, **kwargs: Any) -> Any:
-        bound = inspect.Signature(parameters).bind(*args, **kwargs)
-        bound.apply_defaults()
-        tensors = [bound.arguments.pop(n) for n in names]
-        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
-
-    translate.__name__ = operator.op_type
-    translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
-    return translate
 
 
 def _strip_metadata(model: onnx.ModelProto) -> None:

@@ -80,6 +80,26 @@ class InAnObject(toy.Bag):
         return SimpleNamespace(logits=self.head(self.mean(input_ids)))
 
 
+class Quarters(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        quarters = self.embedding(input_ids).chunk(4, dim=1)
+        return self.head(sum(quarter.mean(1) for quarter in quarters))
+
+
+class TopFour(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
+
+
+class Recurrent(toy.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.recurrent(self.embedding(input_ids))[0].mean(1))
+
+
 @pytest.mark.parametrize(
     ("factory", "problem", "remedy"),
     [
@@ -92,7 +112,14 @@ class InAnObject(toy.Bag):
         (Broken, r"in PyTorch too, .*\[2, 16\]: KeyError: 2 \(.*test_capture.py, line", "Mend"),
         (InAnObject, "SimpleNamespace", "returns the logits"),
         (toy.ShapeBranch, "satisfy the generated guard", "--max-length"),
-        (toy.FixedBatch, r"to be a constant \(2\)\.$", "input_ids.shape"),
+        (
+            toy.FixedBatch,
+            r"constant \(2\) \(.*toy.py, line \d+, in forward\)\.$",
+            "input_ids.shape",
+        ),
+        (Quarters, r"tokens\) // 4\)\) == 4 \(torch.Tensor.chunk, .*capture.py, line \d+", "pad"),
+        (TopFour, r"guard 4 <= tokens .*\(torch.Tensor.topk, .*capture.py, line \d+", "pad"),
+        (Recurrent, r"\(torch.gru, .*test_capture.py, line \d+, in forward\)", "attention layer"),
     ],
 )
 def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
@@ -137,34 +164,52 @@ class Windows(toy.Bag):
         return self.head(x.mean(2).mean(1))
 
 
-class IndexedWindows(toy.Bag):
+class FirstWindow(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, :16].sum(1))
+
+
+class EverySecond(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, ::2].sum(1))
+
+
+class WindowAttention(toy.Bag):
+    """As export/README.md has it."""
+
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
-        count = x.shape[1] // 16 + 2
-        x = nn.functional.pad(x, (0, 0, 0, 32))[:, torch.arange(count * 16).view(count, 16)]
-        return self.head(x.mean(2).sum(1))
+        count = -(-x.shape[1] // 16)
+        x = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        x = (x @ x.transpose(2, 3)).softmax(-1) @ x
+        return self.head(x.mean(2).mean(1))
 
 
-@pytest.mark.parametrize(("factory", "bound"), [(LongDocuments, 40), (Windows, 16)])
-def test_another_way_for_long_documents_is_no_bound_of_the_model(
-    factory: type[nn.Module], bound: int
-) -> None:
-    module = factory().eval()
-    with pytest.raises(TraceError, match=f"more than {bound} tokens .* --max-length {bound}"):
+def test_another_way_for_long_documents_is_no_bound_of_the_model() -> None:
+    module = LongDocuments().eval()
+    said = r"more than 40 tokens .*test_capture.py, line \d+, in forward.* --max-length 40"
+    with pytest.raises(TraceError, match=said):
         capture(module)
-    short = capture(module, max_tokens=bound)
-    assert input_spec(short).max_tokens == bound
-    ids = torch.randint(300, (3, bound))
+    short = capture(module, max_tokens=40)
+    assert input_spec(short).max_tokens == 40
+    ids = torch.randint(300, (3, 40))
     torch.testing.assert_close(short.module()(ids), module(ids))
 
 
-def test_windows_cut_by_an_index_are_captured_for_every_length() -> None:
-    module = IndexedWindows().eval()
+@pytest.mark.parametrize("factory", [Windows, WindowAttention, FirstWindow, EverySecond])
+def test_what_a_short_document_has_one_of_is_captured_for_every_length(
+    factory: type[nn.Module],
+) -> None:
+    module = factory().eval()
     program = capture(module)
     assert input_spec(program).max_tokens is None
-    for tokens in (1, 15, 16, 17, 100):
+    engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
+    for tokens in (1, 2, 15, 16, 17, 100):
         ids = torch.randint(300, (2, tokens))
-        torch.testing.assert_close(program.module()(ids), module(ids))
+        expected = module(ids).detach()
+        torch.testing.assert_close(program.module()(ids), expected)
+        logits = engine.run({"input_ids": ids.numpy()})["logits"]
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_program_that_indexes_no_embedding_is_refused() -> None:

@@ -8,12 +8,13 @@ import onnx
 import torch
 from torch import nn
 
-from aftexport.capture import InputSpec, copied, first_line
+from aftexport.capture import InputSpec, copied
 from aftexport.domain import operators_in
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, TraceError
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
+from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 
 LONG = 4096

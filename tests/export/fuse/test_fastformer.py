@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
-from aftexport.lowering import attach_bodies, translations
+from aftexport.lowering import attach_bodies
 from aftexport.nn.fastformer import Fastformer
 from aftexport.parity import TOLERANCES
+from aftexport.translations import translations
 
 DIM = 24
 

@@ -1,0 +1,117 @@
+"""What torch.export complains of, in words that help whoever wrote the model."""
+
+import re
+import traceback
+from collections.abc import Iterable
+
+from torch import nn
+
+from aftexport.sizes import Taken, axis_names, is_the_users, line_of
+
+_RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
+_INSTEAD = {
+    "conv1d": "Give it no padding of its own, and pad the tokens before, by "
+    "torch.nn.functional.pad, to as many as its kernel has or more.",
+    "max_pool1d": "Call max_pool2d on x.unsqueeze(2), which is captured for every length.",
+    "linspace": "Write torch.arange(tokens) / tokens, which is captured for every length.",
+    "lstm": _RECURRENT,
+    "gru": _RECURRENT,
+    "rnn_tanh": _RECURRENT,
+    "rnn_relu": _RECURRENT,
+}
+"""What to write in place of an operator that torch.export does not capture for every length."""
+
+
+def first_taken(complaint: str, taken: Iterable[Taken]) -> Taken | None:
+    """The first that restricts the axis that torch.export complains of."""
+    found = re.search(r"- (?:Not all values of|You marked) (\w+)", complaint)
+    axis = found[1] if found else ""
+    concerned = [t for t in taken if t.concerns(axis)]
+    return next((t for t in concerned if t.excludes(axis)), next(iter(concerned), None))
+
+
+def remedy(
+    model: nn.Module,
+    complaint: str,
+    taken: Taken | None = None,
+    *,
+    otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
+    "cannot be captured.",
+) -> str:
+    """What to do about it.
+
+    Args:
+        model: that was to be captured.
+        complaint: torch.export's, or the module's own.
+        taken: see ``first_taken``.
+        otherwise: where nothing better is known.
+    """
+    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return (
+            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
+            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+        )
+    if "data is not allocated" in complaint:
+        return (
+            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
+            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
+            "self.wbias * band: AFT-local is recognised there."
+        )
+    if "in output, which is not a known type" in complaint:
+        return "Wrap it in a module that returns the logits [batch, classes] alone."
+    if "You marked batch as dynamic" in complaint:
+        return (
+            "Take the number of documents from input_ids.shape, and loops over them out of forward."
+        )
+    if taken is not None and taken.operator:
+        return _INSTEAD.get(
+            taken.operator.rpartition(".")[2],
+            "Write that line so that it does the same for every document, of 1 token too: pad the "
+            "tokens to as many as it needs, or to a multiple (export/README.md, Windows).",
+        )
+    if violation(complaint) is not None:
+        return "Take branches on shapes out of forward, or bound --max-length."
+    return otherwise
+
+
+def violation(complaint: str) -> str | None:
+    """What torch.export says of the first axis it cannot keep free, below a line that does not."""
+    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
+    if found is None:
+        return None
+    # What follows in the line is of mark_dynamic, which the user did not call, or of a log.
+    said = re.split(r" If you're using|Specializations unexpectedly", found[1])[0].rstrip(". ")
+    return re.sub(r"(\w+) = \1\b", r"\1", axis_names(said))
+
+
+def learned_length(complaint: str) -> int | None:
+    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
+    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
+    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
+    # [1, rows, D] it counts the numbers, D to a row.
+    bounds += [
+        int(whole) // int(each or 1) - int(more or 0) - 1
+        for more, each, whole in re.findall(
+            r"(?:\((\d+) \+ |\((\d+)\*)?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
+        )
+    ]
+    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
+
+
+def cause(error: BaseException) -> str:
+    """The type of the innermost cause, what it says, and the user's line that led to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    said = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_the_users(frame):
+            return f"{said} ({line_of(frame, line)})"
+    return said
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,107 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aftexport.capture import capture
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import TraceError
+from aftexport.lowering import finish, lower
+
+LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
+
+
+class Pooled(toy.Bag):
+    """Pools ``[batch, 16, tokens]`` to a fixed number of places."""
+
+    def __init__(self, pool: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.pool(self.embedding(input_ids).transpose(1, 2)).flatten(1)
+
+
+def positions_of_largest(x: Tensor) -> Tensor:
+    return functional.adaptive_max_pool1d_with_indices(x, 4)[1].to(x.dtype)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "average": lambda x: functional.adaptive_avg_pool1d(x, 16),
+    "average of few": nn.AdaptiveAvgPool1d(3),
+    "average of all": nn.AdaptiveAvgPool1d(1),
+    "area": lambda x: functional.interpolate(x, size=5, mode="area"),
+    "largest": lambda x: functional.adaptive_max_pool1d(x, 16),
+    "largest of all": nn.AdaptiveMaxPool1d(1),
+    "where it is": positions_of_largest,
+    "of channels": lambda x: functional.adaptive_avg_pool1d(x.transpose(1, 2), 4).mean(1),
+}
+
+
+def assert_as_torch(module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    module = module.eval()
+    model = finish(lower(capture(module, dtype=dtype)))
+    engine = OnnxRuntimeEngine(model.SerializeToString())
+    bound = 1e-5 if dtype == torch.float32 else 2e-3
+    for tokens in LENGTHS:
+        ids = torch.from_numpy(np.random.default_rng(tokens).integers(0, 300, (2, tokens)))
+        with torch.inference_mode():
+            expected = module.to(dtype)(ids)
+        logits = engine.run({"input_ids": ids.numpy()})["logits"]
+        np.testing.assert_allclose(logits, expected, rtol=bound, atol=bound, err_msg=str(tokens))
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling_to_a_fixed_size_is_right_for_other_lengths(name: str) -> None:
+    assert_as_torch(Pooled(POOLS[name]))
+
+
+def test_pooling_to_a_fixed_size_is_right_in_float16() -> None:
+    assert_as_torch(Pooled(POOLS["average"]), torch.float16)
+    assert_as_torch(Pooled(POOLS["largest"]), torch.float16)
+
+
+class Thirds(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        rounded = (-(-tokens // 3), tokens // 3, (5 - tokens) // 3, (tokens - 5) // -3)
+        return self.mean(input_ids)[:, :4] * torch.tensor(rounded)
+
+
+def test_sizes_are_divided_downwards_below_zero_too() -> None:
+    assert_as_torch(Thirds())
+
+
+def test_a_size_is_divided_by_one_operator() -> None:
+    class Half(toy.Bag):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.head(self.mean(input_ids) * (input_ids.shape[1] // 2 + 1))
+
+    operators = [node.op_type for node in lower(capture(Half())).graph.node]
+    assert operators.count("Div") == 1
+    assert "Less" not in operators
+
+
+def test_what_torch_translates_for_the_length_of_the_example_alone_is_refused() -> None:
+    program = capture(Pooled(lambda x: functional.adaptive_avg_pool2d(x, (4, 4))))
+    said = r"Mod\(tokens, 4\).*\(adaptive_avg_pool2d, .*test_translations.py, line \d+, in forward"
+    with pytest.raises(TraceError, match=said):
+        lower(program)
+
+
+def test_a_convolution_of_patches_is_translated_for_every_length() -> None:
+    # torch asks for the number of documents to choose how the result lies in memory.
+    class Patches(toy.Bag):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv1d(16, 16, 4, stride=4)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = functional.pad(self.embedding(input_ids).transpose(1, 2), (0, 4))
+            return self.head(self.patches(x).mean(2))
+
+    assert_as_torch(Patches())
