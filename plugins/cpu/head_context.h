@@ -35,6 +35,11 @@ struct Vecs {
   static constexpr int vecs = count;
 };
 
+template <bool yes>
+struct Fetches {
+  static constexpr bool value = yes;
+};
+
 // Calls f(Vecs<how many>, row, column) for every tile of the context.
 template <int rows, class F>
 AFT_INLINE void for_each_tile(int64_t width, const F& f) {
@@ -59,12 +64,14 @@ struct NextRows {
 // context += sum_t keys[t]^T values[t]
 template <class T>
 void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const NextRows<T>& next) {
-  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+  const auto add = [&](auto shape, auto fetches, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
     Vec sum[kContextRows][vecs] = {};
     for (int64_t t = 0; t < tokens; ++t) {
-      prefetch_later(next.key + t * next.stride + c);
-      prefetch_later(next.value + t * next.stride + c);
+      if constexpr (decltype(fetches)::value) {
+        prefetch_later(next.key + t * next.stride + c);
+        prefetch_later(next.value + t * next.stride + c);
+      }
       const float* key = keys[t] + c;
       Vec value[vecs];
       for (int v = 0; v < vecs; ++v) value[v] = load(values[t] + e + v * kLanes);
@@ -76,6 +83,13 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
     for (int r = 0; r < kContextRows; ++r)
       for (int v = 0; v < vecs; ++v)
         store(target + r * width + v * kLanes, load(target + r * width + v * kLanes) + sum[r][v]);
+  };
+  constexpr int64_t kLine = 64 / sizeof(T);  // of memory, fetched once
+  context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
+    if (e == 0 && c % kLine == 0)
+      add(shape, context_tiles::Fetches<true>{}, c, e);
+    else
+      add(shape, context_tiles::Fetches<false>{}, c, e);
   });
 }
 

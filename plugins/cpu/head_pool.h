@@ -190,7 +190,8 @@ struct PoolSums {
 template <class T>
 void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tokens, const float* weights,
                  float* logits) {
-  constexpr int kTileTokens = kRegisters == 32 ? 4 : 2, kTileHeads = 4, kSums = kTileTokens * kTileHeads;
+  constexpr int kTileTokens = kRegisters == 32 ? 4 : 3, kTileHeads = 4;
+  constexpr int kSums = round_up(kTileTokens * kTileHeads, kLanes);
   for (int64_t t = 0; t < tokens; t += kTileTokens) {
     const T* rows[kTileTokens];
     for (int i = 0; i < kTileTokens; ++i) rows[i] = x + min(t + i, tokens - 1) * stride;

@@ -18,9 +18,9 @@ alignas(64) constexpr float kPowers[kLanes] = {  // 2^(i/16)
 // exp(x) = 2^n exp(r), relative error against float64 at most 1.2e-7 + 2.7e-9 |x| for x <= kExpHigh, 0 below about
 // -87.3. n is an integer, |r| <= ln(2)/2; exp(r) = 1 + r + r^2 q(r), q minimax of degree 4 with relative error 3e-9.
 // With AVX-512, where 16 floats are looked up by one instruction and scaling by 2^n is another, n is a multiple of
-// 1/16, |r| <= ln(2)/32 and q of degree 1: three quarters of the time. Numbers of few digits down to -103 there, and
-// infinity above kExpHigh: such x do not occur where sums are relative to their largest term, and every instruction
-// here counts.
+// 1/16, |r| <= ln(2)/32 and q of degree 1: three quarters of the time. Numbers of few digits down to -103 there. Above
+// kExpHigh the result may be any: such x do not occur where sums are relative to their largest term, and every
+// instruction here counts.
 AFT_INLINE Vec exp(Vec x) {
 #if defined(__AVX512F__)
   x = maximum_of(splat(-110.0f), x);
@@ -33,7 +33,7 @@ AFT_INLINE Vec exp(Vec x) {
 #else
   const Vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const Vec low = splat(-87.33654f), given = x;
-  x = minimum_of(splat(kExpHigh), maximum_of(low, x));  // beyond, 2^n has no bits
+  x = maximum_of(low, x);  // below, 2^n has no bits
   const Vec shifted = x * 1.44269504f + shift;
   const Vec n = shifted - shift;
   const Vec r = x - n * 0.69314718f;

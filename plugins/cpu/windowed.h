@@ -246,33 +246,52 @@ class Windowed {
   }
 
   // outside[panel, tile] = the sums of all keys before and, unless causal, after the windows of the granule's
-  // tile; `before` takes up the entries of keys before `next`.
+  // tile; `before` takes up the entries of keys before `next`. Some panels together: of one alone, each addition
+  // would wait for the one before.
   void sum_outside(const EntriesOfOp& entries, int64_t g, int64_t next, int64_t last_key, float* before,
                    const float* after, float* outside) const {
-    const int64_t tiles = granule_ / Op::kRows;
-    for (int64_t panel = 0; panel < panels_; ++panel)
-      for (int v = 0; v < Op::kVecs; ++v) {
-        const int64_t at = panel * kUnit + v * kLanes;
-        float* to = outside + panel * tiles * kUnit + v * kLanes;
-        Vec sum = load(before + at);
-        int64_t key = entries.first;
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t end = max(key, min(last_key, g + tile * Op::kRows - op_.left));
-          sum += entries.sum(panel, v, key, end);
-          store(to + tile * kUnit, sum);
-          key = end;
-        }
-        store(before + at, sum + entries.sum(panel, v, key, next));
-        if (s_.causal) continue;
-        sum = load(after + at);
-        key = last_key;
-        for (int64_t tile = tiles - 1; tile >= 0; --tile) {
-          const int64_t begin = min(key, g + (tile + 1) * Op::kRows + op_.right);
-          sum += entries.sum(panel, v, begin, key);
-          store(to + tile * kUnit, load(to + tile * kUnit) + sum);
-          key = begin;
-        }
-      }
+    constexpr int kTogether = 4 / Op::kVecs;
+    int64_t panel = 0;
+    for (; panel + kTogether <= panels_; panel += kTogether)
+      sum_outside<kTogether>(entries, panel, g, next, last_key, before, after, outside);
+    for (; panel < panels_; ++panel) sum_outside<1>(entries, panel, g, next, last_key, before, after, outside);
+  }
+
+  template <int kPanels>
+  void sum_outside(const EntriesOfOp& entries, int64_t first_panel, int64_t g, int64_t next, int64_t last_key,
+                   float* before, const float* after, float* outside) const {
+    constexpr int kSums = kPanels * Op::kVecs;
+    const int64_t tiles = granule_ / Op::kRows, at = first_panel * kUnit;
+    Vec sum[kSums];
+    const auto add = [&](int64_t begin, int64_t end) AFT_LAMBDA_INLINE {
+      Vec block[kSums] = {};
+      for (int64_t key = begin; key < end; ++key)
+        for (int i = 0; i < kSums; ++i)
+          block[i] += load(entries.at(first_panel + i / Op::kVecs, key) + i % Op::kVecs * kLanes);
+      for (int i = 0; i < kSums; ++i) sum[i] += block[i];
+    };
+    const auto of_tile = [&](int i, int64_t tile) AFT_LAMBDA_INLINE {
+      return outside + ((first_panel + i / Op::kVecs) * tiles + tile) * kUnit + i % Op::kVecs * kLanes;
+    };
+    for (int i = 0; i < kSums; ++i) sum[i] = load(before + at + i * kLanes);
+    int64_t key = entries.first;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t end = max(key, min(last_key, g + tile * Op::kRows - op_.left));
+      add(key, end);
+      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), sum[i]);
+      key = end;
+    }
+    add(key, next);
+    for (int i = 0; i < kSums; ++i) store(before + at + i * kLanes, sum[i]);
+    if (s_.causal) return;
+    for (int i = 0; i < kSums; ++i) sum[i] = load(after + at + i * kLanes);
+    key = last_key;
+    for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+      const int64_t begin = min(key, g + (tile + 1) * Op::kRows + op_.right);
+      add(begin, key);
+      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), load(of_tile(i, tile)) + sum[i]);
+      key = begin;
+    }
   }
 
   const Op& op_;
