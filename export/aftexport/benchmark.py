@@ -203,9 +203,20 @@ def chosen_others(against: Sequence[str] | None, *, has_source: bool) -> tuple[s
     if "torch" in against and not has_source:
         raise UsageError(
             "--against torch needs the PyTorch model, which a bundle does not hold.",
-            "Add --model with the file it was exported from.",
+            "Add --model with the file it was exported from, or --factory where there was none.",
         )
     return tuple(against)
+
+
+def _source_options(manifest: Manifest) -> str:
+    """The options that give the module the bundle was exported from."""
+    kind, _, factory = (manifest.source.get("kind") or "").rpartition(" ")
+    if kind == "module of":
+        return f"--factory {factory}"
+    file = "--model with the file it was exported from"
+    if kind == "state dict for":
+        return f"{file}, and --factory {factory}"
+    return f"{file}, and --allow-pickle" if kind == "pickled" else file
 
 
 def show(
@@ -267,9 +278,12 @@ def show(
         )
     if any(timing.peak_mib is None for timing in result.timings):
         console.print("[yellow]Peak memory was not measured: that takes Linux and its /proc.[/]")
-    if model is None and factory is None:
-        console.print("[yellow]PyTorch was not compared: a bundle does not hold the module; "
-                      "give --model with the file it was exported from.[/]")  # fmt: skip
+    if against is None and "torch" not in others:
+        console.print(
+            "[yellow]PyTorch was not compared: a bundle does not hold the module; give "
+            f"{escape(_source_options(bundle.manifest))}.[/]",
+            soft_wrap=True,
+        )
     if result.longest is not None:
         console.print(share_table(result.shares, result.longest))
     console.print(operator_table(bundle.manifest.operators, result.paths))

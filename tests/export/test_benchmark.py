@@ -189,21 +189,42 @@ def test_it_says_that_the_machine_was_busy(
     assert {(row["seconds"], row["slowest_seconds"]) for row in rows} == {(1.0, slowest)}
 
 
-def test_a_module_that_was_given_and_left_out_is_not_asked_for(
-    bundle_folder: Path, checkpoint_file: Path, capsys: Capture
+@pytest.mark.parametrize("against", ["none", "portable"])
+def test_a_module_that_was_left_out_is_not_asked_for(
+    against: str, bundle_folder: Path, checkpoint_file: Path, capsys: Capture
 ) -> None:
-    words = ["bench", bundle_folder, *FEW, "--model", checkpoint_file, "--against", "none"]
-    assert "give --model" not in run_here(words, capsys).out.replace("\n", " ")
+    words = ["bench", bundle_folder, *FEW, "--against", against]
+    assert "PyTorch" not in run_here(words, capsys).out
+    assert "PyTorch" not in run_here([*words, "--model", checkpoint_file], capsys).out
 
 
 def test_without_the_module_it_says_that_pytorch_was_not_compared(
     bundle_folder: Path, tmp_path: Path
 ) -> None:
-    words = ["bench", bundle_folder, *FEW, "--against", "none"]
+    words = ["bench", bundle_folder, *FEW]
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "PyTorch was not compared" in outcome.out
+    assert "not compared: a bundle does not hold the module; give --model" in outcome.out
+    words += ["--against", "none"]
+    outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
     assert "portable  " not in outcome.out.partition("operator")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("module of toy:Bag", "give --factory toy:Bag."),
+        ("state dict for toy:Bag", "give --model with the file it was exported from, and "
+         "--factory toy:Bag."),
+        ("pickled module", "and --allow-pickle."),
+    ],
+)  # fmt: skip
+def test_the_module_is_asked_for_by_the_options_that_read_it(
+    kind: str, options: str, bundle_copy: Path, capsys: Capture
+) -> None:
+    changed_manifest(bundle_copy, {"source": {"kind": kind, "sha256": None}})
+    assert options in run_here(["bench", resealed(bundle_copy), *FEW], capsys).out
 
 
 BAD: dict[str, tuple[list[str], str]] = {

@@ -11,8 +11,8 @@ Each length is timed with one document of random tokens. The contenders take tur
 A B C A B C, and the median of each is shown:
   onnxruntime  the bundle as aftserve runs it, with the fused kernels built here
   portable     the same file by the portable bodies alone, in standard operators
-  torch        the PyTorch module the bundle was exported from: it needs --model,
-               because a bundle does not hold the module
+  torch        the PyTorch module the bundle was exported from: it needs --model, or
+               --factory where there was no file, because a bundle does not hold it
 
 The peak is the memory a call takes over what the process held before it (Linux only).
 
@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
     add("--rounds", type=positive, default=5, metavar="N",
         help="timed calls of each; 3 where one takes over 0.1 s (default: 5)")  # fmt: skip
     add("--against", metavar="portable,torch",
-        help="or none (default: portable, and torch where --model is given)")  # fmt: skip
+        help="or none (default: portable, and torch where the model is given)")  # fmt: skip
     add_reference_options(parser)
     add("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args(words)
