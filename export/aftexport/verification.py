@@ -34,7 +34,8 @@ def verify(
         provider: what runs them.
 
     Raises:
-        EngineError: where the model cannot be loaded, or there is no such provider.
+        EngineError: where the model cannot be loaded, fails on a case, or there is no such
+            provider.
     """
     cases = bundle.golden() if cases is None else cases
     engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
@@ -42,7 +43,7 @@ def verify(
     results = []
     for case in cases:
         if case.subject == "model":
-            outputs = engine.run(case.inputs)
+            outputs = _outputs(engine, case)
             output = outputs["logits"]
             results += _evidence(bundle, case, outputs)
         else:
@@ -53,6 +54,18 @@ def verify(
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
     return results
+
+
+def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
+    try:
+        return engine.run(case.inputs)
+    except EngineError as error:
+        raise EngineError(
+            f"The exported graph fails on input_ids {list(case.inputs['input_ids'].shape)}, which "
+            f"PyTorch takes. {error.problem}",
+            "If the model's forward does something else there, as squeeze() does where a size is "
+            "1, take that out and export again.",
+        ) from error
 
 
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:

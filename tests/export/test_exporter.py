@@ -310,6 +310,22 @@ def test_a_failure_while_checking_leaves_nothing(
     assert not listing(tmp_path)
 
 
+def test_a_graph_that_fails_where_pytorch_does_not_is_refused_with_the_size_it_fails_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Squeezed(toy.Bag):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(input_ids).squeeze(1)
+            return self.head(x.reshape(input_ids.shape[0], -1, 16).mean(1))
+
+    monkeypatch.setattr(toy, "Squeezed", Squeezed, raising=False)
+    words = ["--to", "onnx", "--factory", "toy:Squeezed", "--out", tmp_path / "b"]
+    assert_refused(
+        run_here(words, capsys), "fails on input_ids [1, 1024], which PyTorch takes", "squeeze()"
+    )
+    assert not listing(tmp_path)
+
+
 def test_the_folder_one_stands_in_can_be_exported(
     checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

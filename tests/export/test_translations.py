@@ -105,3 +105,10 @@ def test_a_convolution_of_patches_is_translated_for_every_length() -> None:
             return self.head(self.patches(x).mean(2))
 
     assert_as_torch(Patches())
+
+
+def test_what_is_padded_by_as_much_as_is_pooled_is_run() -> None:
+    def pool(x: Tensor) -> Tensor:
+        return functional.avg_pool1d(functional.pad(x, (0, 2)), 2).mean(2)
+
+    assert_as_torch(Pooled(pool))
