@@ -1,5 +1,6 @@
 """Trained weights into a module: all of them, and nothing else."""
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,13 @@ _COUNT = "n_averaged"
 """What AveragedModel has beside the module it averages."""
 _COMPILED = "_orig_mod"
 """What torch.compile calls the module it is given."""
+_IN_PARTS = (
+    (r"(.*?)\.?\bparametrizations\.(\w+)\.\w+", "parametrize.remove_parametrizations({}, {!r})"),
+    (r"(.*?)\.?\b(\w+)_g", "remove_weight_norm({}, {!r})"),
+    (r"(.*?)\.?\b(\w+)_mask", "prune.remove({}, {!r})"),
+    (r"(.*?)\.?\b(\w+)_u", "remove_spectral_norm({}, {!r})"),
+)
+"""What torch.nn.utils calls a part it keeps of a weight, and what makes the weight of the parts."""
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
 
 
@@ -116,7 +124,7 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
         raise CheckpointError(
             path,
             f"the weights do not fit the module; {'; '.join(problems)}",
-            "Give the configuration or the factory that the weights were trained with.",
+            _remedy(missing, unexpected),
         )
     weights = {name: given[name].to(tensor.dtype) for name, tensor in expected.items()}
     own = {name: tensor for name, tensor in expected.items() if not tensor.is_meta}
@@ -134,6 +142,28 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             stacklevel=2,
         )
     module.load_state_dict(loaded, assign=True)
+
+
+def _remedy(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    if (undo := _undoing(unexpected, missing)) is not None:
+        return (
+            f"Before its state_dict is saved, call torch.nn.utils.{undo}, and so on; or have the "
+            "factory do to its module what training did."
+        )
+    if (undo := _undoing(missing, unexpected)) is not None:
+        return f"Have the factory call torch.nn.utils.{undo}, and so on: the file has no parts."
+    return "Give the configuration or the factory that the weights were trained with."
+
+
+def _undoing(parts: Sequence[str], whole: Sequence[str]) -> str | None:
+    """The call that makes a weight of ``whole`` of what is among ``parts``, if one does."""
+    for name in parts:
+        for pattern, call in _IN_PARTS:
+            if found := re.fullmatch(pattern, name):
+                module, weight = found.groups()
+                if ".".join(filter(None, (module, weight))) in whole:
+                    return call.format(".".join(filter(None, ("model", module))), weight)
+    return None
 
 
 def refuse_unusable(path: Path, module: nn.Module) -> None:

@@ -6,6 +6,7 @@ import safetensors.torch
 import torch
 import toy
 from bad_models import weight
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
 
 from aftexport.checkpoint import from_factory, load
@@ -74,6 +75,55 @@ def test_weights_for_another_module_are_listed_by_name(tmp_path: Path) -> None:
     torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"missing weights: positions\.weight"):
         load(tmp_path / "model.pt", factory="toy:Positions")
+
+
+def pruned(layer: torch.nn.Linear) -> torch.nn.Module:
+    return prune.l1_unstructured(layer, "weight", 0.5)  # type: ignore[no-any-return]
+
+
+IN_PARTS: dict[str, tuple[Any, str]] = {
+    "weight norm": (
+        torch.nn.utils.parametrizations.weight_norm,
+        "parametrize.remove_parametrizations(model.head, 'weight')",
+    ),
+    "weight norm of old": (torch.nn.utils.weight_norm, "remove_weight_norm(model.head, 'weight')"),
+    "spectral norm of old": (
+        torch.nn.utils.spectral_norm,
+        "remove_spectral_norm(model.head, 'weight')",
+    ),
+    "pruned": (pruned, "prune.remove(model.head, 'weight')"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_of_a_weight_in_parts_it_is_said_what_makes_it_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, call = IN_PARTS[name]
+    path = tmp_path / "model.pt"
+
+    def in_parts() -> toy.Bag:
+        module = toy.Bag()
+        split(module.head)
+        return module
+
+    monkeypatch.setattr(toy, "in_parts", in_parts, raising=False)
+    model = in_parts()
+    torch.save(model.state_dict(), path)
+    with pytest.raises(CheckpointError) as refused:
+        load(path, factory="toy:Bag")
+    assert f"call torch.nn.utils.{call}" in refused.value.remedy
+    assert load(path, factory="toy:in_parts").module is not None
+
+    exec(f"torch.nn.utils.{call}", {"torch": torch, "model": model})
+    torch.save(model.state_dict(), path)
+    read = load(path, factory="toy:Bag").module
+    assert isinstance(read, toy.Bag)
+    assert torch.equal(read.head.weight, model.head.weight)
+    with pytest.raises(CheckpointError) as refused:
+        load(path, factory="toy:in_parts")
+    assert f"factory call torch.nn.utils.{call}" in refused.value.remedy
 
 
 def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
