@@ -14,6 +14,17 @@ def check_counts(layer: str, **counts: int | None) -> None:
             raise ValueError(f"{layer}: {name} is {count}; it must be 1 or more")
 
 
+def check_heads(layer: str, dim: int, num_heads: int) -> None:
+    """Raises ValueError where the heads are below 1, or the channels no multiple of them."""
+    check_counts(layer, dim=dim, num_heads=num_heads)
+    if dim % num_heads:
+        fitting = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
+        raise ValueError(
+            f"{layer}: num_heads {num_heads} does not divide dim {dim}; choose one of {fitting}, "
+            "or another dim"
+        )
+
+
 def bias_factor(max_length: int, rank: int) -> nn.Parameter:
     """One factor of a position bias, ``[Tmax, rank]``, drawn with ``FACTOR_STD``."""
     return nn.Parameter(torch.randn(max_length, rank) * FACTOR_STD)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._projections import FACTOR_STD, check_counts
+from aftexport.nn._projections import FACTOR_STD, check_counts, check_heads
 
 
 class AftConv(nn.Module):
@@ -20,7 +20,7 @@ class AftConv(nn.Module):
         causal: a token sees itself and what came before it.
 
     Raises:
-        ValueError: where a count is below 1.
+        ValueError: where a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class AftConv(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        check_counts("AftConv", num_heads=num_heads, window=window)
+        check_heads("AftConv", dim, num_heads)
+        check_counts("AftConv", window=window)
         self.num_heads = num_heads
         self.gate = gate
         self.causal = causal

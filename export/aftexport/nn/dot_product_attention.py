@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.mechanisms._numerics import valid_keys
+from aftexport.nn._projections import check_heads
 
 
 class DotProductAttention(nn.Module):
@@ -13,10 +14,14 @@ class DotProductAttention(nn.Module):
         dim: channels D.
         num_heads: H, divides ``dim``.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
         super().__init__()
+        check_heads("DotProductAttention", dim, num_heads)
         self.num_heads = num_heads
         self.causal = causal
         self.query = nn.Linear(dim, dim)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from aftexport.nn._projections import check_heads
+
 
 class EfficientAttention(nn.Module):
     """Efficient Attention (arXiv 1812.01243), per head. The residual is the encoder's.
@@ -13,6 +15,9 @@ class EfficientAttention(nn.Module):
         normalization: softmax or scaling.
         scale: factor of the result; the authors use 1.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class EfficientAttention(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
+        check_heads("EfficientAttention", dim, num_heads)
         self.num_heads = num_heads
         self.normalization = normalization
         self.scale = scale

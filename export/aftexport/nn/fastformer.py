@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from aftexport.nn._projections import check_heads
+
 
 class Fastformer(nn.Module):
     """Fastformer's attention (arXiv 2108.09084 and the authors' code).
@@ -14,10 +16,14 @@ class Fastformer(nn.Module):
         dim: channels D.
         num_heads: H, divides ``dim``.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
         super().__init__()
+        check_heads("Fastformer", dim, num_heads)
         self.num_heads = num_heads
         self.causal = causal
         self.query = nn.Linear(dim, dim)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from aftexport.nn._projections import check_heads
+
 
 class LinearAttention(nn.Module):
     """Linear attention with a normalizer (arXiv 2006.16236).
@@ -13,6 +15,9 @@ class LinearAttention(nn.Module):
         feature_map: elu, for elu(x) + 1, or relu.
         eps: added to the normalizer.
         causal: a token sees itself and what came before it.
+
+    Raises:
+        ValueError: where a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class LinearAttention(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
+        check_heads("LinearAttention", dim, num_heads)
         self.num_heads = num_heads
         self.feature_map = feature_map
         self.eps = eps

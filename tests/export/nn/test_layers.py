@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from aftexport.nn import AftConv, AftFull, AftLocal, DotProductAttention
+from aftexport.nn import (
+    AftConv,
+    AftFull,
+    AftLocal,
+    DotProductAttention,
+    EfficientAttention,
+    Fastformer,
+    LinearAttention,
+)
 
 from .layers import DIM, MAKERS, documents, make_layer
 
@@ -139,8 +147,24 @@ def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
         (lambda: AftFull(8, -1), "max_length is -1"),
         (lambda: AftConv(8, 2, 0), "window is 0"),
         (lambda: AftConv(8, 0, 3), "num_heads is 0"),
+        (lambda: Fastformer(8, 0), "num_heads is 0"),
     ],
 )
 def test_a_count_below_one_is_refused(make: Callable[[], nn.Module], why: str) -> None:
     with pytest.raises(ValueError, match=f"{why}; it must be 1 or more"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AftConv(8, 3, 5),
+        lambda: DotProductAttention(8, 3),
+        lambda: EfficientAttention(8, 3),
+        lambda: Fastformer(8, 3),
+        lambda: LinearAttention(8, 3),
+    ],
+)
+def test_heads_that_do_not_divide_the_channels_are_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ValueError, match="num_heads 3 does not divide dim 8; choose one of 1, 2"):
         make()
