@@ -2,10 +2,8 @@
 // They come in more copies than the other kernels: only products gain from the instructions for bfloat16 and 8-bit
 // integers.
 
-#include <cstdlib>
-#include <cstring>
-
 #include "encoder.h"
+#include "processor.h"
 
 namespace aft {
 
@@ -50,19 +48,15 @@ struct Operators {
   }
 
 Operators choose() {
+  switch (usable_instruction_set()) {
 #if defined(__x86_64__)
-  const char* limit = std::getenv("AFTEXPORT_ISA");
-  const auto limited_to = [limit](const char* isa) { return limit && std::strcmp(limit, isa) == 0; };
-  if (std::strcmp(instruction_set(), "avx512") == 0) {
-    const bool has_vnni = __builtin_cpu_supports("avx512vnni") && !limited_to("avx512");
-    const bool has_bf16 = __builtin_cpu_supports("avx512bf16") && !limited_to("avx512_vnni");
-    if (has_vnni && has_bf16) return AFT_SET(avx512_bf16);
-    if (has_vnni) return AFT_SET(avx512_vnni);
-    return AFT_SET(avx512);
-  }
-  if (std::strcmp(instruction_set(), "avx2") == 0) return AFT_SET(avx2);
+    case InstructionSet::kAvx512Bf16: return AFT_SET(avx512_bf16);
+    case InstructionSet::kAvx512Vnni: return AFT_SET(avx512_vnni);
+    case InstructionSet::kAvx512: return AFT_SET(avx512);
+    case InstructionSet::kAvx2: return AFT_SET(avx2);
 #endif
-  return AFT_SET(baseline);
+    default: return AFT_SET(baseline);
+  }
 }
 
 const Operators& operators() {

@@ -36,14 +36,6 @@ struct Entries {
 
   AFT_INLINE float* at(int64_t panel, int64_t key) const { return data + (panel * capacity + key - origin) * kUnit; }
 
-  // The sum of vector v of the entries of [begin, end).
-  AFT_INLINE Vec sum(int64_t panel, int v, int64_t begin, int64_t end) const {
-    const float* from = at(panel, begin) + v * kLanes;
-    Vec sum{};
-    for (int64_t i = 0; i < end - begin; ++i) sum += load(from + i * kUnit);
-    return sum;
-  }
-
   // Forgets the keys before `to` of those before `end`, and has room for so many more.
   void advance(int64_t to, int64_t end, int64_t room, int64_t panels) {
     first = to;

@@ -1,0 +1,55 @@
+#include "processor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace aft {
+namespace {
+
+constexpr const char* kNames[] = {"baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+
+#if defined(__x86_64__)
+// Clang 14, for one, has no word for it in __builtin_cpu_supports.
+bool supports_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+InstructionSet highest() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
+    return InstructionSet::kBaseline;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+    return InstructionSet::kAvx2;
+  if (!__builtin_cpu_supports("avx512vnni")) return InstructionSet::kAvx512;
+  return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16 : InstructionSet::kAvx512Vnni;
+}
+#else
+InstructionSet highest() { return InstructionSet::kBaseline; }
+#endif
+
+// The same names are known on every processor.
+InstructionSet asked_for() {
+  const char* isa = std::getenv("AFTEXPORT_ISA");
+  if (!isa || !*isa) return InstructionSet::kAvx512Bf16;
+  const auto* found = std::find(std::begin(kNames), std::end(kNames), std::string(isa));
+  if (found != std::end(kNames)) return static_cast<InstructionSet>(found - kNames);
+  std::string known;
+  for (const char* name : kNames) known += (known.empty() ? "" : ", ") + std::string(name);
+  throw std::invalid_argument("the environment variable AFTEXPORT_ISA is \"" + std::string(isa) + "\", known are " +
+                              known);
+}
+
+}  // namespace
+
+InstructionSet usable_instruction_set() { return std::min(asked_for(), highest()); }
+
+}  // namespace aft
