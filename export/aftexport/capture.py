@@ -25,7 +25,7 @@ from torch.fx.experimental import _config
 
 from aftexport.errors import TraceError
 from aftexport.manifest import MAX_TOKENS
-from aftexport.refusals import cause, first_line, first_taken, learned_length, remedy, violation
+from aftexport.refusals import cause, decisive, first_line, learned_length, remedy, violation
 from aftexport.sizes import Taken, noting_sizes
 
 _aten = torch.ops.aten
@@ -97,6 +97,7 @@ def capture(
     shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
     arguments = tuple(examples[n] for n in names)
     taken: list[Taken] = []
+    again: list[Taken] = []
     try:
         return _exported(model, arguments, shapes, taken)
     except Exception as error:
@@ -104,23 +105,21 @@ def capture(
             # A size that is not 1 in the example, as of x[:, ::2], is taken never to be, which a
             # short document's is. Told otherwise, torch goes the way that does for 1 too.
             with suppress(Exception), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-                return _exported(model, arguments, shapes, [])
-        first = first_taken(str(error), taken)
-        place = first.place if first else ""
+                return _exported(model, arguments, shapes, again)
+        first = decisive(taken, again)
         if (bound := learned_length(str(error))) is not None and bound < limit:
             if _takes(model, names, bound + 2):  # the last length can be one more than the bound
                 raise TraceError(
                     f"The model computes documents of more than {bound} tokens in another way than "
-                    f"shorter ones{place}.",
+                    f"shorter ones{first.place if first else ''}.",
                     "Take branches on the number of tokens out of forward. Or export the one way: "
                     f"--max-length {bound}.",
                 ) from error
             return capture(model, dtype=dtype, max_tokens=bound)
-        problem = "torch.export cannot capture the model for every batch and length: "
+        problem = "torch.export cannot capture the model for every batch and length"
         if (said := violation(str(error))) is not None:
-            raise TraceError(
-                f"{problem}{said}{place}.", remedy(model, str(error), first)
-            ) from error
+            said = f": {said}" if first is None else f", only where {first}{first.place}"
+            raise TraceError(f"{problem}{said}.", remedy(model, str(error), first)) from error
         try:
             with torch.no_grad():
                 model(*arguments)
@@ -130,7 +129,7 @@ def capture(
                 f"The model's forward fails in PyTorch too, on {given}: {cause(own)}.",
                 remedy(model, str(own), otherwise="Mend what fails there, or wrap the model."),
             ) from own
-        raise TraceError(f"{problem}{cause(error)}.", remedy(model, str(error))) from error
+        raise TraceError(f"{problem}: {cause(error)}.", remedy(model, str(error))) from error
 
 
 def _exported(

@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -22,12 +22,19 @@ _INSTEAD = {
 """What to write in place of an operator that torch.export does not capture for every length."""
 
 
-def first_taken(complaint: str, taken: Iterable[Taken]) -> Taken | None:
-    """The first that restricts the axis that torch.export complains of."""
-    found = re.search(r"- (?:Not all values of|You marked) (\w+)", complaint)
-    axis = found[1] if found else ""
-    concerned = [t for t in taken if t.concerns(axis)]
-    return next((t for t in concerned if t.excludes(axis)), next(iter(concerned), None))
+def decisive(taken: Sequence[Taken], again: Sequence[Taken]) -> Taken | None:
+    """What keeps a model from being captured, of all that torch.export took for given.
+
+    Args:
+        taken: with sizes that are never 1.
+        again: the same model's, with sizes that may be 1. What is not in both goes with the way
+            torch is told to go, except a branch of the model itself.
+    """
+    restricting = [t for t in taken if t.excludes("batch") or t.excludes("tokens")]
+    stayed = {(str(t), t.line) for t in again}
+    kept = [t for t in restricting if (str(t), t.line) in stayed]
+    own = [t for t in again if not t.operator and (t.excludes("batch") or t.excludes("tokens"))]
+    return next(iter(kept or own or restricting or taken), None)
 
 
 def remedy(
@@ -43,7 +50,7 @@ def remedy(
     Args:
         model: that was to be captured.
         complaint: torch.export's, or the module's own.
-        taken: see ``first_taken``.
+        taken: see ``decisive``.
         otherwise: where nothing better is known.
     """
     if not any(isinstance(module, nn.Embedding) for module in model.modules()):
@@ -59,7 +66,7 @@ def remedy(
         )
     if "in output, which is not a known type" in complaint:
         return "Wrap it in a module that returns the logits [batch, classes] alone."
-    if "You marked batch as dynamic" in complaint:
+    if taken is not None and taken.excludes("batch"):
         return (
             "Take the number of documents from input_ids.shape, and loops over them out of forward."
         )

@@ -34,8 +34,9 @@ class Taken:
     """A condition that holds for the sizes of the example, and not for all.
 
     Attributes:
-        condition: on the symbols in ``sources``.
-        sources: each symbol with the torch name of the size it stands for.
+        condition: on symbols of sizes.
+        sources: symbols with the torch name of the size each stands for; none in a program that
+            was read from a file.
         operator: that takes it; empty where the model itself does, or none is known.
         line: of the user's code; empty where none is known.
         of_memory: it decides how a convolution's result lies in memory, and no number of it.
@@ -53,18 +54,13 @@ class Taken:
         known = ", ".join(filter(None, (self.operator, self.line)))
         return f" ({known})" if known else ""
 
-    def concerns(self, axis: str) -> bool:
-        """Whether it is of the number of ``axis``, batch or tokens."""
-        return not self._symbols(axis).isdisjoint(self.condition.free_symbols)
-
     def excludes(self, axis: str) -> bool:
-        """Whether there are numbers of ``axis`` for which it does not hold."""
-        symbols = self._symbols(axis) & self.condition.free_symbols
-        rest = self.condition.subs(dict.fromkeys(self.condition.free_symbols - symbols, 2))
-        return any(rest.subs(dict.fromkeys(symbols, n)) == sympy.false for n in _FEW)
-
-    def _symbols(self, axis: str) -> set[sympy.Basic]:
-        return {s for s, name in self.sources.items() if axis_names(name) == axis}
+        """Whether there are numbers of ``axis``, batch or tokens, for which it does not hold."""
+        free = self.condition.free_symbols
+        symbols = {s for s in free if axis_names(self.sources.get(s, "")) == axis}
+        rest = self.condition.subs(dict.fromkeys(free - symbols, 2))
+        numbers = _FEW if symbols else ()
+        return any(rest.subs(dict.fromkeys(symbols, n)) == sympy.false for n in numbers)
 
     def __str__(self) -> str:
         named = {s: sympy.Symbol(axis_names(name)) for s, name in self.sources.items()}
@@ -74,15 +70,19 @@ class Taken:
 @contextmanager
 def noting_sizes(found: list[Taken]) -> Iterator[None]:
     """Adds what torch takes for given to ``found``, as long as the block runs, in this thread."""
-    thread, original = threading.get_ident(), ShapeEnv._log_guard
-
-    def noted(env: ShapeEnv, prefix: str, condition: sympy.Basic, forcing_spec: bool) -> None:
-        if threading.get_ident() == thread and "suppressed" not in prefix:
-            sources = {symbol: name for name, symbol in env.source_to_var.items()}
-            found.append(Taken(condition, sources, *_where()))
-        original(env, prefix, condition, forcing_spec)
+    thread = threading.get_ident()
 
     with _LOCK:  # the method is that of the process
+        original = ShapeEnv._log_guard
+
+        def noted(env: ShapeEnv, prefix: str, condition: sympy.Basic, forcing_spec: bool) -> None:
+            sources = {symbol: name for name, symbol in env.source_to_var.items()}
+            # Of a size that values decide, as of x[:, : lengths.max()], no example has one.
+            of_inputs = condition.free_symbols <= env.backed_var_to_val.keys()
+            if of_inputs and threading.get_ident() == thread and "suppressed" not in prefix:
+                found.append(Taken(condition, sources, *_where()))
+            original(env, prefix, condition, forcing_spec)
+
         ShapeEnv._log_guard = noted  # type: ignore[assignment, method-assign]
         try:
             yield

@@ -54,7 +54,7 @@ def test_a_module_that_cannot_be_copied_is_refused() -> None:
     [
         (toy.ShapeBranch, "capture"),
         (toy.ValueBranch, "capture"),
-        (toy.FixedBatch, "batch as dynamic but your code specialized it"),
+        (toy.FixedBatch, r"only where Eq\(batch, 2\)"),
         (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
     ],
 )
@@ -81,9 +81,17 @@ class InAnObject(toy.Bag):
 
 
 class Quarters(toy.Bag):
+    """Of every second token, which is no reason to refuse it."""
+
     def forward(self, input_ids: Tensor) -> Tensor:
-        quarters = self.embedding(input_ids).chunk(4, dim=1)
+        quarters = self.embedding(input_ids[:, ::2]).chunk(4, dim=1)
         return self.head(sum(quarter.mean(1) for quarter in quarters))
+
+
+class OneToken(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0])
 
 
 class TopFour(toy.Bag):
@@ -111,14 +119,15 @@ class Recurrent(toy.Bag):
         (toy.ValueBranch, r"Could not guard on data.*toy.py, line \d+, in forward", "on values"),
         (Broken, r"in PyTorch too, .*\[2, 16\]: KeyError: 2 \(.*test_capture.py, line", "Mend"),
         (InAnObject, "SimpleNamespace", "returns the logits"),
-        (toy.ShapeBranch, "satisfy the generated guard", "--max-length"),
+        (toy.ShapeBranch, r"only where tokens > 10 \(.*toy.py, line \d+, in f", "--max-length"),
         (
             toy.FixedBatch,
-            r"constant \(2\) \(.*toy.py, line \d+, in forward\)\.$",
+            r"Eq\(batch, 2\) \(.*toy.py, line \d+, in forward\)\.$",
             "input_ids.shape",
         ),
-        (Quarters, r"tokens\) // 4\)\) == 4 \(torch.Tensor.chunk, .*capture.py, line \d+", "pad"),
-        (TopFour, r"guard 4 <= tokens .*\(torch.Tensor.topk, .*capture.py, line \d+", "pad"),
+        (Quarters, r"only where Eq\(.*, 4\) \(torch.Tensor.chunk, .*capture.py, line \d+", "pad"),
+        (OneToken, r"where Ne\(tokens, 1\) \(.*test_capture.py, line \d+", "branches on shapes"),
+        (TopFour, r"where tokens >= 4 \(torch.Tensor.topk, .*capture.py, line \d+", "pad"),
         (Recurrent, r"\(torch.gru, .*test_capture.py, line \d+, in forward\)", "attention layer"),
     ],
 )

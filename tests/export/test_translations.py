@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,11 +87,24 @@ def test_a_size_is_divided_by_one_operator() -> None:
     assert "Less" not in operators
 
 
-def test_what_torch_translates_for_the_length_of_the_example_alone_is_refused() -> None:
+def test_what_torch_translates_for_the_length_of_the_example_alone_is_refused(
+    tmp_path: Path,
+) -> None:
     program = capture(Pooled(lambda x: functional.adaptive_avg_pool2d(x, (4, 4))))
     said = r"Mod\(tokens, 4\).*\(adaptive_avg_pool2d, .*test_translations.py, line \d+, in forward"
     with pytest.raises(TraceError, match=said):
         lower(program)
+    torch.export.save(program, tmp_path / "model.pt2")
+    with pytest.raises(TraceError, match=said.partition(".*")[2]):
+        lower(torch.export.load(tmp_path / "model.pt2"))
+
+
+def test_an_end_that_the_values_decide_is_no_size_of_the_example() -> None:
+    class Filled(toy.Bag):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.head(self.embedding(input_ids)[:, : input_ids.ne(0).sum(1).max()].mean(1))
+
+    assert_as_torch(Filled())
 
 
 def test_a_convolution_of_patches_is_translated_for_every_length() -> None:
