@@ -12,9 +12,9 @@
 // channel's when one raises m. Where the maxima of w and K lie far apart the products underflow; cells whose
 // denominator comes out too small to be trusted are summed again as they are defined.
 //
-// The weights exp(w - row maximum) of a constant w are kept in bfloat16 and in 8-bit integers, relative to the maximum
-// of the whole row: half and a quarter of what is read otherwise, and a quarter less time. In float32 they are not: 3 %
-// are too little for a second matrix of T x T.
+// The weights exp(w - row maximum) of a constant w are kept in bfloat16 and in integers, relative to the maximum of the
+// whole row: half and a quarter of what is read otherwise, and a quarter less time. In float32 they are not: 3 % are
+// too little for a second matrix of T x T.
 //
 // In bfloat16 numerator and denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts
 // weight between keys, but a mean of equal values stays what it was.
@@ -126,8 +126,8 @@ class FullChannels {
       }
   }
 
-  // Entries as whole numbers up to Product::kLargest; the scales of the block take them back. What a key weighs is
-  // the same number in numerator and denominator.
+  // Entries as whole numbers; the scales of the block take them back. What a key weighs is the same number in numerator
+  // and denominator.
   void fill_scaled_entries(int64_t b, int64_t u) const {
     const int64_t count = block_keys(b, u);
     for (int64_t panel = 0; panel < panels_; ++panel) {
@@ -138,13 +138,13 @@ class FullChannels {
       Vec highest = splat(kNoKey), largest{};
       for (int64_t i = 0; i < count; ++i) highest = maximum_of(highest, at(key_, i));
       const auto weight = [&](int64_t i) AFT_LAMBDA_INLINE {
-        return Product::rounded_weight(exp(at(key_, i) - highest) * Product::kLargest, i);
+        return Product::rounded_weight(exp(at(key_, i) - highest) * Product::kLargestWeight, i);
       };
       const auto weighted = [&](int64_t i) AFT_LAMBDA_INLINE {
-        return weight(i) * (at(value_, i) / Product::kLargest);
+        return weight(i) * (at(value_, i) / Product::kLargestWeight);
       };
       for (int64_t i = 0; i < count; ++i) largest = maximum_of(largest, absolute(weighted(i)));
-      const Vec inverse = largest > Product::kLargest * __FLT_MIN__ ? Product::kLargest / largest : Vec{};
+      const Vec inverse = largest > Product::kLargestWeight * __FLT_MIN__ ? Product::kLargestWeight / largest : Vec{};
       for (int64_t step = 0; step < steps(count); ++step) {
         Vec numerator[Product::kPerWord] = {}, denominator[Product::kPerWord] = {};
         for (int64_t i = 0; i < min(Product::kPerWord, count - step * Product::kPerWord); ++i) {
@@ -156,7 +156,7 @@ class FullChannels {
         store(entry, Product::pack_weights(numerator));
         store(entry + kLanes, Product::pack_weights(denominator));
       }
-      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargest;
+      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargestWeight;
       store(scales(b, u) + panel * kPanel, scale * largest);
       store(scales(b, u) + panel * kPanel + kLanes, scale);
     }
@@ -282,22 +282,24 @@ PackedWeight* pack_position_bias(const AftFull& p) {
 
 void aft_full(const AftFull& given, const Parallel& parallel) {
   AftFull p = given;
-  const bool packs = p.precision == Precision::kInt8 && !p.packed_bias;
+  bool in_whole_numbers = false;
+  with_weight_product(p.precision, [&](auto product) { in_whole_numbers = decltype(product)::kScaled; });
+  const bool packs = in_whole_numbers && !p.packed_bias;
   const PackedForThisCall packed{packs ? AFT_ISA::pack_position_bias(p) : nullptr};
   if (packs) p.packed_bias = packed.bias;
-  if (p.packed_bias)
-    p.precision = p.packed_bias->precision;
-  else if (p.precision == Precision::kInt8)
-    p.precision = Precision::kBfloat16;
   with_element(p.element, [&](auto element) {
     with_gate(p.gate, [&](auto gate) {
-      with_weight_product(p.precision, [&](auto product) {
+      const auto run = [&](auto product) {
         using T = decltype(element);
         using Product = decltype(product);
         const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
         for (int64_t c = 0; c < p.channels; c += kChannels)
           FullChannels<T, Product, gate.value>(p, output, c).run(parallel);
-      });
+      };
+      if (p.packed_bias)
+        with_weight_product(p.packed_bias->precision, run);
+      else  // what cannot be whole numbers is bfloat16
+        with_float_product(in_whole_numbers ? Precision::kBfloat16 : p.precision, run);
     });
   });
 }

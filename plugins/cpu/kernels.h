@@ -96,8 +96,9 @@ void fastformer(const Fastformer&, const Parallel&);
 
 // What aft_full makes of a position_bias [tokens, tokens] and can keep if it is constant; of p it takes what concerns
 // that: element, causal, tokens, precision. In bfloat16 where 8-bit integers are asked for and the biases of a row lie
-// too far apart. Null where there is nothing to keep: in causal form, whose products are never in 8-bit integers (their
-// entries have one scale for a block of keys, of which a row may see the smallest only), and in float32.
+// too far apart. Null where there is nothing to keep: in float32, which is also what biases too far apart for 16-bit
+// integers are computed in, and in causal form, whose products are never in integers (their entries have one scale for a
+// block of keys, of which a row may see the smallest only).
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".

@@ -23,7 +23,8 @@ struct Int16Product {
   static constexpr bool kScaled = true;
   static constexpr bool kScaledRows = true;
   static constexpr int32_t kLargest = 2047;
-  static constexpr float kLargestWeight = kLargest;
+  static constexpr float kLargestLeft = kLargest, kLargestWeight = kLargest;
+  static constexpr float kLargestRange = 2.0f;  // as in product_int8.h, for bfloat16's error
   typedef IntVec Sum;
   static_assert(int64_t{kChunkWords} * kPerWord * kLargest * kLargest <= INT32_MAX);
 
@@ -44,17 +45,20 @@ struct Int16Product {
 
   // The row's step and middle go right after the words of a whole chunk.
   static void encode(const float* values, int64_t count, float* words) {
-    typedef int16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
     const RowScale scale = scale_of_row(values, count, 2 * kLargest);
     const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
-    const Vec rounding = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const Vec rounded = (load(values + i, count - i) + shift) * inverse + rounding;
-      const Narrow q = __builtin_convertvector((IntVec)rounded - ((IntVec)rounding + kLargest), Narrow);
-      __builtin_memcpy((char*)words + i * sizeof(int16_t), &q, sizeof q);
-    }
+    for (int64_t i = 0; i < count; i += kLanes)
+      put((load(values + i, count - i) + shift) * inverse - kLargestLeft, i, words);
     words[kChunkWords] = scale.step;
     words[kChunkWords + 1] = scale.smallest + kLargest * scale.step;
+  }
+
+  // Rounds values up to kLargestLeft to whole numbers, and puts them at place i.
+  AFT_INLINE static void put(Vec values, int64_t i, float* words) {
+    typedef int16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
+    const Vec rounding = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+    const Narrow whole = __builtin_convertvector((IntVec)(values + rounding) - (IntVec)rounding, Narrow);
+    __builtin_memcpy((char*)words + i * sizeof(int16_t), &whole, sizeof whole);
   }
 
   // Of whole numbers: weights over their columns' scales.

@@ -21,7 +21,10 @@ struct Int8Product {
   static constexpr int64_t kChunkWords = 256;
   static constexpr bool kScaled = true;
   static constexpr bool kScaledRows = true;
-  static constexpr float kLargestWeight = 127;
+  static constexpr float kLargestLeft = 255, kLargestWeight = 127;
+  // Of a row's position biases, where their exponentials are the left side: further apart, the rounding of small keys
+  // with large weights would weigh as much as a large key with a small one.
+  static constexpr float kLargestRange = 1.0f;
   typedef IntVec Sum;
 
   AFT_INLINE static Sum multiply_add(Sum sum, const float* word, Vec weights) {
@@ -32,15 +35,18 @@ struct Int8Product {
 
   // The row's step and smallest value go right after the words of a whole chunk.
   static void encode(const float* values, int64_t count, float* words) {
-    const RowScale scale = scale_of_row(values, count, 255);
+    const RowScale scale = scale_of_row(values, count, kLargestLeft);
     const Vec inverse = splat(1.0f / scale.step), shift = splat(-scale.smallest);
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const __m512 scaled = (__m512)((load(values + i, count - i) + shift) * inverse);
-      const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(_mm512_max_ps(scaled, _mm512_setzero_ps())));
-      __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
-    }
+    for (int64_t i = 0; i < count; i += kLanes) put((load(values + i, count - i) + shift) * inverse, i, words);
     words[kChunkWords] = scale.step;
     words[kChunkWords + 1] = scale.smallest;
+  }
+
+  // Rounds values from 0 to kLargestLeft to whole numbers, and puts them at place i.
+  AFT_INLINE static void put(Vec values, int64_t i, float* words) {
+    const __m128i bytes =
+        _mm512_cvtusepi32_epi8(_mm512_cvtps_epu32(_mm512_max_ps((__m512)values, _mm512_setzero_ps())));
+    __builtin_memcpy((char*)words + i, &bytes, sizeof bytes);
   }
 
   // Of whole numbers: weights over their columns' scales.

@@ -3,9 +3,7 @@
 
 #include "product_bf16.h"
 #include "product_fp32.h"
-#include "product_int16.h"
-#include "product_int8.h"
-#include "product_int8_weights.h"
+#include "product_weights.h"
 
 namespace aft::AFT_ISA {
 
@@ -23,7 +21,11 @@ void with_float_product(Precision precision, const F& f) {
 template <class F>
 void with_weight_product(Precision precision, const F& f) {
 #if defined(__AVX512VNNI__)
-  if (precision == Precision::kInt8) return f(Int8WeightProduct{});
+  if (precision == Precision::kInt8) return f(WeightProduct<Int8Product>{});
+#endif
+#if defined(__AVX2__) && !defined(__AVX512BF16__)
+  if (precision == Precision::kBfloat16 || precision == Precision::kInt8 || precision == Precision::kInt16)
+    return f(WeightProduct<Int16Product>{});
 #endif
   with_float_product(precision, f);
 }

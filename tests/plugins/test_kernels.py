@@ -137,6 +137,16 @@ def test_bfloat16_products_are_within_their_bound(op, tokens, scale):
     check(op, inputs, bound=BFLOAT16_BOUND, precision="bf16")
 
 
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("span", [0.0, 1.0, 2.0, 2.1])
+@pytest.mark.parametrize("tokens", [12, 257, 530])
+def test_bfloat16_products_are_within_their_bound_however_far_biases_lie_apart(tokens, span, scale):
+    """Up to some span of a row, 16-bit integers take the place of bfloat16 in some processors."""
+    inputs = random_inputs("AftFull", 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
+    inputs[3] = biases_within(span, tokens)
+    check("AftFull", inputs, bound=BFLOAT16_BOUND, precision="bf16")
+
+
 @pytest.mark.parametrize("op", AFT_FULL)
 def test_bfloat16_products_of_a_large_key_late(op):
     inputs = random_inputs(op, 1, 400, 16)
@@ -224,6 +234,17 @@ def test_int8_is_computed_where_the_processor_can():
     rounded = run("AftFull", inputs, precision="int8")
     for wider in ("fp32", "bf16"):
         assert (rounded != run("AftFull", inputs, precision=wider)).any()
+
+
+@pytest.mark.skipif(
+    "avx2" not in Path("/proc/cpuinfo").read_text() or "AFTEXPORT_ISA" in os.environ,
+    reason="no AVX2 here, or AFTEXPORT_ISA may forbid it",
+)
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_reduced_precision_is_computed_as_such_where_biases_lie_close(precision):
+    inputs = random_inputs("AftFull", 1, 90, 24)
+    inputs[3] = biases_within(1.0, 90)
+    assert (run("AftFull", inputs, precision=precision) != run("AftFull", inputs)).any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
