@@ -1,7 +1,9 @@
 """What is written of each document, as Parquet or as lines of JSON."""
 
+import errno
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from aftexport.destination import check_can_be_made
-from aftexport.errors import UsageError
+from aftexport.errors import AftexportError, UsageError
 from aftserve.offline.answering import Outcome
 from aftserve.settings import Policy
 
@@ -27,6 +29,29 @@ _OF_BYTES = (
     pa.types.is_fixed_size_binary,
 )
 """Nothing has seen to it that strings of Parquet are UTF-8."""
+_REMEDIES = {
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or name another place",
+    errno.ENOSPC: "make room there, or name another place",
+}
+
+
+class OutputError(AftexportError):
+    """The output cannot be written; what stood there is as it was.
+
+    Args:
+        path: of the output.
+        error: whose own text may be of a file beside it, or of Parquet's library.
+    """
+
+    exit_code = 1
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = _REMEDIES.get(error.errno or 0, "check the place, or name another")
+        super().__init__(
+            f"--output {path} cannot be written ({reason}).", f"Nothing was written: {remedy}."
+        )
 
 
 def schema(labels: Sequence[str], ids: pa.DataType | None) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,26 +144,38 @@ def _write(
     interruption: Interruption,
 ) -> int:
     """Puts the file into its place before Ray ends, which would lose it to a signal meanwhile."""
-    import ray
-
     failed = 0
-    with replacing_file(out) as aside, _progress(console) as progress:
+    with _progress(console) as progress:
         task = progress.add_task("documents", total=found.count)
         try:
-            # Within: the last rows are written when it is closed, and the disk may be full.
-            with output.Writer(aside, out, columns, numbered=found.ids is None) as writer:
-                for rows in answered:
+            # Within: what is left is written when they are closed, and the disk may be full.
+            with (
+                replacing_file(out) as aside,
+                output.Writer(aside, out, columns, numbered=found.ids is None) as writer,
+            ):
+                for rows in _arriving(answered):
                     writer.write(rows)
                     failed += len(rows) - rows[output.ERROR].null_count
                     progress.advance(task, len(rows))
                     interruption.check()
-        except (OSError, ray.exceptions.RayError) as error:
-            raise RunError(_reason(error), "Nothing was written.") from error
-        if writer.rows != found.count:
-            raise RunError(
-                f"{writer.rows} of {found.count} documents came back.", "Nothing was written."
-            )
+                if writer.rows != found.count:
+                    raise RunError(
+                        f"{writer.rows} of {found.count} documents came back.",
+                        "Nothing was written.",
+                    )
+        except OSError as error:
+            raise output.OutputError(out, error) from error
     return failed
+
+
+def _arriving(answered: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows as Ray hands them out; what fails there is none of the output's errors."""
+    import ray
+
+    try:
+        yield from answered
+    except (OSError, ray.exceptions.RayError) as error:
+        raise RunError(_reason(error), "Nothing was written.") from error
 
 
 def _progress(console: Console) -> Progress:

@@ -223,29 +223,58 @@ def test_told_to_stop_while_ray_starts_it_ends_as_it_is_told(
     assert "SIGTERM received" not in outcome.err  # that was a handler which may abort
 
 
-FULL_DISK = """
-import errno, os, sys
+SMALL_FILES = """
+import resource, sys
 from aftserve.cli import main
-from aftserve.offline import output
+from aftserve.offline import run
 
-def full(self, *_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+connected = run.connected
 
-output.Writer.__exit__ = full
+def connected_and_limited(*words, **options):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))
+    return connected(*words, **options)
+
+run.connected = connected_and_limited
 sys.exit(main())
 """
 
 
-def test_a_disk_that_is_full_at_the_end_is_named(
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("jsonl", 1), ("parquet", 300)],  # written when it is closed, and before
+)
+def test_an_output_that_finds_no_room_is_named_and_leaves_what_was_there(
+    kind: str, count: int, ray: dict[str, str], bundle_folder: Path, tmp_path: Path
+) -> None:
+    folder_of(["a document"] * count, tmp_path / "documents")
+    (tmp_path / f"out.{kind}").write_text("of before")
+    words = ("batch", str(bundle_folder), "documents", "--output", f"out.{kind}")
+    outcome = run_python("-c", SMALL_FILES, *words, cwd=tmp_path, **ray)
+    assert outcome.code == 1, outcome.err
+    assert f"--output out.{kind} cannot be written (File too large)" in outcome.err
+    assert "ulimit -f" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert (tmp_path / f"out.{kind}").read_text() == "of before"
+    assert {path.name for path in tmp_path.iterdir()} == {"documents", f"out.{kind}"}
+
+
+def test_a_disk_that_is_full_once_the_rows_are_written_is_named(
     ray: dict[str, str], bundle_folder: Path, tmp_path: Path
 ) -> None:
+    # Some file systems find room when a file is written out, and not before.
+    full = "import aftexport.files, errno, os, sys; from aftserve.cli import main\n"
+    full += "def fsync(_): raise OSError(errno.ENOSPC, 'as the system says')\n"
+    full += "os.fsync = fsync; sys.exit(main())"
     folder_of(["a document"], tmp_path / "documents")
+    (tmp_path / "out.jsonl").write_text("of before")
     words = ("batch", str(bundle_folder), "documents", "--output", "out.jsonl")
-    outcome = run_python("-c", FULL_DISK, *words, cwd=tmp_path, **ray)
+    outcome = run_python("-c", full, *words, cwd=tmp_path, **ray)
     assert outcome.code == 1, outcome.err
-    assert "No space left on device" in outcome.err
+    assert "--output out.jsonl cannot be written (No space left on device)" in outcome.err
+    assert "make room there" in outcome.err
     assert "Traceback" not in outcome.err
-    assert [path.name for path in tmp_path.iterdir()] == ["documents"]
+    assert (tmp_path / "out.jsonl").read_text() == "of before"
+    assert {path.name for path in tmp_path.iterdir()} == {"documents", "out.jsonl"}
 
 
 def test_a_bundle_outside_its_bound_answers_nothing(
