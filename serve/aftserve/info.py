@@ -1,5 +1,7 @@
 """What ``GET /info`` answers."""
 
+from collections import Counter
+
 from aftexport import __version__
 from aftserve.schemas import Calibration, Info, Limits, Reload
 from aftserve.served import Served
@@ -17,6 +19,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
     """
     model, manifest = served.model, served.bundle.manifest
     classifier = model.classifier
+    precisions = Counter(node.precision for node in manifest.node_precisions)
     return Info(
         version=__version__,
         bundle=served.bundle.digest,
@@ -27,6 +30,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
         labels=list(manifest.labels),
         vocab_size=manifest.vocab_size,
         precision=manifest.precision,
+        node_precisions=dict(sorted(precisions.items())) or None,
         operators=manifest.operators,
         tokenizer=classifier.has_tokenizer,
         evidence=manifest.evidence is not None,

@@ -261,7 +261,10 @@ class Info(BaseModel):
     safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
     labels: list[str]
     vocab_size: int
-    precision: str
+    precision: str = Field(description="Where node_precisions are given, the cheapest of them.")
+    node_precisions: dict[str, int] | None = Field(
+        description="How many nodes have which, where each has its own (`--precision auto`)."
+    )
     operators: dict[str, int]
     tokenizer: bool = Field(description="Whether texts are taken, and not ids alone.")
     evidence: bool = Field(description="Whether the model says what each token adds.")

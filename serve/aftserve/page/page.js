@@ -231,7 +231,7 @@ function showInfo(info) {
   byId("model").textContent = `Tells ${info.labels.length} classes apart.${reads}`;
   fillFacts("facts", [
     ["Engine", info.engine],
-    ["Precision", info.precision],
+    ["Precision", precisionOf(info)],
     ["Most tokens", NUMBER.format(info.limits.max_tokens)],
     ["Long documents", info.limits.long_documents],
     ["Version", info.version],
@@ -239,6 +239,11 @@ function showInfo(info) {
   byId("bundle").textContent = info.bundle;
   byId("about").hidden = false;
   byId("golden-note").textContent = info.safe ? "By portable bodies alone, after a breach of parity. " : "";
+}
+
+function precisionOf({ precision, node_precisions: nodes }) {
+  if (!nodes) return precision;
+  return `auto: ${Object.entries(nodes).map(([name, count]) => `${count} in ${name}`).join(", ")}`;
 }
 
 function showParity({ golden, within }) {

@@ -1,0 +1,27 @@
+"""What ``GET /info`` says of the bundle."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from commands import run_here
+from servers import serving
+
+from aftexport.bundle import Bundle
+
+
+def test_where_each_node_has_a_precision_it_says_how_many_have_which(
+    server: str, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "auto.bundle"
+    words = ["--to", "onnx", "--precision", "auto", "--tolerance", "3e-4", "--out", out]
+    assert run_here([checkpoint_file, *words], capsys).code == 0
+    with serving(out, tmp_path / "log") as (address, _):
+        info = httpx.get(f"{address}/info").json()
+    manifest = Bundle.open(out).manifest
+    assert info["precision"] == manifest.precision
+    counts = info["node_precisions"]
+    said = ", ".join(f"{count} in {name}" for name, count in counts.items())
+    assert manifest.precision_title == f"auto: {said}"
+    assert sum(counts.values()) == len(manifest.node_precisions) > 0
+    assert httpx.get(f"{server}/info").json()["node_precisions"] is None
