@@ -95,6 +95,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed = bytearray()
         self._silent_bytes = 0
         self._in_headers = True
+        self._started: float | None = None
         self._refused = False
 
     @classmethod
@@ -143,7 +144,8 @@ class Connection(HttpToolsProtocol):
         """A request begins, and its client's wait."""
         self._in_headers = True
         super().on_message_begin()
-        self.scope["state"]["started"] = time.monotonic()
+        self.scope["state"]["started"] = self._started or time.monotonic()
+        self._started = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header; those behind a body come too late for the application."""
@@ -239,6 +241,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             # The parser takes all that follows for another protocol's, also the body.
             self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
+            self._started = self.scope["state"]["started"]  # not when it is parsed again
             self.parser = self._parser()  # the one before may take no more
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _UnknownCodingError):

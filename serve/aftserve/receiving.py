@@ -31,7 +31,8 @@ class ReceivingLimits:
         app: the application; its ``receive`` raises the errors of this module.
         max_bytes: of one body.
         max_buffered_bytes: of all bodies held at a time.
-        seconds: from the first line of a request to the end of its body.
+        seconds: from the first byte of a request, which is ``started`` in its state, to the end
+            of its body.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class ReceivingLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(self, scope["headers"], receive)
+        # Of the request, not of its body: headers that trickle leave it less time.
+        deadline = scope["state"]["started"] + self.seconds
+        body = _Body(self, scope["headers"], receive, deadline)
 
         async def send_and_listen(message: Message) -> None:
             if not body.complete:
@@ -71,7 +74,11 @@ class _Body:
     """The body of one request, as it arrives."""
 
     def __init__(
-        self, limits: ReceivingLimits, headers: Iterable[tuple[bytes, bytes]], receive: Receive
+        self,
+        limits: ReceivingLimits,
+        headers: Iterable[tuple[bytes, bytes]],
+        receive: Receive,
+        deadline: float,
     ) -> None:
         named = dict(headers)
         length = named.get(b"content-length", b"0")
@@ -79,7 +86,7 @@ class _Body:
         self._announced = int(length) if length.isdigit() else 0
         self._limits = limits
         self._receive = receive
-        self._deadline = time.monotonic() + limits.seconds
+        self._deadline = deadline
         self._bytes = 0
         self._held = 0
 

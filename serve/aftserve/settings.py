@@ -151,7 +151,9 @@ class Settings(BaseSettings):
         300, description="longest wait of a client; the header Deadline-Seconds shortens it"
     )
     receive_seconds: Positive = Field(
-        30, description="time a client has to send its request, and to read some of its answer"
+        30,
+        description="time a client has from the first byte of its request to the last of its body, "
+        "and to read some of its answer",
     )
     keep_alive_seconds: PositiveInt = Field(
         75,

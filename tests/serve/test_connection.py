@@ -163,6 +163,23 @@ def test_headers_that_do_not_arrive_close_the_connection(start: bytes, address: 
     assert "5 s" in problem
 
 
+@pytest.mark.parametrize("asked", [(), ("Connection: upgrade", "Upgrade: h2c")])
+def test_the_time_of_a_request_begins_with_its_headers(
+    asked: tuple[str, ...], address: str
+) -> None:
+    start, end = head(100, *asked)[:-2], head(100, *asked)[-2:]
+    with raw_connection(address) as connection:
+        started = time.monotonic()
+        connection.sendall(start)
+        time.sleep(4)
+        connection.sendall(end + b'{"text":')
+        status, body = response(connection)
+        taken = time.monotonic() - started
+    assert status == 408
+    assert "The request did not arrive within 5 s" in json.loads(body)["detail"]
+    assert taken < 8  # as long again from the end of the headers would be 9
+
+
 @pytest.mark.parametrize("ahead", [b"", GET[:10]])
 def test_a_connection_kept_for_a_second_request_is_watched_too(ahead: bytes, address: str) -> None:
     with raw_connection(address) as connection:
