@@ -63,7 +63,7 @@ def processes(variable: str, name: str = "") -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            title = (folder / "cmdline").read_bytes().decode()
+            title = (folder / "cmdline").read_bytes().decode(errors="replace")
             variables = (folder / "environ").read_bytes().decode(errors="replace")
         except OSError:
             continue  # it has ended

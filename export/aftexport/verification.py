@@ -60,9 +60,9 @@ def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
     try:
         return engine.run(case.inputs)
     except EngineError as error:
+        given = " and ".join(f"{name} {list(x.shape)}" for name, x in case.inputs.items())
         raise EngineError(
-            f"The exported graph fails on input_ids {list(case.inputs['input_ids'].shape)}, which "
-            f"PyTorch takes. {error.problem}",
+            f"The exported graph fails on {given}, which PyTorch takes. {error.problem}",
             "If the model's forward does something else there, as squeeze() does where a size is "
             "1, take that out and export again.",
         ) from error

@@ -39,7 +39,10 @@ class Connection:
             ConnectionRefusedError: where nobody listens.
         """
         if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
+            try:
+                self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
+            except ConnectionResetError as error:  # the listener closed before it accepted this one
+                raise ConnectionRefusedError from error
 
     async def post(self, path: str, body: bytes, **headers: str) -> Response:
         """Sends a request and waits for the answer; cancelled, it leaves the server.
