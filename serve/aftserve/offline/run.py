@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError
-from aftexport.files import replacing_file
 from aftexport.interruption import Interruption
 from aftexport.report import escape
 from aftserve.offline import documents, output
 from aftserve.offline.answering import OfflineClassifier
 from aftserve.offline.documents import Documents
+from aftserve.offline.leftovers import replacing
 from aftserve.ray_cluster import connected
 from aftserve.settings import Settings
 
@@ -150,7 +150,7 @@ def _write(
         try:
             # Within: what is left is written when they are closed, and the disk may be full.
             with (
-                replacing_file(out) as aside,
+                replacing(out) as aside,
                 output.Writer(aside, out, columns, numbered=found.ids is None) as writer,
             ):
                 for rows in _arriving(answered):
