@@ -135,15 +135,18 @@ class FullChannels {
       const auto at = [&](const T* x, int64_t i) AFT_LAMBDA_INLINE {
         return load(x + (b * p_.tokens + u + i) * p_.channels + c, channels_ - c);
       };
-      Vec highest = splat(kNoKey), largest{};
-      for (int64_t i = 0; i < count; ++i) highest = maximum_of(highest, at(key_, i));
+      Vec highest = splat(kNoKey), largest{}, sum{};
+      for (int64_t i = 0; i < count; ++i) highest = maximum_of(at(key_, i), highest);
       const auto weight = [&](int64_t i) AFT_LAMBDA_INLINE {
         return Product::rounded_weight(exp(at(key_, i) - highest) * Product::kLargestWeight, i);
       };
       const auto weighted = [&](int64_t i) AFT_LAMBDA_INLINE {
         return weight(i) * (at(value_, i) / Product::kLargestWeight);
       };
-      for (int64_t i = 0; i < count; ++i) largest = maximum_of(largest, absolute(weighted(i)));
+      for (int64_t i = 0; i < count; ++i) {
+        largest = maximum_of(absolute(weighted(i)), largest);
+        sum += weight(i) + weighted(i);
+      }
       const Vec inverse = largest > Product::kLargestWeight * __FLT_MIN__ ? Product::kLargestWeight / largest : Vec{};
       for (int64_t step = 0; step < steps(count); ++step) {
         Vec numerator[Product::kPerWord] = {}, denominator[Product::kPerWord] = {};
@@ -156,7 +159,8 @@ class FullChannels {
         store(entry, Product::pack_weights(numerator));
         store(entry + kLanes, Product::pack_weights(denominator));
       }
-      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargestWeight;
+      // Whole numbers hold no NaN: the scale does.
+      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargestWeight + (sum - sum);
       store(scales(b, u) + panel * kPanel, scale * largest);
       store(scales(b, u) + panel * kPanel + kLanes, scale);
     }
@@ -258,6 +262,13 @@ class FullChannels {
   Scratch references_, scales_, entries_;
 };
 
+// What the products are computed in where `asked` is asked for and the biases lie close enough.
+Precision weight_precision(Precision asked) {
+  Precision precision = asked;
+  with_weight_product(asked, [&](auto product) { precision = decltype(product)::kPrecision; });
+  return precision;
+}
+
 struct PackedForThisCall {
   const PackedWeight* bias;
   ~PackedForThisCall() { delete bias; }
@@ -275,16 +286,18 @@ PackedWeight* pack_position_bias(const AftFull& p) {
       });
     });
   };
-  if (!p.causal) pack(p.precision);
-  if (!p.causal && !packed && p.precision == Precision::kInt8) pack(Precision::kBfloat16);
+  if (p.causal) return nullptr;
+  pack(p.precision);
+  const bool other = weight_precision(p.precision) != weight_precision(Precision::kBfloat16);
+  if (!packed && p.precision == Precision::kInt8 && other) pack(Precision::kBfloat16);
   return packed;
 }
 
 void aft_full(const AftFull& given, const Parallel& parallel) {
   AftFull p = given;
-  bool in_whole_numbers = false;
-  with_weight_product(p.precision, [&](auto product) { in_whole_numbers = decltype(product)::kScaled; });
-  const bool packs = in_whole_numbers && !p.packed_bias;
+  const Precision precision = weight_precision(p.precision);
+  const bool in_whole_numbers = precision == Precision::kInt8 || precision == Precision::kInt16;
+  const bool packs = in_whole_numbers && !p.constant_bias;
   const PackedForThisCall packed{packs ? AFT_ISA::pack_position_bias(p) : nullptr};
   if (packs) p.packed_bias = packed.bias;
   with_element(p.element, [&](auto element) {

@@ -97,7 +97,7 @@ bool weigh_moderate(const HeadShape& shape, const T* x, int64_t heads, int64_t t
                     const T* beside = nullptr) {
   Vec largest{};
   pack_rows(shape, x, heads, tokens, rows, [&](Vec v) AFT_LAMBDA_INLINE {
-    largest = maximum_of(largest, absolute(v));
+    largest = maximum_of(absolute(v), largest);
     return exp(v);
   }, beside);
   return !any((IntVec)(largest > kModerate));

@@ -17,11 +17,22 @@ float row_maximum(const T* bias, int64_t count, float highest) {
   return highest;
 }
 
+// The largest bias less the smallest, NaN where one is.
 template <class T>
-float row_minimum(const T* bias, int64_t count) {
-  float lowest = to_float(bias[0]);
-  for (int64_t k = 1; k < count; ++k) lowest = to_float(bias[k]) < lowest ? to_float(bias[k]) : lowest;
-  return lowest;
+float row_range(const T* bias, int64_t count) {
+  const float highest = row_maximum(bias, count, kNoKey);
+  Vec low = splat(highest), sums{};
+  int64_t k = 0;
+  for (; k + kLanes <= count; k += kLanes) {
+    low = minimum_of(load(bias + k), low);
+    sums += load(bias + k);
+  }
+  float lowest = -max_lanes(-low), sum = sum_lanes(sums);
+  for (; k < count; ++k) {
+    lowest = to_float(bias[k]) < lowest ? to_float(bias[k]) : lowest;
+    sum += to_float(bias[k]);
+  }
+  return sum != sum ? sum : highest - lowest;
 }
 
 // exp(bias - highest) of `seen` keys, and of those up to `count`, which the row does not see, no weight.
@@ -49,18 +60,19 @@ LeftRows<Product> packed_weights(const PackedWeight& packed) {
 template <class Product, class T>
 PackedWeight* pack_bias(const AftFull& p) {
   using Weights = LeftRows<Product>;
+  const auto row = [&](int64_t t) {
+    return static_cast<const T*>(p.position_bias) + min(t, p.tokens - 1) * p.position_bias_width;
+  };
+  if constexpr (Product::kScaled)
+    for (int64_t t = 0; t < p.tokens; ++t)
+      if (!(row_range(row(t), p.tokens) <= Product::kLargestRange)) return nullptr;
   const int64_t rows = round_up(p.tokens, kTileRows);
   PackedWeight* packed =
       new PackedWeight(p.tokens, p.tokens, Product::kPrecision, rows * Weights::floats_per_row(p.tokens));
   const Weights weights = packed_weights<Product>(*packed);
   for (int64_t t = 0; t < rows; ++t) {
-    const T* bias = static_cast<const T*>(p.position_bias) + min(t, p.tokens - 1) * p.position_bias_width;
+    const T* bias = row(t);
     const float highest = row_maximum(bias, p.tokens, kNoKey);
-    if constexpr (Product::kScaled)
-      if (!(highest - row_minimum(bias, p.tokens) <= Product::kLargestRange)) {
-        delete packed;
-        return nullptr;
-      }
     for (int64_t u = 0; u < p.tokens; u += Weights::kChunk) {
       const int64_t count = min(Weights::kChunk, p.tokens - u);
       encode_weights<Product>(bias + u, count, count, highest, weights.words(u / Weights::kChunk, t));

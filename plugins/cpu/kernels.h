@@ -53,7 +53,8 @@ struct AftFull : Sequence {
   Precision precision;         // of the products; kFloat16 computes in float32
   const void* position_bias;   // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
-  const PackedWeight* packed_bias;  // made of this position_bias, or null
+  bool constant_bias;               // packed_bias is what pack_position_bias made of it, or null where it made nothing
+  const PackedWeight* packed_bias;
 };
 
 struct AftLocal : Sequence {

@@ -19,8 +19,8 @@ alignas(64) constexpr float kPowers[kLanes] = {  // 2^(i/16)
 // -87.3. n is an integer, |r| <= ln(2)/2; exp(r) = 1 + r + r^2 q(r), q minimax of degree 4 with relative error 3e-9.
 // With AVX-512, where 16 floats are looked up by one instruction and scaling by 2^n is another, n is a multiple of
 // 1/16, |r| <= ln(2)/32 and q of degree 1: three quarters of the time. Numbers of few digits down to -103 there. Above
-// kExpHigh the result may be any: such x do not occur where sums are relative to their largest term, and every
-// instruction here counts.
+// kExpHigh the result may be any: where sums are relative to their largest term such x do not occur, elsewhere the
+// caller must not use it, and every instruction here counts.
 AFT_INLINE Vec exp(Vec x) {
 #if defined(__AVX512F__)
   x = maximum_of(splat(-110.0f), x);

@@ -116,6 +116,7 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
       constant.position_bias = bias.data;
       constant.position_bias_width = bias.shape[1];
       packed_bias_ = ops::pack_position_bias(constant);
+      params_.constant_bias = true;
     }
   }
 

@@ -178,6 +178,18 @@ def test_sums_of_the_largest_whole_numbers_do_not_overflow(sign, precision):
     assert error(actual, definition("LinearResidual", inputs)) <= BOUND["fp32"]
 
 
+@pytest.mark.parametrize("precision", BOUND)
+@pytest.mark.parametrize("value", [0.0, 1e-3, -300.0])
+@pytest.mark.parametrize("width", [1, 16, 513, 700])
+def test_rows_of_one_value_are_exact_but_for_the_weights(width, value, precision):
+    inputs = random_inputs("LinearResidual", 1, 3, width, 50)
+    inputs["x"][:], inputs["residual"][:], inputs["bias"][:] = value, 0, 0
+    actual = run("LinearResidual", inputs, precision=precision)
+    assert np.abs(actual - definition("LinearResidual", inputs)).max() <= BOUND[precision] * abs(
+        value
+    )
+
+
 @pytest.mark.parametrize("op", NORM_OPS)
 def test_epsilon(op):
     inputs = random_inputs(op, 1, 9, 24, 40)

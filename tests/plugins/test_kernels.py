@@ -87,6 +87,33 @@ def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
     np.testing.assert_array_equal(result[1], clean[1])
 
 
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    ("which", "bad"), [(1, np.nan), (2, np.nan), (3, np.nan), (1, np.inf), (3, np.inf)]
+)
+@pytest.mark.parametrize("constant", [True, False])
+def test_what_is_no_number_is_not_hidden_in_a_reduced_precision(precision, which, bad, constant):
+    inputs = random_inputs("AftFull", 2, 70, 32, lengths=[60, 70])
+    inputs[3] = biases_within(1.0, 70)
+    at = (40, 37) if which == 3 else (0, 37, 0)
+    inputs[which][at] = bad
+    if constant:
+        result = run_with_constant("AftFull", "position_bias", inputs, precision=precision)
+    else:
+        result = run("AftFull", inputs, precision=precision)
+    assert np.isnan(result[0, 40, 0])
+
+
+def test_a_query_that_is_no_number_leaves_other_rows_as_they_were():
+    inputs = random_inputs("EfficientAttention", 1, 16, 64)
+    inputs[0][0, 3, 8] = 120.0
+    clean = run("EfficientAttention", inputs, num_heads=1)
+    inputs[0][0, 5, 0] = np.nan
+    result = run("EfficientAttention", inputs, num_heads=1)
+    others = np.arange(16) != 5
+    np.testing.assert_allclose(result[0, others], clean[0, others], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("op", GATED)
 @pytest.mark.parametrize("gate", ["tanh", "none"])
 def test_gates(op, gate):
@@ -258,7 +285,7 @@ def test_a_constant_bias_is_packed_in_bfloat16_too(scale):
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
-@pytest.mark.parametrize("span", [1.0, 1.1])
+@pytest.mark.parametrize("span", [1.0, 1.1, 2.1])
 @pytest.mark.parametrize("tokens", [90, 1000])
 def test_a_constant_bias_is_packed_whole_and_serves_every_length(tokens, span, precision):
     inputs = random_inputs("AftFull", 2, tokens, 24, lengths=[tokens, tokens // 2])
