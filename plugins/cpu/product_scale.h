@@ -10,8 +10,8 @@ struct RowScale {
   float smallest, step;
 };
 
-// Of a row that is cut into `steps`. The numbers of a row hold no NaN: where a value is one, the step is. The least step
-// is so small that a row of one value is that value.
+// Of a row that is cut into `steps`. The numbers of a row hold no NaN: where a value is one, the step is. A row of one
+// value has a step too small to be seen.
 inline RowScale scale_of_row(const float* values, int64_t count, float steps) {
   const Vec first = splat(values[0]);
   Vec low = first, high = first, sums{};
@@ -28,7 +28,7 @@ inline RowScale scale_of_row(const float* values, int64_t count, float steps) {
     sum += values[i];
   }
   const float range = largest - smallest;
-  return {smallest, sum != sum ? sum : range > steps * __FLT_MIN__ ? range / steps : __FLT_MIN__};
+  return {smallest, sum != sum ? sum : range > steps * __FLT_MIN__ ? range / steps : 1e-30f};
 }
 
 }  // namespace aft::AFT_ISA
