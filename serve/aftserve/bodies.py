@@ -1,5 +1,6 @@
 """From the bytes of a body to a checked request, whatever they are."""
 
+import codecs
 import gc
 import math
 from email.message import Message
@@ -92,18 +93,19 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
     takes minutes, and gigabytes.
     """
     content = objects(body)
-    if isinstance(content, dict):
-        for name, value in content.items():
-            if name not in model.model_fields:
-                known = ", ".join(model.model_fields)
-                raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
-            if isinstance(value, list) and len(value) > most.get(name, math.inf):
-                raise DocumentTooLongError(
-                    f"{name} has {len(value)} entries, this server takes {most[name]}.",
-                    "Each entry is one document: put a document's ids in a list of their own."
-                    if isinstance(value[0], int)
-                    else "Send them in several requests.",
-                )
+    known = ", ".join(model.model_fields)
+    if not isinstance(content, dict):
+        raise InputError("The JSON is no object.", f"Send one, whose fields are {known}.")
+    for name, value in content.items():
+        if name not in model.model_fields:
+            raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
+        if isinstance(value, list) and len(value) > most.get(name, math.inf):
+            raise DocumentTooLongError(
+                f"{name} has {len(value)} entries, this server takes {most[name]}.",
+                "Each entry is one document: put a document's ids in a list of their own."
+                if isinstance(value[0], int)
+                else "Send them in several requests.",
+            )
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -120,6 +122,8 @@ def objects(body: bytes) -> Any:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         remedy = "Send JSON in UTF-8."
+        if body.startswith(codecs.BOM_UTF8):
+            remedy = "Send it without the byte order mark at its beginning."
         if "hex escape" in str(error):
             remedy = (
                 "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."

@@ -126,7 +126,7 @@ def _ray(name: str, **options: Any) -> Iterator[None]:
             ray.init(configure_logging=False, **options)
         except SystemExit as end:  # while it starts, Ray answers to SIGTERM
             raise TerminatedError from end
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except Exception as error:  # of one that does not start in time, Ray raises no other
             raise ClusterError(
                 f"{name} cannot be had: {str(error).rstrip('.')}.",
                 "Check the address, the space in /tmp and /dev/shm, and ray status.",

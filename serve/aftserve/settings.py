@@ -264,6 +264,13 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden":  # flags and variables are looked at before
+                meant = " or ".join(
+                    [*get_close_matches(name, cls.model_fields, 1), "aftserve --help"]
+                )
+                raise UsageError(
+                    f"{name} in the file of --config is no setting.", f"Remove it, or see {meant}."
+                ) from error
             flag = name if name == "bundle" else "--" + name.replace("_", "-")
             message = first["msg"][:1].lower() + first["msg"][1:]
             raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error

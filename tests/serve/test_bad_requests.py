@@ -104,6 +104,17 @@ def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
     assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'\xef\xbb\xbf{"text": "a"}', "without the byte order mark"),
+        (b'["a"]', "The JSON is no object. Send one, whose fields are text, texts, input_ids."),
+    ],
+)
+def test_what_is_wrong_with_the_json_is_said(body: bytes, said: str, client: httpx.Client) -> None:
+    assert said in assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
+
+
 @pytest.mark.parametrize("text", ["a\ud800", "a\ud800b", "\udfffa", "\ud800\u0041"])
 def test_half_a_surrogate_pair_is_named(text: str, client: httpx.Client) -> None:
     for body in ({"text": text}, {"texts": ["a", text]}):

@@ -35,7 +35,12 @@ def test_the_environment_can_name_the_file_and_the_bundle(
 
 @pytest.mark.parametrize(
     ("content", "mentioned"),
-    [("colour = 1", "--colour"), ("port = 'x'", "--port"), ("port =", "aftserve.toml")],
+    [
+        ("colour = 1", "colour in the file of --config is no setting"),
+        ("max_token = 1", "max_tokens"),
+        ("port = 'x'", "--port"),
+        ("port =", "aftserve.toml"),
+    ],
 )
 def test_a_file_that_is_wrong_is_refused_by_what_is_wrong(
     content: str, mentioned: str, file: Path

@@ -223,6 +223,29 @@ def test_told_to_stop_while_ray_starts_it_ends_as_it_is_told(
     assert "SIGTERM received" not in outcome.err  # that was a handler which may abort
 
 
+NOT_IN_TIME = """
+import sys
+from aftserve.cli import main
+from aftserve.ray_cluster import resolve
+
+resolve(None)
+import ray
+
+def init(**options):
+    raise Exception("The current node timed out during startup.")
+
+ray.init = init
+sys.exit(main())
+"""
+
+
+def test_a_ray_that_does_not_start_in_time_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+    folder_of(["a"], tmp_path / "documents")
+    words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
+    outcome = run_python("-c", NOT_IN_TIME, *words, cwd=tmp_path)
+    assert_refused(outcome, "Ray on this machine cannot be had", "timed out during startup")
+
+
 SMALL_FILES = """
 import resource, sys
 from aftserve.cli import main
