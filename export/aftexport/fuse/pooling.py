@@ -1,8 +1,10 @@
 """Makes sums over the tokens of an exported graph products of matrices.
 
-    ReduceSum(X, 1)          ->  1 X          1 is [1, 1, T]
+    ReduceSum(X, 1)          ->  1 X          1 is [1, T]
     ReduceSum(Mul(W, X), 1)  ->  W^T X        W is [B, T, 1]
     ReduceMean(X, 1)         ->  1 X / T
+
+and where T is not that of the inputs, zero for T = 0.
 
 ONNX Runtime's reductions over any axis but the last add up row after row, on one thread, which is
 both slower and less exact.
@@ -44,19 +46,34 @@ def _width(x: ir.Value | None) -> int | None:
     return x.shape[2] if isinstance(x.shape[2], int) else None
 
 
+def _is_of_input(model: ir.Model, x: ir.Value | None) -> bool:
+    """Whether ``x [B, T, D]`` has the tokens of a document, of which there is one or more."""
+    if x is None or x.shape is None:
+        return False
+    inputs = [value.shape for value in model.graph.inputs]
+    return any(s is not None and len(s) == 2 and s[1] == x.shape[1] for s in inputs)
+
+
 def _multiply(model: ir.Model, reduction: ir.Node) -> None:
     summed, axes = reduction.inputs
     new = Tape()
     tokens = new.op("Shape", [summed], {"start": 1, "end": 2})
     weighted = _weighted(summed)
+    name = reduction.outputs[0].name
     if weighted is None:
-        one = match.add_constant(model, f"{reduction.outputs[0].name}_one", np.ones(1, np.int64))
-        shape = new.op("Concat", [one, one, tokens], {"axis": 0})
+        one = match.add_constant(model, f"{name}_one", np.ones(1, np.int64))
+        shape = new.op("Concat", [one, tokens], {"axis": 0})
         value = ir.tensor(np.ones(1, np.float32))
         total = new.op("MatMul", [new.op("ConstantOfShape", [shape], {"value": value}), summed])
     else:
         weights, x = weighted
         total = new.op("MatMul", [new.op("Transpose", [weights], {"perm": [0, 2, 1]}), x])
+    if not _is_of_input(model, summed):
+        # Of no tokens, as x[:, 5:] can have, ONNX Runtime's product is zero in the first document
+        # alone, and whatever lay in memory in the others.
+        none = match.add_constant(model, f"{name}_none", np.zeros(1, np.int64))
+        zero = match.add_constant(model, f"{name}_zero", np.zeros(1, np.float32))
+        total = new.op("Where", [new.op("Equal", [tokens, none]), zero, total])
     if reduction.op_type == "ReduceMean":
         count = new.op("Cast", [tokens], {"to": int(ir.DataType.FLOAT)})
         total = new.op("Div", [total, count])

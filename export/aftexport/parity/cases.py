@@ -107,6 +107,10 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
         inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
         pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
         inputs["extreme tokens"] = whole(pattern.astype(np.int64))
+    # Of some of these x[:, 1:], x[:, 2:] and x[:, ::2] have no token, or one.
+    for number, batch in {"two": 2, "three": 3}.items():
+        for length in range(1, fit(3) + 1):
+            inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
     return inputs
 
 

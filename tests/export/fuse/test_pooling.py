@@ -81,6 +81,29 @@ def test_pooling_of_ones_own(pool: Callable[[Tensor], Tensor], left: list[str]) 
     assert_pytorchs(module, model)
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [lambda x: x[:, 5:].sum(1), lambda x: (x[:, 5:, :1].sigmoid() * x[:, 5:]).sum(1)],
+    ids=["sum", "weighted"],
+)
+def test_documents_that_are_left_without_tokens_stay_as_many_and_have_a_sum_of_zero(
+    pool: Callable[[Tensor], Tensor],
+) -> None:
+    module = Pooled(pool)
+    model = exported(module)
+    assert reductions(model) == []
+    engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1)
+    # Longer ones first: their numbers are then in the memory that the empty sums get.
+    for batch, tokens in ((3, 17), (1, 1), (2, 1), (2, 5), (3, 2), (2, 6), (3, 1)):
+        ids = torch.arange(batch * tokens).reshape(batch, tokens) % 50
+        lengths = torch.full((batch,), tokens)
+        expected = module(ids, lengths).detach().numpy()
+        given = {"input_ids": ids.numpy(), "lengths": lengths.numpy()}
+        logits = engine.run({n: given[n] for n in engine.input_names})["logits"]
+        assert logits.shape == expected.shape
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
 def test_a_mean_of_a_million_tokens_is_exact() -> None:
     module = Pooled(lambda x: x.mean(1))
     engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)

@@ -108,6 +108,12 @@ def test_the_cases_strain_every_operator_and_many_lengths(bundle_folder: Path) -
     assert {"one token", "padded batch", "prime length", "long"} <= {r.case for r in results}
 
 
+def test_the_cases_have_several_documents_of_few_tokens(bundle_folder: Path) -> None:
+    cases = [c for c in Bundle.open(bundle_folder).golden() if c.subject == "model"]
+    shapes = {c.inputs["input_ids"].shape for c in cases}
+    assert shapes >= {(batch, tokens) for batch in (2, 3) for tokens in (1, 2, 3)}
+
+
 def test_documents_and_lengths_are_compared_with_pytorch_itself(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
