@@ -10,7 +10,7 @@ import logging
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,16 @@ from torch.fx.experimental import _config
 
 from aftexport.errors import TraceError
 from aftexport.manifest import MAX_TOKENS
-from aftexport.refusals import cause, decisive, first_line, learned_length, remedy, violation
+from aftexport.refusals import (
+    IN_TORCH,
+    cause,
+    decisive,
+    failed_in_torch,
+    first_line,
+    learned_length,
+    remedy,
+    violation,
+)
 from aftexport.sizes import Taken, noting_sizes
 
 _aten = torch.ops.aten
@@ -100,36 +109,48 @@ def capture(
     again: list[Taken] = []
     try:
         return _exported(model, arguments, shapes, taken)
-    except Exception as error:
-        if violation(str(error)) is not None:
-            # A size that is not 1 in the example, as of x[:, ::2], is taken never to be, which a
-            # short document's is. Told otherwise, torch goes the way that does for 1 too.
-            with suppress(Exception), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-                return _exported(model, arguments, shapes, again)
-        first = decisive(taken, again)
-        if (bound := learned_length(str(error))) is not None and bound < limit:
-            if _takes(model, names, bound + 2):  # the last length can be one more than the bound
-                raise TraceError(
-                    f"The model computes documents of more than {bound} tokens in another way than "
-                    f"shorter ones{first.place if first else ''}.",
-                    "Take branches on the number of tokens out of forward. Or export the one way: "
-                    f"--max-length {bound}.",
-                ) from error
-            return capture(model, dtype=dtype, max_tokens=bound)
-        problem = "torch.export cannot capture the model for every batch and length"
-        if (said := violation(str(error))) is not None:
-            said = f": {said}" if first is None else f", only where {first}{first.place}"
-            raise TraceError(f"{problem}{said}.", remedy(model, str(error), first)) from error
+    except Exception as failure:  # torch raises anything
+        error = failure
+    if violation(str(error)) is not None or failed_in_torch(error):
+        # A size that is not 1 in the example, as of x[:, ::2], is taken never to be, which a
+        # short document's is. Told otherwise, torch goes the way that does for 1 too.
         try:
-            with torch.no_grad():
-                model(*arguments)
-        except Exception as own:  # a module of others raises anything
-            given = " and ".join(f"{n} {list(examples[n].shape)}" for n in names)
+            with _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                return _exported(model, arguments, shapes, again)
+        except Exception as failure:
+            if violation(str(failure)) is None:
+                again.clear()
+            else:
+                error = failure
+    first = decisive(taken, again)
+    bounds = [learned_length(str(error)), *(t.most_tokens(limit) for t in again)]
+    bound = min((n for n in bounds if n is not None and n > 1), default=limit)
+    if bound < limit:
+        if _takes(model, names, bound + 2):  # the last length can be one more than the bound
             raise TraceError(
-                f"The model's forward fails in PyTorch too, on {given}: {cause(own)}.",
-                remedy(model, str(own), otherwise="Mend what fails there, or wrap the model."),
-            ) from own
-        raise TraceError(f"{problem}: {cause(error)}.", remedy(model, str(error))) from error
+                f"The model computes documents of more than {bound} tokens in another way than "
+                f"shorter ones{first.place if first else ''}.",
+                "Take branches on the number of tokens out of forward. Or export the one way: "
+                f"--max-length {bound}.",
+            ) from error
+        return capture(model, dtype=dtype, max_tokens=bound)
+    problem = "torch.export cannot capture the model for every batch and length"
+    if (said := violation(str(error))) is not None:
+        said = f": {said}" if first is None else f", only where {first}{first.place}"
+        raise TraceError(f"{problem}{said}.", remedy(model, str(error), first)) from error
+    try:
+        with torch.no_grad():
+            model(*arguments)
+    except Exception as own:  # a module of others raises anything
+        given = " and ".join(f"{n} {list(examples[n].shape)}" for n in names)
+        raise TraceError(
+            f"The model's forward fails in PyTorch too, on {given}: {cause(own)}.",
+            remedy(model, str(own), otherwise="Mend what fails there, or wrap the model."),
+        ) from own
+    if failed_in_torch(error):
+        place = first.place if first else ""
+        raise TraceError(f"{problem}: torch fails at its sizes{place}, {cause(error)}.", IN_TORCH)
+    raise TraceError(f"{problem}: {cause(error)}.", remedy(model, str(error))) from error
 
 
 def _exported(

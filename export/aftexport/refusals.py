@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from aftexport.manifest import MAX_TOKENS
 from aftexport.sizes import Taken, axis_names, is_the_users, line_of
 
 _RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
@@ -22,19 +23,37 @@ _INSTEAD = {
 """What to write in place of an operator that torch.export does not capture for every length."""
 
 
+IN_TORCH = (
+    "Slice in that line from the start or in other steps, or pad the tokens before; or write it in "
+    "other operators."
+)
+"""What to do where torch fails itself, see ``failed_in_torch``."""
+_BOUND = (
+    "It is so for short documents alone: bound --max-length, or give the table of that line a row "
+    "for every token."
+)
+
+
 def decisive(taken: Sequence[Taken], again: Sequence[Taken]) -> Taken | None:
     """What keeps a model from being captured, of all that torch.export took for given.
 
     Args:
         taken: with sizes that are never 1.
-        again: the same model's, with sizes that may be 1. What is not in both goes with the way
-            torch is told to go, except a branch of the model itself.
+        again: the same model's, with sizes that may be 1; empty where there was no such attempt.
+            What is not in both goes with the way torch is told to go, except a branch of the
+            model itself. The same condition may be written differently in either.
     """
-    restricting = [t for t in taken if t.excludes("batch") or t.excludes("tokens")]
-    stayed = {(str(t), t.line) for t in again}
-    kept = [t for t in restricting if (str(t), t.line) in stayed]
-    own = [t for t in again if not t.operator and (t.excludes("batch") or t.excludes("tokens"))]
-    return next(iter(kept or own or restricting or taken), None)
+    if not again:
+        return next(iter([t for t in taken if _restricts(t)] or taken), None)
+    restricting = [t for t in again if _restricts(t)]
+    before = {(str(t), t.operator, t.line) for t in taken}
+    kept = [t for t in restricting if (str(t), t.operator, t.line) in before]
+    own = [t for t in restricting if not t.operator]
+    return next(iter(kept or own or restricting or again))
+
+
+def _restricts(taken: Taken) -> bool:
+    return taken.excludes("batch") or taken.excludes("tokens")
 
 
 def remedy(
@@ -70,6 +89,8 @@ def remedy(
         return (
             "Take the number of documents from input_ids.shape, and loops over them out of forward."
         )
+    if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
+        return _BOUND
     if taken is not None and taken.operator:
         return _INSTEAD.get(
             taken.operator.rpartition(".")[2],
@@ -89,6 +110,15 @@ def violation(complaint: str) -> str | None:
     # What follows in the line is of mark_dynamic, which the user did not call, or of a log.
     said = re.split(r" If you're using|Specializations unexpectedly", found[1])[0].rstrip(". ")
     return re.sub(r"(\w+) = \1\b", r"\1", axis_names(said))
+
+
+def failed_in_torch(error: BaseException) -> bool:
+    """Whether an assertion of torch's own fails, as of slices whose sizes it cannot compare."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
+    return isinstance(error, AssertionError) and inside
 
 
 def learned_length(complaint: str) -> int | None:

@@ -7,7 +7,8 @@ of the example's length, and fails or differs for others.
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Taken:
         operator: that takes it; empty where the model itself does, or none is known.
         line: of the user's code; empty where none is known.
         of_memory: it decides how a convolution's result lies in memory, and no number of it.
+        example: what each symbol is in the example.
     """
 
     condition: sympy.Basic
@@ -47,6 +49,7 @@ class Taken:
     operator: str
     line: str
     of_memory: bool
+    example: Mapping[sympy.Basic, int]
 
     @property
     def place(self) -> str:
@@ -55,12 +58,33 @@ class Taken:
         return f" ({known})" if known else ""
 
     def excludes(self, axis: str) -> bool:
-        """Whether there are numbers of ``axis``, batch or tokens, for which it does not hold."""
+        """Whether there are numbers of ``axis``, batch or tokens, for which it does not hold.
+
+        The other axis is as in the example.
+        """
+        symbols = self._symbols(axis)
+        return bool(symbols) and any(not self._holds(dict.fromkeys(symbols, n)) for n in _FEW)
+
+    def most_tokens(self, limit: int) -> int | None:
+        """The most for which it holds; None where it does not for 1, or does for ``limit`` too."""
+        symbols = self._symbols("tokens")
+
+        def fails(tokens: int) -> bool:
+            return not self._holds(dict.fromkeys(symbols, tokens))
+
+        if not symbols or fails(1) or not fails(limit):
+            return None
+        return bisect_left(range(1, limit + 1), True, key=fails)
+
+    def _symbols(self, axis: str) -> set[sympy.Basic]:
         free = self.condition.free_symbols
-        symbols = {s for s in free if axis_names(self.sources.get(s, "")) == axis}
-        rest = self.condition.subs(dict.fromkeys(free - symbols, 2))
-        numbers = _FEW if symbols else ()
-        return any(rest.subs(dict.fromkeys(symbols, n)) == sympy.false for n in numbers)
+        return {s for s in free if axis_names(self.sources.get(s, "")) == axis}
+
+    def _holds(self, sizes: Mapping[sympy.Basic, int]) -> bool:
+        try:
+            return bool(self.condition.subs({**self.example, **sizes}) != sympy.false)
+        except ZeroDivisionError:  # as where it counts windows of (tokens + 1) // 4
+            return False
 
     def __str__(self) -> str:
         named = {s: sympy.Symbol(axis_names(name)) for s, name in self.sources.items()}
@@ -80,7 +104,8 @@ def noting_sizes(found: list[Taken]) -> Iterator[None]:
             # Of a size that values decide, as of x[:, : lengths.max()], no example has one.
             of_inputs = condition.free_symbols <= env.backed_var_to_val.keys()
             if of_inputs and threading.get_ident() == thread and "suppressed" not in prefix:
-                found.append(Taken(condition, sources, *_where()))
+                example = {s: int(env.backed_var_to_val[s]) for s in condition.free_symbols}
+                found.append(Taken(condition, sources, *_where(), example))
             original(env, prefix, condition, forcing_spec)
 
         ShapeEnv._log_guard = noted  # type: ignore[assignment, method-assign]

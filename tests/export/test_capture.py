@@ -1,3 +1,4 @@
+import inspect
 import re
 import threading
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import pytest
 import torch
 import toy
 from torch import Tensor, nn
+from torch.fx.experimental import _config
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aftexport.capture import capture, copied, input_spec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -99,6 +102,41 @@ class TopFour(toy.Bag):
         return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
 
 
+class LinearOfTheRest(toy.Bag):
+    """What it takes for given has batch and tokens in one product."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
+
+
+class Halves(toy.Bag):
+    """Its slices are captured alone."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        y, z = x[:, ::2], x[:, : x.shape[1] // 2]
+        w = y * z
+        return self.head(w.sum(1))
+
+
+class Contiguous(toy.Bag):
+    """Of what it takes for given, some divides by zero for one token."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        y = self.embedding(input_ids)[:, 2:]
+        y = y.transpose(1, 2).contiguous()
+        return self.head(y.chunk(4, dim=2)[0].sum(2))
+
+
+class PositionsOfTheRest(toy.Positions):
+    """torch fails at an assertion of its own, unless told that sizes may be 1."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)[:, 3:]
+        n = x.shape[1]
+        return self.head((x + self.positions.weight[:n]).sum(1))
+
+
 class Recurrent(toy.Bag):
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +166,10 @@ class Recurrent(toy.Bag):
         (Quarters, r"only where Eq\(.*, 4\) \(torch.Tensor.chunk, .*capture.py, line \d+", "pad"),
         (OneToken, r"where Ne\(tokens, 1\) \(.*test_capture.py, line \d+", "branches on shapes"),
         (TopFour, r"where tokens >= 4 \(torch.Tensor.topk, .*capture.py, line \d+", "pad"),
+        (LinearOfTheRest, r"where .*nn.functional.linear, .*test_capture.py, line", "1 token too"),
+        (Halves, r"where Eq\(.*Tensor.mul, .*test_capture.py, line", "1 token too"),
+        (Contiguous, r"where .*Tensor.contiguous, .*test_capture.py, line", "1 token too"),
+        (PositionsOfTheRest, r"where Eq\(.*Min\(32, .*Tensor.add, .*capture", "--max-length"),
         (Recurrent, r"\(torch.gru, .*test_capture.py, line \d+, in forward\)", "attention layer"),
     ],
 )
@@ -138,6 +180,26 @@ def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
         capture(factory())
     assert re.search(problem, refused.value.problem)
     assert remedy in refused.value.remedy
+
+
+def test_an_assertion_of_torchs_own_is_no_branch_on_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*args: Any, **kwargs: Any) -> None:
+        torch.testing.assert_close(1, 2)
+
+    monkeypatch.setattr(torch.export, "export", failing)
+    with pytest.raises(TraceError, match="torch fails at its sizes, AssertionError") as refused:
+        capture(toy.Bag())
+    assert "values" not in refused.value.remedy
+
+
+def test_torch_has_what_is_relied_on() -> None:
+    """Parts that it does not promise to keep."""
+    parameters = inspect.signature(ShapeEnv._log_guard).parameters
+    assert list(parameters) == ["self", "prefix", "g", "forcing_spec"]
+    assert _config.backed_size_oblivious is False
+    assert {"source_to_var", "backed_var_to_val"} <= vars(ShapeEnv()).keys()
 
 
 def test_a_table_of_positions_bounds_the_length_unasked() -> None:
@@ -157,6 +219,29 @@ def test_a_table_with_a_row_for_more_than_the_document_bounds_its_length() -> No
     # As above; and what the module says of its length is one too many.
     assert input_spec(capture(toy.ClassToken())).max_tokens in (30, 31)
     assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
+
+
+class EveryFourthPosition(toy.Positions):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)[:, ::4]
+        return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
+
+
+def test_a_table_for_every_fourth_token_bounds_the_length_at_four_times_its_rows() -> None:
+    module = EveryFourthPosition().eval()
+    program = capture(module)
+    assert input_spec(program).max_tokens == 128
+    for tokens in (1, 3, 4, 5, 128):
+        ids = torch.randint(300, (2, tokens))
+        torch.testing.assert_close(program.module()(ids), module(ids))
+
+
+def test_positions_of_the_rest_of_a_short_document_are_captured() -> None:
+    module = PositionsOfTheRest().eval()
+    program = capture(module, max_tokens=32)
+    for tokens in (1, 3, 4, 32):
+        ids = torch.randint(300, (2, tokens))
+        torch.testing.assert_close(program.module()(ids), module(ids))
 
 
 class LongDocuments(toy.Bag):
