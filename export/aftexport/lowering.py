@@ -106,7 +106,10 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     if found := next((t for t in taken if not t.of_memory), None):
         raise TraceError(
             f"torch.onnx translates the model only for sizes where {found}{found.place}.",
-            "Write that line in operators that do the same for every length.",
+            "Write that line in operators that do the same for every length."
+            if found.line
+            else "Take what branches on such a size out of forward: lengths of max(0, n - tokens), "
+            "as of padding to n, and slices of them.",
         )
     assert exported is not None
     return exported

@@ -1,5 +1,6 @@
 """Running cases through a bundle's engines."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,10 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError
 from aftexport.manifest import EVIDENCE
 from aftexport.parity import Array, Case, Comparison, compare
+
+_OF_SHAPES = re.compile(r"dimension|\bdim\b|reshaped|data bounds", re.IGNORECASE)
+"""What the runtime says where the sizes of a node's inputs do not fit together."""
+_OF_MEMORY = re.compile("allocat|bad_alloc|out of memory", re.IGNORECASE)
 
 
 def verify(
@@ -60,6 +65,8 @@ def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
     try:
         return engine.run(case.inputs)
     except EngineError as error:
+        if not _OF_SHAPES.search(error.problem) or _OF_MEMORY.search(error.problem):
+            raise
         given = " and ".join(f"{name} {list(x.shape)}" for name, x in case.inputs.items())
         raise EngineError(
             f"The exported graph fails on {given}, which PyTorch takes. {error.problem}",

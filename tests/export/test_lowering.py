@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from aftexport.capture import capture
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.errors import UsageError
+from aftexport.errors import TraceError, UsageError
 from aftexport.lowering import OPSETS, attach_bodies, finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
@@ -175,6 +175,20 @@ def test_bodies_are_attached_once_for_each_operator() -> None:
     opset = onnx.helper.make_opsetid("", 20)
     model = attach_bodies(onnx.helper.make_model(graph, opset_imports=[opset]))
     assert [function.name for function in model.functions] == ["AftSimple"]
+
+
+class PaddedByZeros(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        zeros = x.new_zeros(x.shape[0], max(0, 8 - x.shape[1]), 16)
+        return self.head(torch.cat([x, zeros], 1).sum(1))
+
+
+def test_a_size_without_a_known_line_is_refused_without_speaking_of_one() -> None:
+    with pytest.raises(TraceError, match=r"only for sizes where 8 - tokens <= 0\.") as refused:
+        lower(capture(PaddedByZeros()))
+    assert "line" not in refused.value.remedy
+    assert "padding" in refused.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import safetensors.numpy
 from bundles import changed_manifest, resealed
@@ -10,6 +12,8 @@ from commands import assert_refused, listing, run_here, without
 
 from aftexport import parity
 from aftexport.bundle import Bundle
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import EngineError
 from aftexport.parity import Tolerance
 from aftexport.registry import ALL_OPERATORS
 from aftexport.verification import verify
@@ -82,7 +86,6 @@ def test_a_folder_that_is_no_bundle_is_not_replaced_by_a_failed_one(
 
 def altered(folder: Path) -> Path:
     """The last layer's biases are off by one."""
-    import onnx
     from bundles import resealed
 
     model = onnx.load(folder / "model.onnx")
@@ -106,6 +109,36 @@ def test_the_cases_strain_every_operator_and_many_lengths(bundle_folder: Path) -
     assert all(result.passed for result in results)
     assert {result.subject for result in results} >= {"model", "AftSimple"}
     assert {"one token", "padded batch", "prime length", "long"} <= {r.case for r in results}
+
+
+def test_a_failure_of_another_kind_keeps_what_the_engine_says(
+    bundle_folder: Path,
+) -> None:
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("Shape", ["input_ids"], ["sizes"], end=1),
+                onnx.helper.make_node("Mul", ["sizes", "much"], ["shape"]),
+                onnx.helper.make_node("ConstantOfShape", ["shape"], ["logits"]),
+            ],
+            "main",
+            [onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, "BT")],
+            [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, "B")],
+            [onnx.numpy_helper.from_array(np.array([1 << 50]), "much")],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
+    engine = OnnxRuntimeEngine(model.SerializeToString())
+    bundle = Bundle.open(bundle_folder)
+    cases = [
+        dataclasses.replace(c, inputs={"input_ids": c.inputs["input_ids"]})
+        for c in bundle.golden()[:1]
+    ]
+    with pytest.raises(EngineError, match="allocate memory") as failed:
+        verify(bundle, cases=cases, engine=engine)
+    assert "PyTorch takes" not in failed.value.problem
+    assert "squeeze" not in failed.value.remedy
 
 
 def test_the_cases_have_several_documents_of_few_tokens(bundle_folder: Path) -> None:
