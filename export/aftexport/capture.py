@@ -110,7 +110,7 @@ def capture(
     try:
         return _exported(model, arguments, shapes, taken)
     except Exception as failure:  # torch raises anything
-        error = failure
+        error = one_way = failure
     if violation(str(error)) is not None or failed_in_torch(error):
         # A size that is not 1 in the example, as of x[:, ::2], is taken never to be, which a
         # short document's is. Told otherwise, torch goes the way that does for 1 too.
@@ -124,7 +124,9 @@ def capture(
                 error = failure
     first = decisive(taken, again)
     bounds = [learned_length(str(error)), *(t.most_tokens(limit) for t in again)]
-    bound = min((n for n in bounds if n is not None and n > 1), default=limit)
+    # Where sizes may be 1, a table's number of rows may go unsaid.
+    bound = min((n for n in bounds if n is not None and n > 1), default=None)
+    bound = bound or learned_length(str(one_way)) or limit
     if bound < limit:
         if _takes(model, names, bound + 2):  # the last length can be one more than the bound
             raise TraceError(
