@@ -34,7 +34,7 @@ _BOUND = (
 )
 
 
-def decisive(taken: Sequence[Taken], again: Sequence[Taken]) -> Taken | None:
+def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | None:
     """What keeps a model from being captured, of all that torch.export took for given.
 
     Args:

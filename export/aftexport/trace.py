@@ -9,13 +9,14 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from aftexport.capture import InputSpec, capture, input_spec
+from aftexport.capture import capture
 from aftexport.checkpoint import Checkpoint
 from aftexport.domain import operators_in
 from aftexport.errors import UsageError
 from aftexport.evidence import NoEvidenceError, add_evidence
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.input_spec import InputSpec, input_spec
 from aftexport.lowering import finish, lower
 from aftexport.manifest import MAX_TOKENS
 from aftexport.memory import give_back

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aftexport.capture import capture, copied, input_spec
+from aftexport.capture import capture, copied
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
+from aftexport.input_spec import input_spec
 from aftexport.lowering import finish, lower
 from aftexport.nn import DocumentClassifier
 

@@ -8,10 +8,11 @@ import onnx
 import torch
 from torch import nn
 
-from aftexport.capture import InputSpec, copied
+from aftexport.capture import copied
 from aftexport.domain import operators_in
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, TraceError
+from aftexport.input_spec import InputSpec
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
 from aftexport.refusals import first_line

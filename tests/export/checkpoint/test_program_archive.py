@@ -17,10 +17,10 @@ from commands import assert_refused, listing, run_here
 from torch.export import Dim
 
 from aftexport.bundle import Bundle
-from aftexport.capture import input_spec
 from aftexport.checkpoint import load
 from aftexport.errors import CheckpointError, EngineError, TraceError
 from aftexport.exporter import export
+from aftexport.input_spec import input_spec
 
 Members = list[tuple[str, bytes]]
 SPY = "spy_module"
