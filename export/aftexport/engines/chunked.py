@@ -3,13 +3,12 @@
 import copy
 import io
 import shutil
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -17,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.engines.spilled import Array, Rows, Summaries, Summary
 from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
 
-Array = NDArray[np.generic]
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """Stops after every part of the work; returns the outputs."""
 _Chunk = tuple[int, int]
@@ -33,47 +32,11 @@ _MOST_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class _Summary:
-    """Keys ``[1, S, *]`` and values ``[1, S, D]`` that stand for the tokens up to ``end``."""
-
-    start: int
-    end: int
-    keys: Array
-    values: Array
-
-    @classmethod
-    def of(cls, outputs: Mapping[str, Array], start: int, end: int) -> Self:
-        """Copies it: what a runtime returns may keep all of a run's memory."""
-        return cls(start, end, outputs["few_keys"].copy(), outputs["few_values"].copy())
-
-
-class _Rows:
-    """What is kept of each token, ``[1, T, C]``, in a file that has no name."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, of the document's stack
-        self._like: Array = np.empty((1, 0, 0))
-
-    def append(self, rows: Array) -> None:
-        self._like = rows[:, :0]
-        self.file.write(np.ascontiguousarray(rows).data)
-        self.file.flush()  # or a full disk would be found only where the file is closed
-
-    def read(self, start: int, end: int) -> Array:
-        width = self._like.shape[2]
-        self.file.seek(start * width * self._like.itemsize)
-        rows = np.empty((1, end - start, width), self._like.dtype)
-        self.file.readinto(rows.data)
-        self.file.seek(0, 2)
-        return rows
-
-
-@dataclass(frozen=True)
 class _Document:
     """A document's ids, int64 ``[T]``, and what is kept of each of its tokens."""
 
     ids: NDArray[np.int64]
-    kept: Mapping[str, _Rows]
+    kept: Mapping[str, Rows]
 
     def inputs(self, engine: OnnxRuntimeEngine, start: int, end: int) -> dict[str, Array]:
         """What an engine takes of the tokens from ``start`` to ``end``."""
@@ -92,42 +55,65 @@ class _Others:
     """What each chunk attends to beside its own tokens and those around it.
 
     Args:
-        pieces: the summaries of each chunk, cut at the margins of its neighbours.
-        stage: whose they are.
+        stage: whose summaries they are.
         merge: one summary of several.
+        summaries: where they are written.
     """
 
     def __init__(
         self,
-        pieces: Sequence[Sequence[_Summary]],
         stage: ChunkedStage,
-        merge: Callable[[Sequence[_Summary]], _Summary],
+        merge: Callable[[Sequence[Summary]], Summary],
+        summaries: Summaries,
     ) -> None:
-        self._pieces = pieces
         self._stage = stage
-        chunks = [merge(found) for found in pieces]
-        # Of all chunks before, and of all after: differences of sums would cancel.
-        self._before = list(accumulate(chunks, lambda a, b: merge([a, b])))
-        following = [] if stage.causal else chunks[::-1]
-        self._after = list(accumulate(following, lambda a, b: merge([b, a])))[::-1]
+        self._merge = merge
+        self._summaries = summaries
+        self._chunks: list[int] = []
+        self._pieces: list[list[int]] = []
 
-    def of(self, index: int) -> tuple[Array, Array]:
-        """Keys ``[1, S, *]`` and values ``[1, S, D]`` for a chunk."""
-        pieces, stage = self._pieces, self._stage
-        start, end = pieces[index][0].start, pieces[index][-1].end
-        found = self._before[index - 2 : index - 1] if index > 1 else []
-        if index:
-            found += [p for p in pieces[index - 1] if p.end <= start - stage.left]
-        if not stage.causal and index + 1 < len(pieces):
-            found += [p for p in pieces[index + 1] if p.start >= end + stage.right]
-            found += self._after[index + 2 : index + 3]
-        if found:
-            return _joined(found)
-        one = pieces[0][0]
-        return one.keys[:, :0], one.values[:, :0]
+    def add(self, pieces: Sequence[Summary]) -> None:
+        """The next chunk: its summaries, cut at the margins of its neighbours."""
+        self._pieces.append([self._summaries.append(piece) for piece in pieces])
+        self._chunks.append(self._summaries.append(self._merge(pieces)))
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        """Keys ``[1, S, *]`` and values ``[1, S, D]`` for chunk after chunk."""
+        stage, tokens, read = self._stage, self._summaries.tokens, self._summaries.read
+        after = self._after()
+        before: Summary | None = None  # of what is before the chunk before
+        for index, pieces in enumerate(self._pieces):
+            start, end = tokens(pieces[0])[0], tokens(pieces[-1])[1]
+            near: list[int] = []
+            if index > 1:
+                chunk = read(self._chunks[index - 2])
+                before = chunk if before is None else self._merge([before, chunk])
+            if index:
+                near += [p for p in self._pieces[index - 1] if tokens(p)[1] <= start - stage.left]
+            if not stage.causal and index + 1 < len(self._pieces):
+                near += [p for p in self._pieces[index + 1] if tokens(p)[0] >= end + stage.right]
+                near += after[index + 2 : index + 3]
+            found = [] if before is None else [before]
+            found += map(read, near)
+            if found:
+                yield _joined(found)
+            else:
+                one = read(pieces[0])
+                yield one.keys[:, :0], one.values[:, :0]
+
+    def _after(self) -> list[int]:
+        """The summaries of each chunk and all that follow it."""
+        # Not all without those before: differences of sums would cancel.
+        after: list[int] = []
+        following: Summary | None = None
+        for place in () if self._stage.causal else reversed(self._chunks):
+            chunk = self._summaries.read(place)
+            following = chunk if following is None else self._merge([chunk, following])
+            after.append(self._summaries.append(following))
+        return after[::-1]
 
 
-def _joined(summaries: Sequence[_Summary]) -> tuple[Array, Array]:
+def _joined(summaries: Sequence[Summary]) -> tuple[Array, Array]:
     keys = np.concatenate([s.keys for s in summaries], 1)
     return keys, np.concatenate([s.values for s in summaries], 1)
 
@@ -233,11 +219,13 @@ class ChunkedModel:
     def _parts(self, ids: NDArray[np.int64], *, evidence: bool) -> Parts:
         chunks = self._chunks(ids.size)
         with ExitStack() as files:
-            kept: dict[str, _Rows] = {}
+            kept: dict[str, Rows] = {}
             for number, stage in enumerate(self._plan.stages):
                 document = _Document(ids, kept)
-                others = yield from self._summarised(number, stage, document, chunks)
-                kept = yield from self._applied(number, stage, document, chunks, others, files)
+                with ExitStack() as of_stage:
+                    summaries = Summaries(self._folder, of_stage)
+                    others = yield from self._summarised(number, stage, document, chunks, summaries)
+                    kept = yield from self._applied(number, stage, document, chunks, others, files)
             document = _Document(ids, kept)
             outputs = yield from self._pooled(document, chunks)
             found = {"logits": outputs["logits"]}
@@ -267,25 +255,26 @@ class ChunkedModel:
         stage: ChunkedStage,
         document: _Document,
         chunks: Sequence[_Chunk],
+        summaries: Summaries,
     ) -> Generator[None, None, _Others]:
         reduce, merge = self._engine(f"{number}.reduce"), self._engine(f"{number}.merge")
-        pieces = []
-        for chunk in chunks:
-            found = []
-            for first, last in _cut(chunk, stage, chunks):
-                few = reduce.run(document.inputs(reduce, first, last))
-                found.append(_Summary.of(few, first, last))
-                yield
-            pieces.append(found)
 
-        def merged(summaries: Sequence[_Summary]) -> _Summary:
+        def merged(summaries: Sequence[Summary]) -> Summary:
             if len(summaries) == 1:
                 return summaries[0]
             keys, values = _joined(summaries)
             few = merge.run({"key": keys, "value": values})
-            return _Summary.of(few, summaries[0].start, summaries[-1].end)
+            return Summary.of(few, summaries[0].start, summaries[-1].end)
 
-        return _Others(pieces, stage, merged)
+        others = _Others(stage, merged, summaries)
+        for chunk in chunks:
+            found = []
+            for first, last in _cut(chunk, stage, chunks):
+                few = reduce.run(document.inputs(reduce, first, last))
+                found.append(Summary.of(few, first, last))
+                yield
+            others.add(found)
+        return others
 
     def _applied(
         self,
@@ -295,17 +284,17 @@ class ChunkedModel:
         chunks: Sequence[_Chunk],
         others: _Others,
         files: ExitStack,
-    ) -> Generator[None, None, dict[str, _Rows]]:
+    ) -> Generator[None, None, dict[str, Rows]]:
         apply = self._engine(f"{number}.apply")
-        kept: dict[str, _Rows] = {}
-        for index, (start, end) in enumerate(self._applied_to(number, chunks)):
+        kept: dict[str, Rows] = {}
+        applied_to = self._applied_to(number, chunks)
+        for (start, end), (keys, values) in zip(applied_to, others, strict=False):
             low, high = max(start - stage.left, 0), min(end + stage.right, document.ids.size)
-            keys, values = others.of(index)
             inputs = document.inputs(apply, low, high)
             outputs = apply.run({**inputs, "other_keys": keys, "other_values": values})
             for name, rows in outputs.items():
                 if name not in kept:
-                    kept[name] = _Rows(self._folder)
+                    kept[name] = Rows(self._folder)
                     files.enter_context(kept[name].file)
                 kept[name].append(rows[:, start - low : end - low])
             yield
