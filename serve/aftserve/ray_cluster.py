@@ -102,12 +102,17 @@ def _folder() -> Iterator[str]:
 
 def _check_reachable(address: str) -> None:
     """Whether somebody listens at ``host:port``; Ray would ask for minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
         return  # auto, which Ray looks up
+    if not host or not port.isdigit():
+        raise ClusterError(
+            f"{address} is no address of a Ray cluster.",
+            "Give --address, or RAY_ADDRESS, as host:port, ray://host:port or auto.",
+        )
     try:
-        socket.create_connection((host.removeprefix("ray://"), int(port)), _CONNECT_SECONDS).close()
-    except OSError as error:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:  # of a port over 65,535
         raise ClusterError(
             f"Ray at {address} cannot be reached ({error}).", "Check --address, or RAY_ADDRESS."
         ) from error

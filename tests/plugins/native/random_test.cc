@@ -304,6 +304,7 @@ constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,        
 }  // namespace
 
 int main(int count, char** arguments) {
+  if (instructions_missing()) return kSkipped;
   const uint64_t first = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0;
   const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : kCases;
   for (uint64_t number = first; number < first + cases; ++number) {

@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "encoder.h"
 #include "kernels.h"
 
 using Numbers = std::vector<float>;
@@ -78,6 +80,17 @@ inline bool finite(const std::vector<char>& data, aft::Element element) {
 }
 
 inline int failures = 0;
+
+// What a test program exits with, as CMakeLists.txt knows it, where the processor has not the instructions that
+// AFTEXPORT_ISA asks for, and lesser ones would run in their place.
+constexpr int kSkipped = 77;
+
+inline bool instructions_missing() {
+  const char* asked = std::getenv("AFTEXPORT_ISA");
+  if (!asked || std::string(asked) == aft::product_instruction_set()) return false;
+  std::printf("skipped: this processor has not the instructions of %s\n", asked);
+  return true;
+}
 
 inline void expect(bool condition, const std::string& what) {
   if (condition) return;

@@ -429,11 +429,23 @@ def test_without_ray_it_names_the_extra(module: str, bundle_folder: Path, tmp_pa
     assert_refused(outcome, f"needs {module}", "pip install 'aftexport[ray]'")
 
 
-def test_a_ray_that_is_not_there_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "Ray at 127.0.0.1:1 cannot be reached"),
+        ("127.0.0.1:70000", "Ray at 127.0.0.1:70000 cannot be reached"),
+        (":", "host:port"),
+        ("127.0.0.1:", "host:port"),
+        ("ray://:10001", "host:port"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_named(
+    address: str, said: str, bundle_folder: Path, tmp_path: Path
+) -> None:
     folder_of(["a"], tmp_path / "documents")
-    words = ("documents", "--output", "out.jsonl", "--address", "127.0.0.1:1")
+    words = ("documents", "--output", "out.jsonl", "--address", address)
     outcome = run_python("-m", "aftserve", "batch", bundle_folder, *words, cwd=tmp_path)
-    assert_refused(outcome, "Ray at 127.0.0.1:1")
+    assert_refused(outcome, said)
     assert not (tmp_path / "out.jsonl").exists()
 
 
