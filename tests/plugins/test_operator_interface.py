@@ -1,0 +1,89 @@
+"""What the operators ask of shapes and attributes, and what they say where it is not met."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
+
+from .checks import WITH_HEADS
+from .runner import INPUTS, one_node, random_inputs, run, session_of
+
+
+@pytest.mark.parametrize("shape", [None, [None] * 3, ["batch", None, 4], ["batch", "tokens", 4]])
+def test_what_is_not_known_of_a_shape_is_left_open(shape):
+    model = one_node("AftSimple")
+    node, graph = model.graph.node[0], model.graph
+    node.input[0] = "given"
+    graph.node.insert(0, helper.make_node("Reshape", ["query", "target"], ["given"]))
+    graph.node.extend([
+        helper.make_node("Shape", ["result"], ["shape"]),
+        helper.make_node("MatMul", ["result", "value"], ["product"]),
+    ])  # fmt: skip
+    graph.input.append(helper.make_tensor_value_info("target", TensorProto.INT64, [None]))
+    if shape is not None:
+        graph.value_info.append(helper.make_tensor_value_info("given", TensorProto.FLOAT, shape))
+    graph.output.extend([
+        helper.make_tensor_value_info("shape", TensorProto.INT64, [3]),
+        helper.make_tensor_value_info("product", TensorProto.FLOAT, [None] * 3),
+    ])  # fmt: skip
+    inputs = random_inputs("AftSimple", 2, 4, 4)
+    feeds = dict(zip(INPUTS["AftSimple"], inputs, strict=True))
+    found, product = session_of(model).run(
+        ["shape", "product"], {**feeds, "target": np.array([2, 4, 4])}
+    )
+    assert found.tolist() == [2, 4, 4]
+    assert product.shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize("op", WITH_HEADS)
+def test_there_is_one_head_unless_more_are_asked_for(op):
+    inputs = random_inputs(op, 1, 10, 8)
+    np.testing.assert_array_equal(run(op, inputs), run(op, inputs, num_heads=1))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ({"scale": 7}, "scale is of a wrong type, expected a float"),
+        ({"scale": "7"}, "scale is of a wrong type, expected a float"),
+        ({"num_heads": 2.5}, "num_heads is of a wrong type, expected an integer"),
+        ({"normalization": 1}, "normalization is of a wrong type, expected text"),
+    ],
+)
+def test_an_attribute_of_a_wrong_type_is_not_taken_for_none(attribute, expected):
+    inputs = random_inputs("EfficientAttention", 1, 10, 8)
+    with pytest.raises(RuntimeException, match=f"EfficientAttention: {expected}"):
+        run("EfficientAttention", inputs, **attribute)
+
+
+def test_errors_name_operator_shapes_and_reason():
+    def message(op, inputs, **attributes):
+        with pytest.raises((Fail, InvalidArgument, RuntimeException)) as error:
+            run(op, inputs, **attributes)
+        return str(error.value)
+
+    inputs = random_inputs("AftFull", 1, 10, 4)
+    inputs[3] = inputs[3][:6, :6]
+    assert (
+        "AftFull: query has shape [1, 10, 4], longer than position_bias [6, 6] allows"
+        in message("AftFull", inputs)
+    )
+    inputs = random_inputs("CausalAftLocal", 1, 10, 4, window=3)
+    inputs[3] = inputs[3][:9]
+    assert "CausalAftLocal: query has shape [1, 10, 4], longer than band [9, 3] allows" in message(
+        "CausalAftLocal", inputs
+    )
+    inputs = random_inputs("EfficientAttention", 1, 10, 10)
+    assert "not divisible by num_heads 3" in message("EfficientAttention", inputs, num_heads=3)
+    inputs = random_inputs("AftSimple", 1, 10, 4)
+    assert "key has shape [1, 9, 4], expected [1, 10, 4]" in message(
+        "AftSimple", [inputs[0], inputs[1][:, :9], *inputs[2:]]
+    )
+    assert 'gate is "relu", expected sigmoid, tanh or none' in message(
+        "AftSimple", inputs, gate="relu"
+    )
+    assert 'precision is "int4", expected fp32, fp16, bf16 or int8' in message(
+        "AftFull", random_inputs("AftFull", 1, 10, 4), precision="int4"
+    )
+    inputs[-1] = np.array([1, 2], np.int64)
+    assert "lengths has shape [2], expected [1]" in message("AftSimple", inputs)
