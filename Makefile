@@ -30,7 +30,7 @@ native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
 	  -DAFT_TESTS=ON -DAFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*))
 	$(BIN)/cmake --build build/native/$* --parallel 2 --target native_tests
-	$(BIN)/ctest --test-dir build/native/$* --output-on-failure
+	$(BIN)/ctest --test-dir build/native/$* --parallel 2 --output-on-failure
 
 # With g++-aarch64-linux-gnu and qemu-user-static, as Debian calls them.
 native-aarch64: $(VENV)/installed  ## the same for aarch64, emulated

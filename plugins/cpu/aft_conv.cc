@@ -215,29 +215,30 @@ struct ConvWindow {
 
   // The sums of the heads of a panel, and of their channels, where they cannot be trusted.
   void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
-    const auto sum = [&](int64_t panel, Vec denominator, const auto& value_of) {
+    const int64_t length = length_of(p, b), keys = p.causal ? min(t + 1, length) : length;
+    const int64_t denominators = value_panels + head_panel;
+    const auto logits_of = [&](int64_t u) {
+      const int64_t j = u - t + left;
+      const Vec logits = head_keys(b, u, head_panel);
+      return j >= 0 && j < p.taps ? logits + taps_of(denominators, j) : logits;
+    };
+    const auto sum = [&](int64_t panel, const auto& logit, const auto& value_of, Vec denominator) {
       Vec numerator = load(sums + panel * kLanes);
-      const int64_t length = length_of(p, b);
-      const auto logit = [&](int64_t u) {
-        const int64_t j = u - t + left;
-        Vec logit{};
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const int64_t h = head_of(panel * kLanes + lane);
-          logit[lane] = to_float(key[(b * p.tokens + u) * p.heads + h]) +
-                        (j >= 0 && j < p.taps ? to_float(filter[h * p.taps + j]) : 0.0f);
-        }
-        return logit;
-      };
-      exact_sums(p.causal ? min(t + 1, length) : length, logit, value_of, numerator, denominator);
+      exact_sums(keys, logit, value_of, numerator, denominator);
       store(sums + panel * kLanes, numerator);
     };
-    const int64_t denominators = value_panels + head_panel;
     value_panels_of(head_panel, [&](int64_t panel, int64_t c) {
-      sum(panel, channel_heads.spread(sums + denominators * kLanes, c), [&](int64_t u) {
+      const auto logit = [&](int64_t u) {
+        float logits[kLanes];
+        store(logits, logits_of(u));
+        return channel_heads.spread(logits, c);
+      };
+      const auto value_of = [&](int64_t u) {
         return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
-      });
+      };
+      sum(panel, logit, value_of, channel_heads.spread(sums + denominators * kLanes, c));
     });
-    sum(denominators, load(sums + denominators * kLanes), [](int64_t) { return splat(1.0f); });
+    sum(denominators, logits_of, [](int64_t) { return splat(1.0f); }, load(sums + denominators * kLanes));
   }
 
   void clear_rows(int64_t b, int64_t begin, int64_t end) const {

@@ -1,5 +1,4 @@
-// Compiled without ThreadSanitizer's instrumentation: nothing the emulator does for itself is an access of a
-// kernel's.
+// Compiled without the sanitizers' instrumentation: nothing the emulator does for itself is an access of a kernel's.
 #include "emulator.h"
 
 #include <algorithm>
