@@ -53,12 +53,12 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 	$(BIN)/cmake --build build/cuda --parallel 2
 	$(BIN)/cmake --install build/cuda --prefix plugins/aftplugins
 
-# The CUDA kernels on an emulated GPU, and through the TensorRT plugins: as they are, under each sanitizer, and with
-# faults planted in them that must be noticed.
-test-cuda: $(foreach kind,plain address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
+# The CUDA kernels on an emulated GPU, and through the TensorRT plugins, beyond what `make test` does: under each
+# sanitizer, and with faults planted in them that must be noticed.
+test-cuda: $(foreach kind,address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
 
 cuda-emulated-%: $(VENV)/installed
-	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest \
+	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
 	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
 
 cuda-mutations: $(VENV)/installed
