@@ -140,8 +140,11 @@ struct ConvWindow {
   AFT_INLINE void weigh_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
                                const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
+    // This panel's share of a later block, in the order of memory and each of its lines once.
+    constexpr int64_t kLineVecs = max(1, 64 / static_cast<int64_t>(sizeof(T)) / kLanes);
+    const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
     use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
-      prefetch(from + (k + kPrefetchRows) * p.channels);
+      if (k % kLineVecs == 0) prefetch(ahead + k * kLanes);
       entry[0] = channel_heads.spread<kWhole>(weights + k * kLanes, c) * load(from + k * p.channels, lanes);
     });
   }

@@ -165,7 +165,8 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
       moderate = moderate && weigh_moderate(shape, key + at, p.heads, tokens, key_memory, value + at);
       if (!moderate) copy_rows(shape, key + at, p.heads, tokens, key_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
-        const int64_t head = h * shape.padded, next = at + kHeadTokens * p.channels + h * shape.width;
+        const int64_t head = h * shape.padded;
+        const int64_t next = at + kHeadTokens * p.channels + h * shape.width * tokens;  // this head's share
         Context context = context_of(h);
         if (moderate) {
           zero(context.maximum, context.width);
@@ -174,7 +175,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
           weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
         }
         add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context.matrix,
-                          {key + next, value + next, p.channels});
+                          {key + next, value + next});
       }
     }
   });

@@ -54,23 +54,24 @@ AFT_INLINE void for_each_tile(int64_t width, const F& f) {
 
 }  // namespace context_tiles
 
-// Rows of keys and values that a later product takes: this one fetches them meanwhile.
+// Keys and values that a later product takes, tokens * width of each: this one fetches them meanwhile, in the order of
+// memory.
 template <class T>
-struct NextRows {
+struct Next {
   const T *key, *value;
-  int64_t stride;
 };
 
 // context += sum_t keys[t]^T values[t]
 template <class T>
-void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const NextRows<T>& next) {
+void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const Next<T>& next) {
+  constexpr int64_t kLine = 64 / sizeof(T);  // of memory, fetched once
   const auto add = [&](auto shape, auto fetches, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::vecs;
     Vec sum[kContextRows][vecs] = {};
     for (int64_t t = 0; t < tokens; ++t) {
       if constexpr (decltype(fetches)::value) {
-        prefetch_later(next.key + t * next.stride + c);
-        prefetch_later(next.value + t * next.stride + c);
+        prefetch_later(next.key + c * tokens + t * kLine);
+        prefetch_later(next.value + c * tokens + t * kLine);
       }
       const float* key = keys[t] + c;
       Vec value[vecs];
@@ -84,7 +85,6 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
       for (int v = 0; v < vecs; ++v)
         store(target + r * width + v * kLanes, load(target + r * width + v * kLanes) + sum[r][v]);
   };
-  constexpr int64_t kLine = 64 / sizeof(T);  // of memory, fetched once
   context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     if (e == 0 && c % kLine == 0)
       add(shape, context_tiles::Fetches<true>{}, c, e);

@@ -87,9 +87,9 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
         float *context = partial + h * state, *sum = context + shape.padded * shape.padded;
         const int64_t head = h * shape.padded;
         add_rows(shape, keys.from(head), tokens, sum);
-        const int64_t next = at + kHeadTokens * p.channels + h * shape.width;
+        const int64_t next = at + kHeadTokens * p.channels + h * shape.width * tokens;  // this head's share
         add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context,
-                          {key + next, value + next, p.channels});
+                          {key + next, value + next});
       }
     }
   });
