@@ -217,7 +217,8 @@ void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tok
         }
       };
       int64_t c = 0;
-      if (h == 0) {  // the rows to come, a line at a time in the order of memory: it takes a quarter off the time
+      // Fetches the rows to come in the order of memory, each line once: with AVX2 that takes a quarter off the time.
+      if (h == 0) {
         const T* ahead = rows[0] + kPrefetchRows / 2 * stride;
         for (; c + kLine <= shape.channels; c += kLine, ahead += kTileTokens * kLine) {
           for (int i = 0; i < kTileTokens; ++i) prefetch(ahead + i * kLine);
