@@ -39,7 +39,7 @@ def run_python(*words: str | Path, cwd: Path, **changes: str) -> Outcome:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,  # a Ray whose machine does other things takes its time
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 
