@@ -116,7 +116,7 @@ struct ConvWindow {
     float weights[kKeyBlock * kLanes];
     for (int64_t u = first; u < last; u += kKeyBlock) {
       const int64_t count = min(kKeyBlock, last - u);
-      for (int64_t i = 0; i < kKeyBlock * p.heads; i += 64 / sizeof(T))
+      for (int64_t i = 0; i < kKeyBlock * p.heads; i += kLineElements<T>)
         prefetch(key + (b * p.tokens + u + kKeysAhead) * p.heads + i);
       for (int64_t i = 0; i < head_panels; ++i) {
         const int64_t head_panel = value_panels + i;
@@ -141,7 +141,7 @@ struct ConvWindow {
                                const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
     // This panel's share of a later block, in the order of memory and each of its lines once.
-    constexpr int64_t kLineVecs = max(1, 64 / static_cast<int64_t>(sizeof(T)) / kLanes);
+    constexpr int64_t kLineVecs = max(1, kLineElements<T> / kLanes);
     const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
     use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
       if (k % kLineVecs == 0) prefetch(ahead + k * kLanes);

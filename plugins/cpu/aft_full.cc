@@ -225,7 +225,7 @@ class FullChannels {
   void weigh(int64_t t, int64_t u, int64_t count, float& highest, float* words, float* sums) const {
     const int64_t row = min(t, p_.tokens - 1), seen = p_.causal ? max(0, min(count, row + 1 - u)) : count;
     const T *bias = bias_ + row * p_.position_bias_width + u, *ahead = bias + kRowsAhead * p_.position_bias_width;
-    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) prefetch(ahead + i);
+    for (int64_t i = 0; i < count; i += kLineElements<T>) prefetch(ahead + i);
     const float raised = row_maximum(bias, seen, highest);
     if (raised != highest) {
       const Vec factor = exp(splat(highest - raised));

@@ -134,7 +134,7 @@ struct LocalWindow {
     if (p.band_rows == 1) return;
     const int64_t share = ceil_div(kRows * band_width, panels);
     const T* from = band_row(t + block_rows) + panel * share;
-    for (int64_t i = 0; i < share; i += 64 / sizeof(T)) prefetch_later(from + i);
+    for (int64_t i = 0; i < share; i += kLineElements<T>) prefetch_later(from + i);
   }
 
   void start_panel(const float* sums, const float* outside, float* result) const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "element.h"
+#include "tasks.h"
 
 namespace aft::AFT_ISA {
 
@@ -30,25 +31,15 @@ AFT_INLINE void load_tile(Vec (&tile)[rows][vecs], const float* context, int64_t
     for (int v = 0; v < vecs; ++v) tile[r][v] = load(context + r * width + v * kLanes);
 }
 
-template <int count>
-struct Vecs {
-  static constexpr int vecs = count;
-};
-
-template <bool yes>
-struct Fetches {
-  static constexpr bool value = yes;
-};
-
-// Calls f(Vecs<how many>, row, column) for every tile of the context.
+// Calls f(Constant<vectors>, row, column) for every tile of the context.
 template <int rows, class F>
 AFT_INLINE void for_each_tile(int64_t width, const F& f) {
   for (int64_t e = 0; e < width; e += 2 * kLanes)
     for (int64_t c = 0; c < width; c += rows) {
       if (e + kLanes < width)
-        f(Vecs<2>{}, c, e);
+        f(Constant<2>{}, c, e);
       else
-        f(Vecs<1>{}, c, e);
+        f(Constant<1>{}, c, e);
     }
 }
 
@@ -64,9 +55,9 @@ struct Next {
 // context += sum_t keys[t]^T values[t]
 template <class T>
 void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float* context, const Next<T>& next) {
-  constexpr int64_t kLine = 64 / sizeof(T);  // of memory, fetched once
+  constexpr int64_t kLine = kLineElements<T>;
   const auto add = [&](auto shape, auto fetches, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
-    constexpr int vecs = decltype(shape)::vecs;
+    constexpr int vecs = decltype(shape)::value;
     Vec sum[kContextRows][vecs] = {};
     for (int64_t t = 0; t < tokens; ++t) {
       if constexpr (decltype(fetches)::value) {
@@ -87,9 +78,9 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
   };
   context_tiles::for_each_tile<kContextRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     if (e == 0 && c % kLine == 0)
-      add(shape, context_tiles::Fetches<true>{}, c, e);
+      add(shape, Constant<true>{}, c, e);
     else
-      add(shape, context_tiles::Fetches<false>{}, c, e);
+      add(shape, Constant<false>{}, c, e);
   });
 }
 
@@ -119,7 +110,7 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
                               ScaledRows<T> results) {
   const int64_t tiled = tokens - tokens % kContextRows;
   const auto apply = [&](auto shape, int64_t e) AFT_LAMBDA_INLINE {
-    constexpr int vecs = decltype(shape)::vecs;
+    constexpr int vecs = decltype(shape)::value;
     for (int64_t t = 0; t < tiled; t += kContextRows) {
       const float* query = queries[t];
       Vec sum[kContextRows][vecs] = {};
@@ -141,8 +132,8 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
     }
   };
   int64_t e = 0;
-  for (; e + kLanes < width; e += 2 * kLanes) apply(context_tiles::Vecs<2>{}, e);
-  if (e < width) apply(context_tiles::Vecs<1>{}, e);
+  for (; e + kLanes < width; e += 2 * kLanes) apply(Constant<2>{}, e);
+  if (e < width) apply(Constant<1>{}, e);
 }
 
 // For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of
@@ -151,7 +142,7 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
 inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
                             float* results) {
   context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
-    constexpr int vecs = decltype(shape)::vecs;
+    constexpr int vecs = decltype(shape)::value;
     Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
     context_tiles::load_tile(base, context + c * width + e, width);
     for (int64_t t = 0; t < tokens; ++t) {

@@ -197,7 +197,7 @@ void head_logits(const PoolShape& shape, const T* x, int64_t stride, int64_t tok
                  float* logits) {
   constexpr int kTileTokens = kRegisters == 32 ? 4 : 3, kTileHeads = 4;
   constexpr int kSums = round_up(kTileTokens * kTileHeads, kLanes);
-  constexpr int64_t kLine = 64 / sizeof(T);
+  constexpr int64_t kLine = kLineElements<T>;
   for (int64_t t = 0; t < tokens; t += kTileTokens) {
     const T* rows[kTileTokens];
     for (int i = 0; i < kTileTokens; ++i) rows[i] = x + min(t + i, tokens - 1) * stride;

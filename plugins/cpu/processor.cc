@@ -26,6 +26,9 @@ InstructionSet highest() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c())
     return InstructionSet::kBaseline;
+#if defined(AFT_EMULATE_AVX512)
+  return InstructionSet::kAvx512Bf16;
+#endif
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
     return InstructionSet::kAvx2;

@@ -38,17 +38,17 @@ void with_element(Element element, const F& f) {
     f(float{});
 }
 
-template <Gate gate>
-struct GateConstant {
-  static constexpr Gate value = gate;
+template <auto constant>
+struct Constant {
+  static constexpr auto value = constant;
 };
 // Calls f with the gate as a compile-time constant.
 template <class F>
 void with_gate(Gate gate, const F& f) {
   switch (gate) {
-    case Gate::kSigmoid: return f(GateConstant<Gate::kSigmoid>{});
-    case Gate::kTanh: return f(GateConstant<Gate::kTanh>{});
-    case Gate::kNone: return f(GateConstant<Gate::kNone>{});
+    case Gate::kSigmoid: return f(Constant<Gate::kSigmoid>{});
+    case Gate::kTanh: return f(Constant<Gate::kTanh>{});
+    case Gate::kNone: return f(Constant<Gate::kNone>{});
   }
 }
 

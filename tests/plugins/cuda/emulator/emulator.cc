@@ -70,17 +70,22 @@ void run_thread(void* self) {
 
 Thread::Thread(unsigned index) : index(index), fiber(run_thread, this) {}
 
-// Takes turns at the lowest, the highest or any index.
+// Threads go on in random order, or always the one with the highest index or the lowest: then `ready` is a heap.
+bool goes_later(const Thread* a, const Thread* b) {
+  return order_seed == 1 ? a->index < b->index : a->index > b->index;
+}
+
+void make_ready(Thread* thread) {
+  ready[ready_count++] = thread;
+  if (order_seed < 2) std::push_heap(ready, ready + ready_count, goes_later);
+}
+
 Thread* next_thread() {
-  unsigned chosen = 0;
-  if (order_seed > 1)
-    chosen = random(ready_count);
+  if (order_seed < 2)
+    std::pop_heap(ready, ready + ready_count, goes_later);
   else
-    for (unsigned i = 1; i < ready_count; ++i)
-      if ((ready[i]->index < ready[chosen]->index) == (order_seed == 0)) chosen = i;
-  Thread* thread = ready[chosen];
-  ready[chosen] = ready[--ready_count];
-  return thread;
+    std::swap(ready[random(ready_count)], ready[ready_count - 1]);
+  return ready[--ready_count];
 }
 
 void wait(Barrier& barrier, bool orders_memory) {
@@ -88,7 +93,7 @@ void wait(Barrier& barrier, bool orders_memory) {
   if (orders_memory) release(&order);
   barrier.threads[barrier.waiting++] = running;
   if (barrier.waiting == barrier.size) {
-    for (unsigned i = 0; i < barrier.size; ++i) ready[ready_count++] = barrier.threads[i];
+    for (unsigned i = 0; i < barrier.size; ++i) make_ready(barrier.threads[i]);
     barrier.waiting = 0;
     ++barrier.turn;
   }
@@ -97,12 +102,12 @@ void wait(Barrier& barrier, bool orders_memory) {
 }
 
 void run_block(unsigned count) {
-  ready_count = alive = count;
+  alive = count;
   block_barrier.size = count;
   for (unsigned i = 0; i < count; ++i) {
     if (!threads[i]) threads[i] = std::make_unique<Thread>(i);
     threads[i]->fiber.start();
-    ready[i] = threads[i].get();
+    make_ready(threads[i].get());
     warps[i / kWarp].barrier.size = kWarp;
   }
   while (ready_count > 0) {
@@ -189,14 +194,18 @@ void shuffle(void* const (&lanes)[32]) {
 template <int depth, int together, class A, class B>
 float add_products(float sum, const A& a, const B& b) {
   for (int first = 0; first < depth; first += together) {
-    double terms[together + 1] = {sum}, largest = std::fabs(sum), total = 0.0;
+    double terms[together + 1] = {sum}, largest = 0.0, total = 0.0;
     for (int k = 0; k < together; ++k) terms[k + 1] = static_cast<double>(a(first + k)) * b(first + k);
-    for (double term : terms) largest = std::max(largest, std::fabs(term));
-    if (largest > 0.0 && std::isfinite(largest)) {
-      const double unit = std::ldexp(1.0, std::ilogb(largest) - 24);
-      for (double& term : terms) term = std::trunc(term / unit) * unit;
+    for (double term : terms) {
+      largest = std::max(largest, std::fabs(term));
+      total += term;
     }
-    for (double term : terms) total += term;
+    if (largest > 0.0 && std::isfinite(total)) {
+      const int exponent = std::ilogb(largest) - 24;
+      const double unit = std::ldexp(1.0, exponent), per_unit = std::ldexp(1.0, -exponent);
+      total = 0.0;
+      for (double term : terms) total += static_cast<int32_t>(term * per_unit) * unit;
+    }
     sum = static_cast<float>(total);
     if (std::fabs(sum) > std::fabs(total)) sum = std::nextafter(sum, 0.0f);
   }
