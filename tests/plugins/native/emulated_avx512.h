@@ -103,9 +103,10 @@ inline __m512 shuffle_f32x4(__m512 a, __m512 b, int pieces) {
   return (__m512)lanes;
 }
 
-inline Floats floor(Floats values) {  // within the range of int32
-  const Floats whole = __builtin_convertvector(__builtin_convertvector(values, Ints), Floats);
-  return whole > values ? whole - 1.0f : whole;
+inline Floats floor(Floats values) {  // within the range of int32, or NaN
+  const Floats cut = __builtin_convertvector(__builtin_convertvector(values, Ints), Floats);
+  const Floats whole = cut > values ? cut - 1.0f : cut;
+  return values == values ? whole : values;
 }
 
 // The largest integer that is not above; the kernels ask for no other rounding.
