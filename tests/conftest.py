@@ -1,6 +1,5 @@
 """One tiny model, exported once and served once for the whole session."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,11 +26,6 @@ from aftexport.nn import DocumentClassifier
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random", derandomize=False)
 settings.load_profile("fixed")
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: a quarter of the time is spent waiting for children and clocks."""
-    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(scope="session")
