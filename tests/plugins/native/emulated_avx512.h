@@ -109,9 +109,9 @@ inline Floats floor(Floats values) {  // within the range of int32, or NaN
   return values == values ? whole : values;
 }
 
-// The largest integer that is not above; the kernels ask for no other rounding.
-inline __m512 roundscale_ps(__m512 values, int rounding) {
-  static_cast<void>(rounding);
+template <int rounding>
+__m512 roundscale_ps(__m512 values) {
+  static_assert(rounding == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
   return (__m512)floor((Floats)values);
 }
 
@@ -129,10 +129,11 @@ inline __m512 cvtph_ps(__m256i values) {
   return cast<__m512>(FloatHalves{_mm256_cvtph_ps(halves.low), _mm256_cvtph_ps(halves.high)});
 }
 
-inline __m256i cvtps_ph(__m512 values) {
+template <int rounding>
+__m256i cvtps_ph(__m512 values) {
   const auto halves = cast<FloatHalves>(values);
-  return cast<__m256i>(HalfOfInts{_mm256_cvtps_ph(halves.low, _MM_FROUND_TO_NEAREST_INT),
-                                  _mm256_cvtps_ph(halves.high, _MM_FROUND_TO_NEAREST_INT)});
+  return cast<__m256i>(
+      HalfOfInts{_mm256_cvtps_ph(halves.low, rounding), _mm256_cvtps_ph(halves.high, rounding)});
 }
 
 // Of what is out of range, and of NaN, the largest integer.
@@ -198,7 +199,7 @@ inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_epu32 emulated::cvtps_epu32
 #undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph(values, rounding) emulated::cvtps_ph(values)
+#define _mm512_cvtps_ph(values, rounding) emulated::cvtps_ph<(rounding)>(values)
 #define _mm512_cvtusepi32_epi8 emulated::cvtusepi32_epi8
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_dpbusd_epi32 emulated::dpbusd_epi32
@@ -213,13 +214,14 @@ inline __m512 dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
 #define _mm512_permutexvar_ps emulated::permutexvar_ps
 #define _mm512_reduce_add_ps emulated::reduce_add_ps
 #undef _mm512_roundscale_ps
-#define _mm512_roundscale_ps emulated::roundscale_ps
+#define _mm512_roundscale_ps(values, rounding) emulated::roundscale_ps<(rounding)>(values)
 #define _mm512_scalef_ps emulated::scalef_ps
 #define _mm512_set1_epi32 emulated::set1_epi32
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_setzero_ps emulated::setzero_ps
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated::shuffle_f32x4
+#undef _mm512_slli_epi32
 #define _mm512_slli_epi32 emulated::slli_epi32
 #define _mm512_stream_ps emulated::stream_ps
 #define _mm512_test_epi32_mask emulated::test_epi32_mask
