@@ -87,7 +87,7 @@ template <class T>
 AFT_INLINE void prefetch_later(const T* p) {
   __builtin_prefetch(p, 0, 2);
 }
-// What one fetches.
+// Of one line of memory, which is what either fetches.
 template <class T>
 constexpr int64_t kLineElements = 64 / static_cast<int64_t>(sizeof(T));
 // How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
