@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from aftserve.calibration import (
     BATCH_LENGTHS,
     BATCHES,
+    GAIN,
     LENGTHS,
     Costs,
     Measurement,
@@ -126,6 +127,19 @@ def test_a_slow_moment_changes_no_measurement(start: int, moment: tuple[int, int
     for found in costs.measurements:
         expected = 1e-4 + 1e-6 * found.documents * found.tokens
         assert math.isclose(found.seconds, expected, rel_tol=1e-9)
+
+
+def test_two_documents_that_seem_to_cost_more_than_four_are_shared_all_the_same() -> None:
+    clock = 0.0
+
+    def run(documents: int, tokens: int) -> None:
+        nonlocal clock
+        clock += 3e-4 if documents == 2 else 1e-4 + 1e-6 * documents * tokens
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aftserve.calibration.time.perf_counter", lambda: clock)
+        costs = calibrate(run, min_tokens=1, max_tokens=64, budget_tokens=16_384)
+    assert costs.together(2, 16) == costs.together(4, 16) < GAIN * 2 * costs.alone(16)
 
 
 @given(token_seconds=st.floats(1e-9, 10))
