@@ -29,7 +29,7 @@ _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 
 
 class Reader:
-    """Reads one value, and what it rests on, as formulas.
+    """Reads one value, and what it rests on, as formulas, while the graph stays as it is.
 
     Attributes:
         measured: the graph's values.
@@ -43,6 +43,13 @@ class Reader:
         self.maxima: list[Greatest] = []
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
+        self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
+
+    def anew(self) -> "Reader":
+        """One that has read nothing yet, but knows which values are of weights."""
+        reader = Reader(self.measured)
+        reader._of_weights = self._of_weights
+        return reader
 
     def read_output(self, value: ir.Value) -> tuple[Product, Dims]:
         """A value with an axis of its own for every dim; raises LayoutError."""
@@ -130,13 +137,19 @@ class Reader:
 
     def is_of_weights(self, value: ir.Value) -> bool:
         """Whether a value is exponentials times something, or windows of such."""
-        formula = self.apart(value)
-        exponentials = any(isinstance(atom, Exp) and p > 0 for atom, p in formula.factors)
-        return exponentials or has_window(formula)
+        return any(self._weights(value))
 
     def is_windowed(self, value: ir.Value) -> bool:
         """Whether a value is windows of what ``is_of_weights``."""
-        return has_window(self.apart(value))
+        return self._weights(value)[1]
+
+    def _weights(self, value: ir.Value) -> tuple[bool, bool]:
+        """Whether it is exponentials times something, and whether it is windows of such."""
+        if value not in self._of_weights:
+            formula = self.apart(value)
+            exponentials = any(isinstance(atom, Exp) and p > 0 for atom, p in formula.factors)
+            self._of_weights[value] = exponentials, has_window(formula)
+        return self._of_weights[value]
 
     def apart(
         self, value: ir.Value, dims: Dims | None = None, parts: Mapping[Axis, Part] | None = None
@@ -148,7 +161,7 @@ class Reader:
             dims: axes that nothing else has; without them new ones are made.
             parts: those of which only a part is read.
         """
-        reader = Reader(self.measured)
+        reader = self.anew()
         reader.parts |= parts or {}
         try:
             return reader.read(value, reader.new_dims(value) if dims is None else dims)

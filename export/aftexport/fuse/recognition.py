@@ -109,6 +109,7 @@ class _Recogniser:
         self._model = model
         self._measured = measured
         self._opset = model.opset_imports[""]
+        self._reader = Reader(measured)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._result = Recognition(measured=measured)
@@ -130,7 +131,7 @@ class _Recogniser:
         if not self._measured.is_float(value):
             return
         for mechanism, pattern in PATTERNS.items():
-            reader = Reader(self._measured)
+            reader = self._reader.anew()
             try:
                 formula, dims = reader.read_output(value)
                 subject = Subject(formula, dims, reader, self._measured, self._opset)
@@ -199,6 +200,7 @@ class _Recogniser:
         self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
         RemoveUnusedNodesPass()(self._model)
+        self._reader = Reader(self._measured)  # what rests on the value is another formula now
 
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:

@@ -34,7 +34,6 @@ from aftexport.fuse.pattern import (
     sums,
     without,
 )
-from aftexport.fuse.reading import Reader
 from aftexport.fuse.tokens import check_tokens
 
 
@@ -171,7 +170,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
     """Raises NearMissError where logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
-        reader = Reader(subject.measured)
+        reader = subject.reader.anew()
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
         for total in _totals(formula):
             if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
@@ -216,7 +215,7 @@ def _weight(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> NDArray[np.float64] | None:
-    reader = Reader(subject.measured)
+    reader = subject.reader.anew()
     formula = reader.read(leaf.value, leaf.dims, through_linear=True)
     inner = sole(formula)
     terms = inner.terms if isinstance(inner, Plus) else (formula,)
