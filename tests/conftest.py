@@ -115,8 +115,8 @@ def client(server: str) -> Iterator[httpx.Client]:
         yield session
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray() -> Iterator[dict[str, str]]:
-    """The environment in which commands find a local Ray."""
+    """The environment in which commands find a local Ray, whose dozen processes are never idle."""
     with ray_running() as variables:
         yield variables

@@ -40,7 +40,11 @@ def serving(
     words = [sys.executable, *program, str(bundle), "--port", "0", *options]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            words, env=environment(), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            words,
+            env=environment(AFTSERVE_DRAIN_SECONDS="0"),  # nothing balances loads here
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
         )
     try:
         yield _address(process, log), process

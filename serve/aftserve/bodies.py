@@ -1,7 +1,6 @@
 """From the bytes of a body to a checked request, whatever they are."""
 
 import codecs
-import gc
 import math
 from email.message import Message
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
+from aftexport.garbage import unsearched
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -115,11 +115,10 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
 
 def objects(body: bytes) -> Any:
     """What the JSON of a body holds; raises InputError where it is none."""
-    # Millions of lists would be gone through again and again while they are made.
-    gc.disable()
     try:
-        # Not by way of the model: that would hold a tree of the body beside the objects.
-        return from_json(body, allow_inf_nan=False)
+        with unsearched():
+            # Not by way of the model: that would hold a tree of the body beside the objects.
+            return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         remedy = "Send JSON in UTF-8."
         if body.startswith(codecs.BOM_UTF8):
@@ -129,5 +128,3 @@ def objects(body: bytes) -> Any:
                 "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."
             )
         raise InputError(f"The body is not JSON: {error}.", remedy) from None
-    finally:
-        gc.enable()

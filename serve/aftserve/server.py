@@ -1,6 +1,7 @@
 """From the start of the process to its end: load, serve, drain, exit."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ def serve(settings: Settings, console: Console) -> int:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
     # Nothing else ends it while it loads where it is the first process of a container.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    gc.freeze()  # modules: every search for garbage goes through them while no request is answered
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
     allow_more()

@@ -9,6 +9,7 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
+from aftexport.garbage import unsearched
 from aftexport.report import escape
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def run(words: list[str]) -> int:
     )
 
     def write(**place: Any) -> "Bundle":
-        from aftexport.exporter import export  # takes torch, which a bundle does not
+        with unsearched():
+            from aftexport.exporter import export  # takes torch, which a bundle does not
 
         return export(
             path,
