@@ -9,10 +9,13 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
+"""Each request on a connection of its own; ``httpx.get`` would read all certificates for each."""
+
 
 def metric(address: str, name: str, **labels: str) -> float:
     """The value of one series of ``GET /metrics``; 0 where there is none yet."""
-    text = httpx.get(f"{address}/metrics").text
+    text = http.get(f"{address}/metrics").text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == name and sample.labels == labels:

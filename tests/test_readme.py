@@ -9,12 +9,12 @@ import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import toy
 import yaml
+from clients import http
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -78,7 +78,7 @@ def test_prometheus(place: str) -> None:
     (shown,) = re.findall(r"```yaml\n(.*?)```", SERVE, re.DOTALL)
     (job,) = yaml.safe_load(shown.replace(SHOWN, place))["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
-    answer = httpx.get(f"http://{target}/metrics")  # what Prometheus asks where nothing is said
+    answer = http.get(f"http://{target}/metrics")  # what Prometheus asks where nothing is said
     families = {family.name for family in text_string_to_metric_families(answer.text)}
     assert {"aftserve_responses", "aftserve_bundle_info", "aftserve_ready"} <= families
     assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -4,9 +4,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
 import numpy as np
-from clients import eventually, metric
+from clients import eventually, http, metric
 from servers import serving
 
 from load.documents import Document
@@ -77,7 +76,7 @@ def growth(
             assert not results.undefined, results.undefined[0]  # an error keeps nothing
             eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
             process.send_signal(signal.SIGUSR1)
-            eventually(lambda: httpx.get(f"{address}/healthz").is_success, "it has trimmed")
+            eventually(lambda: http.get(f"{address}/healthz").is_success, "it has trimmed")
             resident.append(metric(address, "process_resident_memory_bytes") / (1 << 20))
     slope = np.polyfit(np.arange(rounds), resident[-rounds:], 1)[0]
     return float(slope) * 1000 / requests, resident

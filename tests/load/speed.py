@@ -15,7 +15,7 @@ from statistics import median
 
 import httpx
 import numpy as np
-from clients import eventually
+from clients import eventually, http
 from commands import environment
 
 from aftserve.classifier import Classifier
@@ -172,6 +172,6 @@ def contender(program: Sequence[str], checkpoint: Path, threads: int, log: Path)
 
 def _answers(address: str) -> bool:
     try:
-        return httpx.post(f"{address}/infer", json={"text": "a"}, timeout=10).status_code == 200
+        return http.post(f"{address}/infer", json={"text": "a"}, timeout=10).status_code == 200
     except httpx.TransportError:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clients import eventually, head, metric, raw_connection, response
+from clients import eventually, head, http, metric, raw_connection, response
 from hanging import ENDLESS, hanging_bundle
 from servers import serving
 
@@ -51,9 +51,7 @@ def busy(address: str) -> Iterator[str]:
 
 
 def post(address: str, documents: list[list[int]], **headers: str) -> httpx.Response:
-    return httpx.post(
-        f"{address}/infer", json={"input_ids": documents}, headers=headers, timeout=60
-    )
+    return http.post(f"{address}/infer", json={"input_ids": documents}, headers=headers, timeout=60)
 
 
 def test_a_request_that_finds_the_queue_too_long_is_told_when_to_return(busy: str) -> None:
@@ -158,7 +156,7 @@ def test_the_answer_says_what_was_predicted(address: str) -> None:
 
 
 def test_the_calibration_and_the_limits_are_published(address: str) -> None:
-    info = httpx.get(f"{address}/info").json()
+    info = http.get(f"{address}/info").json()
     assert info["limits"]["max_queue_seconds"] == 0
     assert info["limits"]["deadline_seconds"] == 100
     assert info["labels"] == ["invoice", "contract", "letter"]

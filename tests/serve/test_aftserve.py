@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 from bundles import BAD_MANIFESTS, changed_manifest, resealed
+from clients import http
 from commands import assert_refused, run_python, without
 from servers import serving
 from tokenizers import Tokenizer, models
@@ -16,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 def test_a_signal_to_stop_ends_it_with_status_zero(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log") as (address, process):
-        assert httpx.post(f"{address}/infer", json={"text": "a"}).status_code == 200
+        assert http.post(f"{address}/infer", json={"text": "a"}).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
@@ -48,7 +49,7 @@ def test_without_a_gpu_a_bundle_with_an_engine_is_served_by_onnxruntime_and_it_s
     no_gpu: None, rtx_bundle: Path, tmp_path: Path
 ) -> None:
     with serving(rtx_bundle, tmp_path / "log", "--max-tokens", "400") as (address, _):
-        answer = httpx.post(f"{address}/infer", json={"text": "a"}, timeout=30)
+        answer = http.post(f"{address}/infer", json={"text": "a"}, timeout=30)
         assert answer.json()["label"] in ("invoice", "contract", "letter")
     log = (tmp_path / "log").read_text("utf-8")
     assert "Engine: ONNX Runtime" in log
@@ -151,7 +152,7 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
 
 def ask(bundle: Path, log: Path, text: str, *options: str) -> httpx.Response:
     with serving(bundle, log, *options) as (address, _):
-        answer = httpx.post(f"{address}/infer", json={"text": text}, timeout=30)
+        answer = http.post(f"{address}/infer", json={"text": text}, timeout=30)
     assert "Traceback" not in log.read_text("utf-8")
     return answer
 
@@ -209,8 +210,8 @@ def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle_copy: Path, tmp_pat
     (bundle_copy / "tokenizer.json").unlink()
     bundle = resealed(bundle_copy)
     with serving(bundle, tmp_path / "log") as (address, _):
-        text = httpx.post(f"{address}/infer", json={"text": "a"})
-        ids = httpx.post(f"{address}/infer", json={"input_ids": [[1]]})
+        text = http.post(f"{address}/infer", json={"text": "a"})
+        ids = http.post(f"{address}/infer", json={"input_ids": [[1]]})
     assert text.status_code == 422
     assert "input_ids" in text.json()["detail"]
     assert ids.status_code == 200

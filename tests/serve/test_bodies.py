@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from clients import metric
+from clients import http, metric
 from pydantic import BaseModel
 from servers import serving
 
@@ -60,7 +59,7 @@ def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, i
 
     def resident_after_all() -> float:
         for kind, body in HOSTILE.items():
-            answer = httpx.post(
+            answer = http.post(
                 f"{address}/infer", content=body, headers={"content-type": "application/json"},
                 timeout=60,
             )  # fmt: skip
@@ -74,7 +73,7 @@ def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, i
     for _ in range(2):  # the allocator settles
         before = resident_after_all()
     assert resident_after_all() - before < 16
-    assert httpx.get(f"{address}/readyz").status_code == 200
+    assert http.get(f"{address}/readyz").status_code == 200
 
 
 def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
@@ -82,7 +81,7 @@ def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
     tensor = {"name": "input_ids", "shape": [1 << 22, 0], "datatype": "INT64", "data": []}
     before = metric(address, "process_resident_memory_bytes") / MIB
     peak_mib(process)
-    answer = httpx.post(f"{address}/v2/models/model/infer", json={"inputs": [tensor]}, timeout=60)
+    answer = http.post(f"{address}/v2/models/model/infer", json={"inputs": [tensor]}, timeout=60)
     assert answer.status_code == 413
     assert peak_mib(process) - before < 128
 

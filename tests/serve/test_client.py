@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from clients import http
 from commands import run_python
 from servers import Stub, listening, serving
 
@@ -81,7 +82,7 @@ def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_secon
                 status, content = 401, b'{"detail": "no more"}'
             elif b"\n" not in body:
                 kind = {"Content-Type": self.headers["Content-Type"]}
-                answer = httpx.post(f"{server}/infer", content=body, headers=kind)
+                answer = http.post(f"{server}/infer", content=body, headers=kind)
                 status, content = answer.status_code, answer.content
             self.answer(status, content)
 

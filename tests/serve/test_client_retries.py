@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 
-import httpx
 import pytest
+from clients import http
 from servers import Stub, listening
 
 from aftserve.client import (
@@ -85,7 +85,7 @@ def test_lines_that_found_the_server_busy_are_asked_again_alone(
 
         def post(self, body: bytes) -> None:
             kind = {"Content-Type": self.headers["Content-Type"]}
-            answers = httpx.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
+            answers = http.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
             if lasting or not asked:
                 answers[1::2] = [busy] * len(answers[1::2])
             asked.append(body.split(b"\n"))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from clients import eventually, head, metric, raw_connection, response
+from clients import eventually, head, http, metric, raw_connection, response
 from fastapi import FastAPI
 from prometheus_client import Counter
 from servers import serving
@@ -131,7 +131,7 @@ def test_as_many_connect_as_the_system_lets_and_then_the_log_says_so(
                 stack.enter_context(raw_connection(address))
             eventually(lambda: said in log.read_text("utf-8"), "it is said")
         eventually(lambda: len(list(opened.iterdir())) < 80, "they are closed")
-        assert httpx.get(f"{address}/healthz").status_code == 200
+        assert http.get(f"{address}/healthz").status_code == 200
     assert log.read_text("utf-8").count(said) == 1
 
 
@@ -462,7 +462,7 @@ def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: 
         for thread in threads:
             thread.start()
         for _ in range(50):
-            assert httpx.get(f"{address}/healthz", timeout=10).status_code == 200
+            assert http.get(f"{address}/healthz", timeout=10).status_code == 200
     finally:
         ended.set()
         for thread in threads:

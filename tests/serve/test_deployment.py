@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clients import eventually
+from clients import eventually, http
 from commands import Outcome, assert_refused, environment, run_python, without
 from drifting import always
 from load.documents import Document, bare_engine, make_documents
@@ -84,24 +84,24 @@ def documents(bundle_folder: Path) -> list[Document]:
 
 
 def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
-    assert httpx.get(f"{address}/readyz").json() == {"status": "ready"}
-    assert httpx.get(f"{address}/parity").json()["within"]
-    assert httpx.get(f"{address}/v2/models/model").json()["name"] == "model"
-    lines = httpx.post(
+    assert http.get(f"{address}/readyz").json() == {"status": "ready"}
+    assert http.get(f"{address}/parity").json()["within"]
+    assert http.get(f"{address}/v2/models/model").json()["name"] == "model"
+    lines = http.post(
         f"{address}/infer",
         content='{"text": "a"}\n{"text": ""}\n',
         headers={"Content-Type": "application/x-ndjson"},
     )
     assert "label" in lines.text.splitlines()[0]
     assert "no tokens" in lines.text.splitlines()[1]
-    assert httpx.post(f"{address}/infer", json={"text": 1}).status_code == 422
+    assert http.post(f"{address}/infer", json={"text": 1}).status_code == 422
 
 
 def test_a_request_has_one_name(address: str) -> None:
     for path in ("/healthz", "/nothing"):
-        answer = httpx.get(f"{address}{path}", headers={"X-Request-ID": "order-7"})
+        answer = http.get(f"{address}{path}", headers={"X-Request-ID": "order-7"})
         assert answer.headers.get_list("x-request-id") == ["order-7"]
-        (name,) = httpx.get(f"{address}{path}").headers.get_list("x-request-id")
+        (name,) = http.get(f"{address}{path}").headers.get_list("x-request-id")
         assert name
 
 
@@ -162,7 +162,7 @@ def test_deployed_again_with_a_short_queue_it_says_429_itself(
     long = "long " * 100_000
 
     def ask(_: int) -> httpx.Response:
-        return httpx.post(f"{address}/infer", json={"text": long}, timeout=60)
+        return http.post(f"{address}/infer", json={"text": long}, timeout=60)
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
@@ -247,7 +247,7 @@ def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> N
                 seconds=120,
             )
             assert processes(mark, REPLICA) != []
-            answer = httpx.post(f"http://{place}/infer", json={"text": "a"}, timeout=30)
+            answer = http.post(f"http://{place}/infer", json={"text": "a"}, timeout=30)
             assert answer.status_code == 200
         finally:
             process.terminate()
@@ -256,4 +256,4 @@ def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> N
         eventually(lambda: processes(mark) == [], "all of its processes end")
         assert list(Path(folder).glob("aftserve-*")) == []
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://{place}/healthz")
+        http.get(f"http://{place}/healthz")

@@ -6,11 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 from bundles import changed_manifest
+from clients import http
 from hypothesis import given
 from hypothesis import strategies as st
 from servers import serving
@@ -89,25 +89,25 @@ def test_plain_text_and_lines_have_it_too(server: str) -> None:
 def test_a_server_says_whether_its_model_has_it(
     server: str, bundle_copy: Path, tmp_path: Path
 ) -> None:
-    assert httpx.get(f"{server}/info").json()["evidence"] is True
+    assert http.get(f"{server}/info").json()["evidence"] is True
     without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
     with serving(without, tmp_path / "log") as (address, _):
-        assert httpx.get(f"{address}/info").json()["evidence"] is False
+        assert http.get(f"{address}/info").json()["evidence"] is False
 
 
 def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
-    answer = httpx.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
+    answer = http.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
     assert "evidence" not in answer
 
 
 @pytest.mark.parametrize("spans", ["-1", "101", "all"])
 def test_another_number_is_refused(server: str, spans: str) -> None:
-    response = httpx.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
+    response = http.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
     assert response.status_code == 422
 
 
 def ask(server: str, spans: int, **request: Any) -> Any:
-    response = httpx.post(f"{server}/infer?evidence={spans}", timeout=30, **request)
+    response = http.post(f"{server}/infer?evidence={spans}", timeout=30, **request)
     assert response.status_code == 200, response.text
     return json.loads(response.text)
 

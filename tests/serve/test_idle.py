@@ -3,9 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
-from clients import eventually, metric
+from clients import eventually, http, metric
 from memory import NEEDS_PROC, fresh_mib, resident_mib
 from servers import serving
 
@@ -38,7 +37,7 @@ sys.exit(main())
 
 
 def scores(address: str, tokens: int) -> dict[str, float]:
-    answer = httpx.post(f"{address}/infer", json={"input_ids": [[7] * tokens]}, timeout=120)
+    answer = http.post(f"{address}/infer", json={"input_ids": [[7] * tokens]}, timeout=120)
     assert answer.status_code == 200
     found: dict[str, float] = answer.json()["results"][0]["scores"]
     return found
@@ -107,5 +106,5 @@ def test_an_engine_that_cannot_give_memory_back_serves_on(
                 lambda: metric(address, "aftserve_failed_runs_total") == failures,  # noqa: B023
                 "it has failed",
             )
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        assert http.get(f"{address}/readyz").status_code == 200
     assert "It keeps its memory" in log.read_text("utf-8")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
+from clients import http
 from commands import run_here
 from servers import serving
 
@@ -17,11 +17,11 @@ def test_where_each_node_has_a_precision_it_says_how_many_have_which(
     words = ["--to", "onnx", "--precision", "auto", "--tolerance", "3e-4", "--out", out]
     assert run_here([checkpoint_file, *words], capsys).code == 0
     with serving(out, tmp_path / "log") as (address, _):
-        info = httpx.get(f"{address}/info").json()
+        info = http.get(f"{address}/info").json()
     manifest = Bundle.open(out).manifest
     assert info["precision"] == manifest.precision
     counts = info["node_precisions"]
     said = ", ".join(f"{count} in {name}" for name, count in counts.items())
     assert manifest.precision_title == f"auto: {said}"
     assert sum(counts.values()) == len(manifest.node_precisions) > 0
-    assert httpx.get(f"{server}/info").json()["node_precisions"] is None
+    assert http.get(f"{server}/info").json()["node_precisions"] is None

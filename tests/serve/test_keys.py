@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from clients import eventually, head, raw_connection, response
+from clients import eventually, head, http, raw_connection, response
 from commands import run_python
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,23 +55,23 @@ def address(
 
 
 def infer(address: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{address}/infer", json={"text": "a"}, headers=headers)
+    return http.post(f"{address}/infer", json={"text": "a"}, headers=headers)
 
 
 @pytest.mark.parametrize("path", OPEN)
 def test_health_and_the_page_need_no_key(address: str, path: str) -> None:
-    assert httpx.get(address + path).status_code == 200
+    assert http.get(address + path).status_code == 200
 
 
 @pytest.mark.parametrize("path", CLOSED)
 def test_everything_else_does(address: str, path: str, made: tuple[Path, str, str]) -> None:
-    assert httpx.get(address + path).status_code == 401
+    assert http.get(address + path).status_code == 401
     allowed = {"X-API-Key": made[1]}
-    assert httpx.get(address + path, headers=allowed).status_code == 200
+    assert http.get(address + path, headers=allowed).status_code == 200
     of_a_gateway = {"Authorization": "Bearer of-a-gateway"}
-    assert httpx.get(address + path, headers=allowed | of_a_gateway).status_code == 200
+    assert http.get(address + path, headers=allowed | of_a_gateway).status_code == 200
     other_way_round = {"Authorization": f"Bearer {made[1]}", "X-API-Key": "of-a-gateway"}
-    assert httpx.get(address + path, headers=other_way_round).status_code == 200
+    assert http.get(address + path, headers=other_way_round).status_code == 200
 
 
 def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:
@@ -297,16 +297,16 @@ def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: 
     options = ("--cors-origins", "https://good.example")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
         header = "access-control-allow-origin"
-        assert header not in httpx.options(f"{address}/infer", headers=asked).headers
-        allowed = httpx.options(f"{address}/infer", headers=named).headers
+        assert header not in http.options(f"{address}/infer", headers=asked).headers
+        allowed = http.options(f"{address}/infer", headers=named).headers
         assert allowed[header] == "https://good.example"
-        answer = httpx.get(f"{address}/readyz", headers=named)
+        answer = http.get(f"{address}/readyz", headers=named)
         readable = answer.headers["access-control-expose-headers"].lower()
         assert {"retry-after", "x-request-id"} <= set(readable.split(", "))
 
 
 def test_without_named_origins_no_page_asks(server: str) -> None:
     asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
-    answer = httpx.options(f"{server}/infer", headers=asked)
+    answer = http.options(f"{server}/infer", headers=asked)
     assert answer.status_code == 405
     assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clients import eventually, head, metric, raw_connection, response
+from clients import eventually, head, http, metric, raw_connection, response
 from commands import run_python
 from hanging import ENDLESS, hanging_bundle
 from servers import MORTAL, serving
@@ -28,11 +28,11 @@ def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def post(address: str, *documents: list[int]) -> httpx.Response:
-    return httpx.post(f"{address}/infer", json={"input_ids": list(documents)}, timeout=60)
+    return http.post(f"{address}/infer", json={"input_ids": list(documents)}, timeout=60)
 
 
 def readiness(address: str) -> tuple[int, str]:
-    answer = httpx.get(f"{address}/readyz")
+    answer = http.get(f"{address}/readyz")
     return answer.status_code, answer.json()["status"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from clients import eventually, metric
+from clients import eventually, http, metric
 from commands import run_python
 from servers import serving
 
@@ -39,7 +39,7 @@ def line_of(log: Path, request_id: str) -> dict[str, Any]:
 
 
 def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Path) -> None:
-    answer = httpx.post(
+    answer = http.post(
         f"{address}/infer", json={"text": "abc"}, headers={"X-Request-ID": "order-7/3"}
     )
     assert answer.headers["x-request-id"] == "order-7/3"
@@ -53,12 +53,12 @@ def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Pa
 
 @pytest.mark.parametrize("name", ["", "two words", "a" * 129, 'a"b'])
 def test_a_name_that_is_none_is_replaced(name: str, address: str) -> None:
-    answer = httpx.get(f"{address}/healthz", headers={"X-Request-ID": name})
+    answer = http.get(f"{address}/healthz", headers={"X-Request-ID": name})
     assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
 def test_a_path_writes_no_line_of_its_own(address: str, log: Path) -> None:
-    answer = httpx.get(f'{address}/x%0a{{"level":"error"}}')
+    answer = http.get(f'{address}/x%0a{{"level":"error"}}')
     assert answer.status_code == 404
     line = line_of(log, answer.headers["x-request-id"])
     assert line["message"].startswith("GET /x%0a")
@@ -78,7 +78,7 @@ def test_what_a_bundle_or_an_engine_says_writes_no_line_of_its_own(tmp_path: Pat
 
 def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
     for number in range(5):
-        httpx.get(f"{address}/nothing-{number}")
+        http.get(f"{address}/nothing-{number}")
     assert metric(address, "aftserve_responses_total", path="other", status="404") >= 5
     assert metric(address, "aftserve_responses_total", path="/nothing-1", status="404") == 0
 
@@ -107,7 +107,7 @@ def test_a_response_is_counted_by_the_whole_path_of_its_route(
 def test_every_stage_is_measured(address: str) -> None:
     names = ("tokenize", "queue", "inference")
     before = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
-    httpx.post(f"{address}/infer", json={"texts": ["a", "b"]})
+    http.post(f"{address}/infer", json={"texts": ["a", "b"]})
     after = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
     assert [a - b for a, b in zip(after, before, strict=True)] == [2, 2, 2]
     assert metric(address, "process_resident_memory_bytes") > 1 << 20

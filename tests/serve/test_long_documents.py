@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import toy
-from clients import eventually, head, metric, raw_connection
+from clients import eventually, head, http, metric, raw_connection
 from servers import serving
 
 from aftexport.bundle import Bundle
@@ -62,7 +62,7 @@ def document(tokens: int) -> list[int]:
 
 
 def post(address: str, ids: list[int], **headers: str) -> httpx.Response:
-    return httpx.post(f"{address}/infer", json={"input_ids": [ids]}, headers=headers, timeout=120)
+    return http.post(f"{address}/infer", json={"input_ids": [ids]}, headers=headers, timeout=120)
 
 
 def answer(address: str, ids: list[int]) -> dict[str, object]:
@@ -86,7 +86,7 @@ def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tok
 def test_evidence_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
     asked = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
     in_chunks, whole = (
-        httpx.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
+        http.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
         for at in (address, server)
     )
     assert len(whole["spans"]) == 3
@@ -136,13 +136,13 @@ def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
         # They take ten seconds where nothing else runs; a busy machine may not even have begun.
         long = {"input_ids": [[5] * 1_000_000] * 2}
         deadline = {"Deadline-Seconds": "4"}
-        response = httpx.post(f"{address}/infer", json=long, headers=deadline, timeout=120)
+        response = http.post(f"{address}/infer", json=long, headers=deadline, timeout=120)
         assert response.status_code == 504, response.text
         eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
 
 
 def test_info_says_what_becomes_of_them(address: str) -> None:
-    info = httpx.get(f"{address}/info").json()
+    info = http.get(f"{address}/info").json()
     assert info["limits"]["whole_tokens"] == WHOLE
     assert info["limits"]["long_documents"] == "exact"
     assert info["limits"]["whole_only"] is None
@@ -163,7 +163,7 @@ def test_other_policies(
             assert "300 tokens, this server takes 100" in response.json()["detail"]
             return
         found = answer(address, ids)
-        asked = httpx.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
+        asked = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
         (explained,) = asked.json()["results"]
     first = 0 if policy == "head" else 2 * WHOLE
     for span in explained["evidence"]["spans"]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from clients import http
 from servers import serving
 
 CLOSED = ["/info", "/metrics", "/parity", "/v2/models/model"]
@@ -21,7 +22,7 @@ FOREIGN = [
 
 def post(address: str, **headers: str) -> httpx.Response:
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(f"{address}/infer", content=b"a", headers=fields)
+    return http.post(f"{address}/infer", content=b"a", headers=fields)
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +36,23 @@ def proxied(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.parametrize("host", NAMES)
 def test_loopback_may_be_asked_by_its_names(host: str, server: str) -> None:
     for path in OPEN + CLOSED:
-        assert httpx.get(server + path, headers={"Host": host}).status_code == 200
+        assert http.get(server + path, headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_a_name_that_was_made_to_lead_to_loopback_reads_nothing(host: str, server: str) -> None:
     for path in CLOSED:
-        refused = httpx.get(server + path, headers={"Host": host})
+        refused = http.get(server + path, headers={"Host": host})
         assert refused.status_code == 403
         assert "--allowed-hosts" in refused.text
     assert post(server, Host=host, Content_Type="text/plain").status_code == 403
     for path in OPEN:  # a probe asks by any name
-        assert httpx.get(server + path, headers={"Host": host}).status_code == 200
+        assert http.get(server + path, headers={"Host": host}).status_code == 200
 
 
 def test_a_proxy_may_pass_on_a_name_that_is_allowed(proxied: str) -> None:
     for host, status in (("a.example", 200), ("A.example:443", 200), ("b.example", 403)):
-        assert httpx.get(f"{proxied}/info", headers={"Host": host}).status_code == status
+        assert http.get(f"{proxied}/info", headers={"Host": host}).status_code == status
 
 
 def test_where_more_than_loopback_may_ask_every_name_will_do(
@@ -61,14 +62,14 @@ def test_where_more_than_loopback_may_ask_every_name_will_do(
         with serving(bundle_folder, tmp_path / f"log{number}", *options) as (address, _):
             here = address.replace("0.0.0.0", "127.0.0.1")
             for host in ("attacker.example", "10.0.0.1:80"):
-                assert httpx.get(f"{here}/info", headers={"Host": host}).status_code == 200
+                assert http.get(f"{here}/info", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
 def test_a_page_of_another_origin_may_not_ask(site: str, path: str, server: str) -> None:
     said = {"Sec-Fetch-Site": site, "Origin": "https://other.example", "Content-Type": "text/plain"}
-    refused = httpx.post(server + path, content=b"a", headers=said)
+    refused = http.post(server + path, content=b"a", headers=said)
     assert refused.status_code == 403
     assert "https://other.example" in refused.text
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import toy
-from clients import eventually, metric
+from clients import eventually, http, metric
 from drifting import ODD, coarse_kernels, large_batches, odd_first_token
 from numpy.typing import NDArray
 from rich.console import Console
@@ -43,11 +43,11 @@ def address(
 
 
 def compare(address: str, **document: object) -> httpx.Response:
-    return httpx.post(f"{address}/parity", json=document, timeout=120)
+    return http.post(f"{address}/parity", json=document, timeout=120)
 
 
 def post(address: str, ids: list[int]) -> httpx.Response:
-    return httpx.post(f"{address}/infer", json={"input_ids": [ids]}, timeout=60)
+    return http.post(f"{address}/infer", json={"input_ids": [ids]}, timeout=60)
 
 
 def reference_of(server_id: int) -> int | None:
@@ -64,7 +64,7 @@ def reference_of(server_id: int) -> int | None:
 
 
 def test_the_golden_cases_are_run_before_the_first_request(address: str) -> None:
-    report = httpx.get(f"{address}/parity").json()
+    report = http.get(f"{address}/parity").json()
     assert report["within"]
     assert {case["subject"] for case in report["golden"]} >= {"model", "AftSimple"}
     assert all(case["passed"] and case["error"] <= case["bound"] for case in report["golden"])
@@ -171,12 +171,12 @@ def test_live_documents_are_compared_and_a_breach_takes_the_server_out_of_servic
         eventually(
             lambda: metric(address, "aftserve_parity_checks_total", **within) == 1, "it is compared"
         )
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        assert http.get(f"{address}/readyz").status_code == 200
         assert post(address, [5] * 65_537).status_code == 200
         assert metric(address, "aftserve_skipped_parity_checks_total") == 1
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "it is found out")
-        assert "PyTorch" in httpx.get(f"{address}/readyz").json()["status"]
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        assert "PyTorch" in http.get(f"{address}/readyz").json()["status"]
         assert post(address, [5]).status_code == 503
 
 
@@ -186,11 +186,11 @@ def test_documents_of_a_shared_run_are_compared_with_runs_alone(
     with serving(
         large_batches(bundle_copy), tmp_path / "log", "--shadow", "1", "--threads", "1"
     ) as (address, _):
-        httpx.post(
+        http.post(
             f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
         )
-        eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "it is found out")
-        assert "run alone" in httpx.get(f"{address}/readyz").json()["status"]
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        assert "run alone" in http.get(f"{address}/readyz").json()["status"]
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
 
@@ -199,11 +199,11 @@ def test_a_model_that_fails_its_golden_cases_is_not_served(
 ) -> None:
     bundle = rounded(bundle_copy)
     with serving(bundle, tmp_path / "log") as (address, _):
-        assert not httpx.get(f"{address}/parity").json()["within"]
-        assert httpx.get(f"{address}/readyz").status_code == 503
-        assert "golden" in httpx.get(f"{address}/readyz").json()["status"]
+        assert not http.get(f"{address}/parity").json()["within"]
+        assert http.get(f"{address}/readyz").status_code == 503
+        assert "golden" in http.get(f"{address}/readyz").json()["status"]
         assert post(address, [5]).status_code == 503
-        assert httpx.get(f"{address}/healthz").status_code == 200
+        assert http.get(f"{address}/healthz").status_code == 200
 
 
 def test_where_so_configured_it_is_served_by_the_safe_path(
@@ -211,8 +211,8 @@ def test_where_so_configured_it_is_served_by_the_safe_path(
 ) -> None:
     bundle = rounded(bundle_copy)
     with serving(bundle, tmp_path / "log", "--on-breach", "fallback") as (address, _):
-        assert httpx.get(f"{address}/parity").json()["within"]
-        assert httpx.get(f"{address}/info").json()["safe"]
+        assert http.get(f"{address}/parity").json()["within"]
+        assert http.get(f"{address}/info").json()["safe"]
         assert post(address, [5]).status_code == 200
 
 
@@ -223,11 +223,11 @@ def test_a_live_breach_falls_back_too(
     options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
     with serving(bundle, tmp_path / "log", *options) as (address, _):
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: httpx.get(f"{address}/info").json()["safe"], "it falls back")
+        eventually(lambda: http.get(f"{address}/info").json()["safe"], "it falls back")
         assert post(address, [5]).status_code == 200
         # Here the portable bodies are off too, and there is nothing to fall back to.
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "nothing is left")
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "nothing is left")
 
 
 def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
@@ -239,7 +239,7 @@ def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
         assert compare(address, text="a").status_code == 200
         (bundle / "model.onnx").unlink()
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: httpx.get(f"{address}/readyz").status_code == 503, "it says so")
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it says so")
         assert post(address, [5]).status_code == 503
 
 

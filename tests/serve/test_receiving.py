@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
-from clients import eventually, head, metric, raw_connection, response
+from clients import eventually, head, http, metric, raw_connection, response
 from servers import serving
 
 MIB = 1 << 20
@@ -44,7 +43,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(address: str) -> Non
 
 
 def test_a_client_that_sends_all_of_it_first_reads_the_reason(address: str) -> None:
-    answer = httpx.post(f"{address}/infer", json={"text": "a" * 20 * MIB}, timeout=30)
+    answer = http.post(f"{address}/infer", json={"text": "a" * 20 * MIB}, timeout=30)
     assert answer.status_code == 413
     assert answer.headers["connection"] == "close"
 
@@ -64,12 +63,12 @@ def test_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
         with suppress(OSError):  # it is listened to for two seconds, which may not suffice
             send_chunks(connection, 1024 * MIB)
     assert resident_mib(address) - before < 8
-    assert httpx.get(f"{address}/readyz").status_code == 200
+    assert http.get(f"{address}/readyz").status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_a_large_body_for_nobody_is_not_kept(method: str, address: str) -> None:
-    answer = httpx.request(method, f"{address}/readyz", content=b" " * 20 * MIB, timeout=30)
+    answer = http.request(method, f"{address}/readyz", content=b" " * 20 * MIB, timeout=30)
     assert answer.status_code == 405
 
 
@@ -110,7 +109,7 @@ def test_all_bodies_at_once_have_a_limit_too(address: str) -> None:
         for connection in connections:
             connection.close()
     eventually(
-        lambda: httpx.post(f"{address}/infer", json={"text": "a"}).status_code == 200, "it recovers"
+        lambda: http.post(f"{address}/infer", json={"text": "a"}).status_code == 200, "it recovers"
     )
 
 
@@ -123,8 +122,8 @@ def answers_soon(connection: socket.socket) -> bool:
 
 
 def test_a_text_over_the_limit_is_refused_before_it_is_tokenized(address: str) -> None:
-    answer = httpx.post(f"{address}/infer", json={"texts": ["a", "a" * 5001]})
+    answer = http.post(f"{address}/infer", json={"texts": ["a", "a" * 5001]})
     assert answer.status_code == 413
     assert "document 1" in answer.json()["detail"]
     assert "5001 characters" in answer.json()["detail"]
-    assert httpx.post(f"{address}/infer", json={"text": "a" * 5000}).status_code == 200
+    assert http.post(f"{address}/infer", json={"text": "a" * 5000}).status_code == 200

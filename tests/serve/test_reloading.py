@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import toy
-from clients import eventually, metric
+from clients import eventually, http, metric
 from drifting import always, coarse_kernels
 from rich.console import Console
 from servers import serving
@@ -90,15 +90,15 @@ def scores_of(bundle: Path) -> dict[tuple[int, ...], list[float]]:
 
 
 def post(address: str, *given: list[int]) -> httpx.Response:
-    return httpx.post(f"{address}/infer", json={"input_ids": list(given)}, timeout=60)
+    return http.post(f"{address}/infer", json={"input_ids": list(given)}, timeout=60)
 
 
 def last_reload(address: str) -> dict[str, object] | None:
-    return httpx.get(f"{address}/info").json()["last_reload"]  # type: ignore[no-any-return]
+    return http.get(f"{address}/info").json()["last_reload"]  # type: ignore[no-any-return]
 
 
 def live(address: str) -> str:
-    return str(httpx.get(f"{address}/info").json()["bundle"])
+    return str(http.get(f"{address}/info").json()["bundle"])
 
 
 def test_under_load_nothing_is_lost_and_every_answer_is_that_of_its_bundle(
@@ -181,7 +181,7 @@ def test_a_bad_bundle_is_refused_and_the_one_before_answers_on(
         assert str(place.parent) not in str(reload["problem"])
         assert metric(address, "aftserve_reloads_total", outcome="refused") == 1
         assert live(address) == first
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        assert http.get(f"{address}/readyz").status_code == 200
         after = post(address, *documents()).json()["results"]
         for one, other in zip(after, before, strict=True):  # shared runs round otherwise
             assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)
@@ -202,7 +202,7 @@ def test_kernels_outside_the_bound_are_refused_or_fall_back_as_at_start(
         coarse = coarse_kernels(put(other_bundle, place))
         process.send_signal(signal.SIGHUP)
         eventually(lambda: live(address) == digest(coarse), "it is served")
-        assert httpx.get(f"{address}/parity").json()["within"]
+        assert http.get(f"{address}/parity").json()["within"]
         assert post(address, [5]).status_code == 200
 
 
@@ -220,7 +220,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 def ask_reload(address: str, key: str | None) -> httpx.Response:
     headers = {"X-API-Key": key} if key is not None else {}
-    return httpx.post(f"{address}/reload", headers=headers, timeout=60)
+    return http.post(f"{address}/reload", headers=headers, timeout=60)
 
 
 def test_an_administrator_asks_for_it_and_nobody_else(
@@ -241,13 +241,13 @@ def test_an_administrator_asks_for_it_and_nobody_else(
         assert bad.status_code == 409
         assert "model.onnx was changed" in bad.json()["detail"]
         headers = {"X-API-Key": other}
-        answer = httpx.post(f"{address}/infer", json={"text": "a"}, headers=headers)
+        answer = http.post(f"{address}/infer", json={"text": "a"}, headers=headers)
         assert answer.json()["bundle"] == digest(other_bundle)
 
 
 def test_without_keys_nobody_asks_for_it_over_http(server: str) -> None:
     assert ask_reload(server, None).status_code == 404
-    assert "/reload" not in httpx.get(f"{server}/openapi.json").json()["paths"]
+    assert "/reload" not in http.get(f"{server}/openapi.json").json()["paths"]
 
 
 def test_whoever_asks_meanwhile_gets_one_more(
@@ -289,7 +289,7 @@ def test_told_to_stop_meanwhile_it_stops(
         log = tmp_path / "log"
         eventually(lambda: "reloading " in log.read_text("utf-8"), "it has begun")
         headers = {"X-API-Key": admin}
-        answer = httpx.post(f"{address}/infer", json={"text": "a"}, headers=headers)
+        answer = http.post(f"{address}/infer", json={"text": "a"}, headers=headers)
         assert answer.status_code == 200
         process.send_signal(signal.SIGTERM)
         assert {one.result().status_code for one in asked} == {503}
@@ -413,7 +413,7 @@ def test_the_reference_is_that_of_the_bundle_that_answers(
     with serving(place, tmp_path / "log", "--reference", str(model)) as (address, process):
 
         def compare() -> httpx.Response:
-            return httpx.post(f"{address}/parity", json={"text": "An invoice."}, timeout=120)
+            return http.post(f"{address}/parity", json={"text": "An invoice."}, timeout=120)
 
         assert compare().json()["within"]
         put(other_bundle, place)
@@ -431,7 +431,7 @@ def test_no_reference_of_another_bundle_is_compared_with(
     options = ("--reference", str(checkpoint_file))
     with serving(place, tmp_path / "log", *options) as (address, _):
         put(other_bundle, place)  # before PyTorch was first asked
-        answer = httpx.post(f"{address}/parity", json={"text": "a"}, timeout=120)
+        answer = http.post(f"{address}/parity", json={"text": "a"}, timeout=120)
         assert answer.status_code == 503
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        assert http.get(f"{address}/readyz").status_code == 200
     assert "the server has another one" in (tmp_path / "log").read_text("utf-8")

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from bundles import changed_manifest
-from clients import eventually, head, metric, raw_connection
+from clients import eventually, head, http, metric, raw_connection
 from hanging import DEAF, ENDLESS, hanging_bundle
 from rich.console import Console
 from servers import serving
@@ -74,7 +74,7 @@ def grown(address: str) -> Grown:
 
 
 def post(address: str, *documents: list[int], **headers: str) -> httpx.Response:
-    return httpx.post(
+    return http.post(
         f"{address}/infer", json={"input_ids": list(documents)}, headers=headers, timeout=60
     )
 
@@ -201,7 +201,7 @@ def test_a_poisoned_document_fails_alone(
     assert [answer.result().status_code for answer in answers] == [200] * 15 + [500]
     assert isinstance(answers[-1].result().json()["detail"], str)
     assert grown(FAILED) >= 2  # in company, and alone
-    assert httpx.get(f"{address}/readyz").status_code == 200
+    assert http.get(f"{address}/readyz").status_code == 200
 
 
 def test_a_request_with_a_poisoned_document_fails_whole(address: str) -> None:
@@ -217,7 +217,7 @@ def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
         eventually(lambda: not idle(address), "it runs")
         assert post(address, [5]).status_code == 200
         assert hopeless.result().status_code == 500
-        assert httpx.get(f"{address}/readyz").status_code == 200
+        assert http.get(f"{address}/readyz").status_code == 200
 
 
 def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clients import eventually, head, metric, raw_connection, response
+from clients import eventually, head, http, metric, raw_connection, response
 from servers import serving
 
 LONGEST = 100_000
@@ -24,11 +24,11 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def post(address: str, content: bytes, kind: str) -> httpx.Response:
-    return httpx.post(f"{address}/infer", content=content, headers={"Content-Type": kind})
+    return http.post(f"{address}/infer", content=content, headers={"Content-Type": kind})
 
 
 def scores(address: str, text: str) -> dict[str, float]:
-    answer = httpx.post(f"{address}/infer", json={"text": text}).json()
+    answer = http.post(f"{address}/infer", json={"text": text}).json()
     return dict(answer["scores"])
 
 
@@ -44,11 +44,11 @@ def test_plain_text_is_one_document(address: str, text: str, kind: str) -> None:
 def test_text_in_parts_that_cut_its_characters(address: str) -> None:
     encoded = "契約".encode() * 20_000
     parts = [encoded[i : i + 7001] for i in range(0, len(encoded), 7001)]
-    answer = httpx.post(
+    answer = http.post(
         f"{address}/infer", content=iter(parts), headers={"Content-Type": "text/plain"}
     )
     assert answer.status_code == 413  # 120,000 tokens
-    short = httpx.post(
+    short = http.post(
         f"{address}/infer", content=iter(parts[:9]), headers={"Content-Type": "text/plain"}
     )
     assert short.status_code == 200, short.text
@@ -91,7 +91,7 @@ def test_an_empty_text(address: str) -> None:
 @pytest.mark.parametrize("kind", ["text/plain", LINES])
 def test_a_compressed_stream_is_refused(address: str, kind: str) -> None:
     headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
-    assert httpx.post(f"{address}/infer", content=b"a", headers=headers).status_code == 415
+    assert http.post(f"{address}/infer", content=b"a", headers=headers).status_code == 415
 
 
 def test_a_text_is_refused_by_its_tokens_before_the_rest_is_sent(address: str) -> None:
@@ -114,12 +114,12 @@ def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
     text = "\u5951 long" * 1_000_000
     match form:
         case "json":
-            answer = httpx.post(f"{address}/infer", json={"text": text})
+            answer = http.post(f"{address}/infer", json={"text": text})
         case "lines":
             answer = post(address, json.dumps({"text": text}).encode(), LINES)
         case _:
             sent = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
-            answer = httpx.post(f"{address}/v2/models/model/infer", json={"inputs": [sent]})
+            answer = http.post(f"{address}/v2/models/model/infer", json={"inputs": [sent]})
     found = re.search(r"document 0: The document has (\d+) tokens and more", answer.text)
     assert found, answer.text[:500]
     assert LONGEST < int(found[1]) < 2 * LONGEST
@@ -129,8 +129,8 @@ def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
 def test_a_text_of_just_as_many_tokens_as_are_taken_is_taken(unit: str, address: str) -> None:
     size = len(unit.encode())
     text = unit * (LONGEST // size)
-    assert httpx.post(f"{address}/infer", json={"text": text}).status_code == 200
-    answer = httpx.post(f"{address}/infer", json={"text": text + unit})
+    assert http.post(f"{address}/infer", json={"text": text}).status_code == 200
+    answer = http.post(f"{address}/infer", json={"text": text + unit})
     assert answer.status_code == 413
     assert f"{(LONGEST // size + 1) * size} tokens, this" in answer.json()["detail"]
 
@@ -144,7 +144,7 @@ def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
             yield b"a" * (1 << 20)
 
     headers = {"Content-Type": "text/plain"}
-    answer = httpx.post(f"{address}/infer", content=parts(), headers=headers, timeout=120)
+    answer = http.post(f"{address}/infer", content=parts(), headers=headers, timeout=120)
     assert answer.status_code == 413
     assert "tokens and more" in answer.json()["detail"]
     assert metric(address, "process_resident_memory_bytes") < before + (32 << 20)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
+from clients import http
 from commands import run_python
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -48,7 +48,7 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         with serving(bundle_folder, tmp_path / "log") as (server, process):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"texts": ["An invoice.", "abc"]}
-            answer = httpx.post(f"{server}/infer", json=body, headers=headers)
+            answer = http.post(f"{server}/infer", json=body, headers=headers)
             assert answer.status_code == 200
             process.terminate()  # what was not sent yet is sent then
             assert process.wait(30) == 0
@@ -88,7 +88,7 @@ def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
         log = tmp_path / "log"
         with serving(bundle_folder, log, "--drain-seconds", "0") as (server, process):
-            assert httpx.post(f"{server}/infer", json={"text": "abc"}).status_code == 200
+            assert http.post(f"{server}/infer", json={"text": "abc"}).status_code == 200
             process.terminate()
             assert process.wait(60) == 0
     assert "the last traces are lost" in log.read_text("utf-8")
