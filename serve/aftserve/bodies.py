@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
-from aftexport.garbage import unsearched
+from aftexport.garbage_collection import collection_paused
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -116,7 +116,7 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
 def objects(body: bytes) -> Any:
     """What the JSON of a body holds; raises InputError where it is none."""
     try:
-        with unsearched():
+        with collection_paused():
             # Not by way of the model: that would hold a tree of the body beside the objects.
             return from_json(body, allow_inf_nan=False)
     except ValueError as error:

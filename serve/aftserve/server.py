@@ -42,7 +42,7 @@ def serve(settings: Settings, console: Console) -> int:
         signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
     # Nothing else ends it while it loads where it is the first process of a container.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    gc.freeze()  # modules: every search for garbage goes through them while no request is answered
+    gc.freeze()  # modules: every collection would go through them, and no request be answered
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
     allow_more()

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
 from aftexport.errors import AftexportError
-from aftexport.garbage import unsearched_at_exit
+from aftexport.garbage_collection import no_collection_at_exit
 from aftexport.interruption import exit_status, interruptible
 from aftexport.report import accept_any_terminal, escape
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
-    unsearched_at_exit()
+    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     try:
         with warnings.catch_warnings(), interruptible():

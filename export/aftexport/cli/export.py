@@ -9,7 +9,7 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
-from aftexport.garbage import unsearched
+from aftexport.garbage_collection import collection_paused
 from aftexport.report import escape
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(words: list[str]) -> int:
     )
 
     def write(**place: Any) -> "Bundle":
-        with unsearched():
+        with collection_paused():
             from aftexport.exporter import export  # takes torch, which a bundle does not
 
         return export(

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from aftexport import __version__
 from aftexport.errors import AftexportError
-from aftexport.garbage import unsearched_at_exit
+from aftexport.garbage_collection import no_collection_at_exit
 from aftexport.interruption import exit_status
 from aftexport.report import accept_any_terminal, escape
 from aftserve import tracing
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aftserve {__version__}")
         return 0
     accept_any_terminal()
-    unsearched_at_exit()
+    no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     tracing.leave_out_unknown_propagators()
     try:

@@ -1,4 +1,4 @@
-"""Python's search for garbage, kept from going through what is none.
+"""Python's garbage collection, kept from what is no garbage.
 
 It goes through every object there is each time their number has grown by a quarter, and once more
 when the process ends. Of what an export imports alone there are a third of a million.
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def unsearched() -> Iterator[None]:
-    """Nothing is searched while the block makes what will stay: modules, or lists of a request."""
+def collection_paused() -> Iterator[None]:
+    """Nothing is collected while the block makes what will stay: modules, or lists of a request."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -22,6 +22,6 @@ def unsearched() -> Iterator[None]:
             gc.enable()
 
 
-def unsearched_at_exit() -> None:
+def no_collection_at_exit() -> None:
     """The end of the process frees everything anyway."""
     atexit.register(gc.freeze)
