@@ -16,7 +16,11 @@ def main() -> None:
     kind = parser.add_mutually_exclusive_group().add_argument
     kind("--model", action="store_true", help="a whole model in place of the core operators")
     kind("--chunks", action="store_true", help="documents longer than memory, against whole ones")
-    kind("--quick", action="store_true", help="core operators in under a minute")
+    kind(
+        "--quick",
+        action="store_true",
+        help="core operators; under a minute once torch.compile has its cache",
+    )
     add(
         "--mechanism",
         nargs="+",
