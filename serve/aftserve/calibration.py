@@ -4,7 +4,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
@@ -224,10 +224,9 @@ def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
     so that no four were either.
     """
     return [
-        Measurement(
-            one.documents,
-            one.tokens,
-            min(
+        replace(
+            one,
+            seconds=min(
                 other.seconds
                 for other in measurements
                 if other.documents >= one.documents and other.tokens >= one.tokens

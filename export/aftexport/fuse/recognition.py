@@ -109,6 +109,7 @@ class _Recogniser:
         self._model = model
         self._measured = measured
         self._opset = model.opset_imports[""]
+        # From the last node on: nothing that is read later rests on what was replaced before.
         self._reader = Reader(measured)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
@@ -200,7 +201,6 @@ class _Recogniser:
         self._model.opset_imports[DOMAIN] = VERSION
         matching.take_place(value, output)
         RemoveUnusedNodesPass()(self._model)
-        self._reader = Reader(self._measured)  # what rests on the value is another formula now
 
 
 def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
