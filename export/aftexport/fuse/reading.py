@@ -29,7 +29,7 @@ _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 
 
 class Reader:
-    """Reads one value, and what it rests on, as formulas, while the graph stays as it is.
+    """Reads one value, and what it rests on, as formulas, while all that stays as it is.
 
     Attributes:
         measured: the graph's values.
