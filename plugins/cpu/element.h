@@ -88,38 +88,45 @@ AFT_INLINE void prefetch_later(const T* p) {
   __builtin_prefetch(p, 0, 2);
 }
 // Of one line of memory, which is what either fetches.
+constexpr int64_t kLineBytes = 64;
 template <class T>
-constexpr int64_t kLineElements = 64 / static_cast<int64_t>(sizeof(T));
+constexpr int64_t kLineElements = kLineBytes / static_cast<int64_t>(sizeof(T));
 // How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
 constexpr int64_t kPrefetchRows = 16;
 
 AFT_INLINE float to_float(float x) { return x; }
 AFT_INLINE float to_float(Half x) { return load(&x, 1)[0]; }
 
-// Where a kernel's output rows go: past the cache when the whole output is larger than what caches
-// keep and every vector of it is aligned, else through it.
+// Where a kernel's output rows go: past the cache when the whole output is larger than what caches keep, else through
+// it. Past the cache go whole lines only: of one whose halves come with other work between them, each half may go by
+// itself, and kernels take up to a quarter longer than through the cache.
 template <class T>
 struct Output {
   T* data;
   bool past_cache;
 
-  // Every offset written is a multiple of `unit` plus a multiple of kLanes.
+  // Every offset written is a multiple of `unit` plus a multiple of the vectors written together.
   Output(void* output, int64_t elements, int64_t unit)
       : data(static_cast<T*>(output)),
-        past_cache(sizeof(T) == 4 && elements * 4 >= kStreamBytes && unit % kLanes == 0 &&
-                   reinterpret_cast<uintptr_t>(output) % kVectorBytes == 0) {}
+        past_cache(sizeof(T) == 4 && elements * 4 >= kStreamBytes && unit % kLineElements<T> == 0 &&
+                   reinterpret_cast<uintptr_t>(output) % kLineBytes == 0) {}
 
   Output from(int64_t offset) const {
     Output later = *this;
     later.data += offset;
     return later;
   }
-  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const {
-    if (past_cache)
-      stream(data + offset, v);
-    else
-      store(data + offset, v, count);
+  // Vectors next to each other, of which the first `count` lanes are written.
+  template <int vecs>
+  AFT_INLINE void write(int64_t offset, const Vec (&v)[vecs], int64_t count) const {
+    constexpr bool kWholeLines = vecs * kVectorBytes % kLineBytes == 0;
+    for (int i = 0; i < vecs; ++i)
+      if (kWholeLines && past_cache)
+        stream(data + offset + i * kLanes, v[i]);
+      else
+        store(data + offset + i * kLanes, v[i], count - i * kLanes);
   }
+  AFT_INLINE void write(int64_t offset, Vec v, int64_t count) const { write(offset, {v}, count); }
   void finish() const {
     if (past_cache) stream_fence();
   }

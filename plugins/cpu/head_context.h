@@ -96,11 +96,13 @@ struct ScaledRows {
   template <int vecs>
   AFT_INLINE void write(int64_t t, int64_t e, const Vec (&sum)[vecs]) const {
     const Vec scale = splat(scales[t]);
+    const int64_t at = t * stride + e;
+    Vec scaled[vecs];
     for (int v = 0; v < vecs; ++v) {
-      const int64_t at = t * stride + e + v * kLanes;
-      prefetch_later(next + at);
-      output.write(at, sum[v] * scale, width - e - v * kLanes);
+      prefetch_later(next + at + v * kLanes);
+      scaled[v] = sum[v] * scale;
     }
+    output.write(at, scaled, width - e);
   }
 };
 
