@@ -8,8 +8,10 @@
 
 namespace aft::AFT_ISA {
 
-// Tokens per block: the rows of a block and the context of a head of usual width share the cache.
-constexpr int64_t kHeadTokens = 32;
+// Tokens per block: the rows of a block and the context of a head of usual width share the cache. Where that is of
+// 32 KiB, 32 rows of 1 KiB take all places that their addresses allow.
+constexpr int64_t kHeadTokens = kRegisters == 32 ? 32 : 24;
+static_assert(kHeadTokens % kLanes == 0);  // results of sum_rows
 
 struct HeadShape {
   int64_t stride;  // channels of all heads
@@ -30,7 +32,7 @@ struct HeadShape {
   int64_t chunk_tokens(int64_t tokens, int64_t batch) const {
     const int64_t context_floats = (stride / width) * padded * (padded + 2) * batch;
     const int64_t most_chunks = max(1, min(64, (int64_t{1} << 20) / context_floats));
-    return max(256, round_up(ceil_div(tokens, most_chunks), kHeadTokens));
+    return round_up(max(256, ceil_div(tokens, most_chunks)), kHeadTokens);
   }
 
   // Heads of a causal task: enough for it to read whole stretches of memory, and no more tasks than needed.
