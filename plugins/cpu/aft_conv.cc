@@ -208,12 +208,26 @@ struct ConvWindow {
     for (int64_t i = 0; i < head_panels; ++i) {
       const float* denominators = sums + (value_panels + i) * kLanes;
       if (__builtin_expect(any((IntVec)(load(denominators) < kTrustedDenominator)), 0)) sum_exactly(b, t, i, sums);
-      value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
-        const int64_t at = row + panel * kLanes, count = kWhole ? kLanes : p.channels - panel * kLanes;
-        output.write(at, gated_ratio<gate>(load(query + at, count), load(sums + panel * kLanes),
-                                           channel_heads.spread<kWhole>(denominators, c)), count);
-      });
+      const int64_t first = i * width, end = min(first + width, value_panels);
+      int64_t panel = first;
+      if (kWhole)
+        for (; panel + kPanels <= end; panel += kPanels)
+          write_panels<kWhole, kPanels>(row, panel, (panel - first) * kLanes, sums, denominators);
+      for (; panel < end; ++panel)
+        write_panels<kWhole, 1>(row, panel, (panel - first) * kLanes, sums, denominators);
     }
+  }
+
+  // Two panels at once take 5 % less than one after the other: a gate is a long chain of instructions.
+  template <bool kWhole, int count>
+  AFT_INLINE void write_panels(int64_t row, int64_t panel, int64_t c, const float* sums,
+                               const float* denominators) const {
+    Vec gated[count];
+    const int64_t at = row + panel * kLanes, lanes = kWhole ? kLanes : p.channels - panel * kLanes;
+    for (int v = 0; v < count; ++v)
+      gated[v] = gated_ratio<gate>(load(query + at + v * kLanes, lanes), load(sums + (panel + v) * kLanes),
+                                   channel_heads.spread<kWhole>(denominators, c + v * kLanes));
+    for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], lanes);
   }
 
   // The sums of the heads of a panel, and of their channels, where they cannot be trusted.

@@ -23,14 +23,23 @@ template <class T, Gate gate>
 void gate_rows(const AftSimple& p, const Output<T>& output, const float* context, int64_t b, int64_t begin,
                int64_t end) {
   const T* query = static_cast<const T*>(p.query);
+  constexpr int kTogether = 2;  // a gate is a long chain of instructions
+  const auto write = [&](auto vecs, int64_t at, int64_t c) AFT_LAMBDA_INLINE {
+    constexpr int count = decltype(vecs)::value;
+    Vec gated[count];
+    for (int v = 0; v < count; ++v)
+      gated[v] = gated_ratio<gate>(load(query + at + v * kLanes, p.channels - c), load(context + c + v * kLanes),
+                                   splat(1.0f));
+    for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], p.channels - c);
+  };
   for (int64_t t = begin; t < end; ++t) {
     const int64_t row = (b * p.tokens + t) * p.channels;
-    for (int64_t c = 0; c < p.channels; c += kLanes) {
-      const int64_t count = p.channels - c;
+    int64_t c = 0;
+    for (; c + kTogether * kLanes <= p.channels; c += kTogether * kLanes) {
       prefetch(query + row + c + kPrefetchRows * p.channels);
-      Vec y = gated_ratio<gate>(load(query + row + c, count), load(context + c), splat(1.0f));
-      output.write(row + c, y, count);
+      write(Constant<kTogether>{}, row + c, c);
     }
+    for (; c < p.channels; c += kLanes) write(Constant<1>{}, row + c, c);
   }
 }
 
