@@ -1,0 +1,34 @@
+#include "math_functions.h"
+
+#include "element.h"
+#include "gelu.h"
+#include "math.h"
+
+namespace aft::AFT_ISA {
+namespace {
+
+template <class F>
+AFT_INLINE void for_vectors(const float* x, int64_t count, float* y, const F& f) {
+  for (int64_t i = 0; i < count; i += kLanes) store(y + i, f(load(x + i, count - i)), count - i);
+}
+
+void exp_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return exp(v); });
+}
+void sigmoid_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE {
+    return gated_ratio<Gate::kSigmoid>(v, splat(1.0f), splat(1.0f));
+  });
+}
+void tanh_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return tanh(v); });
+}
+void gelu_of(const float* x, int64_t count, float* y) {
+  for_vectors(x, count, y, [](Vec v) AFT_LAMBDA_INLINE { return gelu(v); });
+}
+
+}  // namespace
+
+const MathFunctions math_functions{exp_of, sigmoid_of, tanh_of, gelu_of};
+
+}  // namespace aft::AFT_ISA

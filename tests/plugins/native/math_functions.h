@@ -1,0 +1,23 @@
+// The functions of math.h and gelu.h on arrays, once per instruction set: `count` numbers of x to y.
+#pragma once
+
+#include <cstdint>
+
+namespace aft {
+
+struct MathFunctions {
+  using Function = void (*)(const float* x, int64_t count, float* y);
+  Function exp, sigmoid, tanh, gelu;
+};
+
+namespace baseline {
+extern const MathFunctions math_functions;
+}
+namespace avx2 {
+extern const MathFunctions math_functions;
+}
+namespace avx512 {
+extern const MathFunctions math_functions;
+}
+
+}  // namespace aft
