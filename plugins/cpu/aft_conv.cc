@@ -141,10 +141,9 @@ struct ConvWindow {
                                const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
     // This panel's share of a later block, in the order of memory and each of its lines once.
-    constexpr int64_t kLineVecs = max(1, kLineElements<T> / kLanes);
     const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
     use(panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
-      if (k % kLineVecs == 0) prefetch(ahead + k * kLanes);
+      if (k % kLineVecs<T> == 0) prefetch(ahead + k * kLanes);
       entry[0] = channel_heads.spread<kWhole>(weights + k * kLanes, c) * load(from + k * p.channels, lanes);
     });
   }

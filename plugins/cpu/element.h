@@ -91,6 +91,8 @@ AFT_INLINE void prefetch_later(const T* p) {
 constexpr int64_t kLineBytes = 64;
 template <class T>
 constexpr int64_t kLineElements = kLineBytes / static_cast<int64_t>(sizeof(T));
+template <class T>
+constexpr int kLineVecs = max(1, kLineElements<T> / kLanes);
 // How far ahead of the row being read: nearer, and the line comes late; further, and it is gone again.
 constexpr int64_t kPrefetchRows = 16;
 

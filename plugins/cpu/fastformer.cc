@@ -84,16 +84,16 @@ void whole(const Fastformer& p, const Parallel& parallel) {
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
     const float *g_q = global_query(b), *pooled = key_sums + b * chunks * shape.sums_floats();
-    constexpr int kLineVecs = max(1, kLineElements<float> / kLanes);
-    constexpr int64_t kStep = kLineVecs * kLanes;
+    constexpr int kVecs = kLineVecs<float>;  // whole lines at a time
+    constexpr int64_t kStep = kVecs * kLanes;
     float* g_k = task_memory(round_up(shape.padded_channels, kStep));
     for (int64_t c = 0; c < shape.padded_channels; c += kLanes) store(g_k + c, load(g_q + c) * load(pooled + c));
     for (int64_t t = begin; t < end; ++t)
       for (int64_t c = 0; c < p.channels; c += kStep) {
         const int64_t at = (b * p.tokens + t) * p.channels + c, count = p.channels - c;
         prefetch(value + at + kPrefetchRows * p.channels);
-        Vec scaled[kLineVecs];
-        for (int v = 0; v < kLineVecs; ++v)
+        Vec scaled[kVecs];
+        for (int v = 0; v < kVecs; ++v)
           scaled[v] = load(g_k + c + v * kLanes) * load(value + at + v * kLanes, count - v * kLanes);
         output.write(at, scaled, count);
       }

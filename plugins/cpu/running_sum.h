@@ -83,7 +83,7 @@ struct RunningSums {
 #pragma GCC unroll 8
     for (int64_t t = 0; t < (kWhole ? kSumBlock : rows); ++t) {
       const int64_t ahead = kPrefetchRows * stride + (kPacked ? c * (kSumBlock - 1) + t * kLanes : t * stride);
-      if (!kPacked || t * kLanes % kLineElements<T> == 0) {
+      if (!kPacked || t % kLineVecs<T> == 0) {
         prefetch(key + ahead);
         prefetch(value + ahead);
       }
