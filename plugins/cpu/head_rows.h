@@ -108,9 +108,13 @@ AFT_INLINE void sum_rows(int64_t tokens, float* sums, const Term& term) {
 template <class T>
 void write_rows(const HeadShape& shape, const float* rows, const float* scales, int64_t tokens,
                 const Output<T>& output, int64_t at) {
+  constexpr int kVecs = kLineVecs<float>;  // whole lines at a time; past a row there is another, or room for one
   for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t c = 0; c < shape.padded; c += kLanes)
-      output.write(at + t * shape.stride + c, load(rows + t * shape.padded + c) * scales[t], shape.width - c);
+    for (int64_t c = 0; c < shape.padded; c += kVecs * kLanes) {
+      Vec scaled[kVecs];
+      for (int v = 0; v < kVecs; ++v) scaled[v] = load(rows + t * shape.padded + c + v * kLanes) * scales[t];
+      output.write(at + t * shape.stride + c, scaled, shape.width - c);
+    }
 }
 
 // Zeros for the padded rows [begin, end) of a document that starts at row `first`.
