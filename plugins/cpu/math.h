@@ -40,8 +40,8 @@ AFT_INLINE Vec exp_in_range(Vec x) {
   const Vec shift = splat(1572864.0f);  // 1.5 * 2^20: adding it rounds to the nearest eighth
   const Vec shifted = x * 1.44269504f + shift;
   const Vec n = shifted - shift, r = x - n * 0.69314718f;
-  // In the last bits of `shifted` stands 8 n: shifted left by 20, its integer is where exponents are, and of its
-  // eighths, which then stand below, the table is relieved.
+  // The last bits of `shifted` are 8 n. Moved up by 20, the integer of n is where exponents are, with its eighths
+  // below; the table has those subtracted.
   const __m256i powers = _mm256_load_si256(reinterpret_cast<const __m256i*>(kPowers));
   const IntVec fraction = (IntVec)_mm256_permutevar8x32_epi32(powers, (__m256i)shifted);
   const Vec power = (Vec)(fraction + ((IntVec)shifted << 20));
