@@ -227,7 +227,7 @@ class Scheduler:
         self._waiting.put_back([job])
         # Asked only now: whoever leaves later finds the job waiting, in _settled.
         if job.future.done() and self._waiting.remove(job):
-            job.progress.parts.close()
+            self._drop(job.progress)
 
     def _settled(self, job: Job) -> None:
         """Drops a job that was cancelled, or stops its run if nobody else waits for it."""
@@ -236,11 +236,17 @@ class Scheduler:
             return
         if self._waiting.remove(job):
             if job.progress is not None:
-                job.progress.parts.close()
+                self._drop(job.progress)
             return
         run = self._running  # not read before: until now the engine's thread may take the job
         if run is not None and job in run.batch and all(other.future.done() for other in run.batch):
             run.stop.request()
+
+    def _drop(self, progress: Progress) -> None:
+        """Leaves the parts of a document that are to come: nobody waits for it any more."""
+        progress.parts.close()
+        if progress.started:
+            self._metrics.stopped_runs.inc()
 
     def _answer(self, run: Run) -> None:
         batch = run.batch
@@ -250,7 +256,6 @@ class Scheduler:
             case None:
                 self.pace.observe(run.calibrated, run.seconds)
                 if (answers := run.ended.result()) is None:
-                    self._metrics.stopped_runs.inc(batch[0].future.done())
                     return
                 started, seconds = run.started, run.seconds
                 if (progress := batch[0].progress) is not None:

@@ -1,5 +1,6 @@
 """Documents over the memory budget: in chunks with the same answer, others between them."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,21 @@ Costs.alone = lambda costs, tokens: {} * tokens
 sys.exit(main())
 """
 """Predicts so many seconds for each token, whatever was measured."""
+_SLOW_TURNS = """
+import sys, time
+from aftserve.cli import main
+from aftserve.scheduler import Scheduler
+
+go_on_later = Scheduler._go_on_later
+
+def slowly(scheduler, run):
+    time.sleep(2)
+    go_on_later(scheduler, run)
+
+Scheduler._go_on_later = slowly
+sys.exit(main())
+"""
+"""A part of a document has ended and been answered long before it waits for the next one."""
 _SMALL_FILES = (
     "-c",
     """
@@ -115,6 +131,20 @@ def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
     eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
     eventually(lambda: metric(address, "aftserve_stopped_runs_total") == stopped + 1, "counted")
     assert answer(address, document(7))["tokens_used"] == 7
+
+
+def test_a_client_that_left_between_two_parts_is_counted_too(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _SLOW_TURNS)
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
+        with raw_connection(address) as connection:
+            connection.sendall(head(len(body)) + body)
+            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            time.sleep(1)  # a part takes a third of that
+        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
+        eventually(lambda: metric(address, "aftserve_stopped_runs_total") == 1, "counted")
 
 
 def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
