@@ -70,6 +70,7 @@ AFT_INLINE Vec load_few(const Half* p, int64_t count) { return load(p, count); }
 template <class T>
 AFT_INLINE void store(T* p, Vec v, int64_t count) {
   if (__builtin_expect(count >= kLanes, 1)) return store(p, v);
+  if (count <= 0) return;
   T lanes[kLanes];
   store(lanes, v);
   for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];

@@ -43,8 +43,8 @@ AFT_INLINE Vec exp_in_range(Vec x) {
   // The last bits of `shifted` are 8 n. Moved up by 20, the integer of n is where exponents are, with its eighths
   // below; the table has those subtracted.
   const __m256i powers = _mm256_load_si256(reinterpret_cast<const __m256i*>(kPowers));
-  const IntVec fraction = (IntVec)_mm256_permutevar8x32_epi32(powers, (__m256i)shifted);
-  const Vec power = (Vec)(fraction + ((IntVec)shifted << 20));
+  const __m256i fraction = _mm256_permutevar8x32_epi32(powers, (__m256i)shifted);
+  const Vec power = (Vec)_mm256_add_epi32(fraction, _mm256_slli_epi32((__m256i)shifted, 20));  // modulo 2^32
   const Vec p = (r * 0.16666858f + 0.50006448f) * r + 1.0f;
   return p * (r * power) + power;
 #else
