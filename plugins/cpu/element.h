@@ -41,8 +41,9 @@ AFT_INLINE void store(Half* p, Vec v) {
   Vec magnitude = absolute(v);
   // Adding 0.5 leaves a subnormal half's bits in the low end of the sum, rounded by the adder.
   IntVec subnormal = (IntVec)(magnitude + splat(0.5f)) - (IntVec)splat(0.5f);
-  IntVec m = (IntVec)magnitude;
-  IntVec normal = (m - (112 << 23) + 0xfff + ((m >> 13) & 1)) >> 13;
+  typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));  // those of a NaN may overflow
+  Bits m = (Bits)magnitude;
+  IntVec normal = (IntVec)((m - (112 << 23) + 0xfff + ((m >> 13) & 1)) >> 13);
   IntVec h = (magnitude < splat(6.103515625e-5f) ? subnormal : normal) | sign;
   h = v == v ? h : (IntVec)(IntVec{} + 0x7e00);
   for (int i = 0; i < kLanes; ++i) p[i].bits = static_cast<uint16_t>(h[i]);
