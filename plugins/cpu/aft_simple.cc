@@ -10,6 +10,7 @@
 // channels are cut into tasks and each runs down the tokens; only where that gives fewer tasks than
 // threads are the tokens cut as well, at the price of reading k and v twice.
 
+#include "compensated_sum.h"
 #include "math.h"
 #include "running_sum.h"
 #include "tasks.h"
@@ -18,6 +19,7 @@ namespace aft::AFT_ISA {
 namespace {
 
 constexpr int64_t kCausalChannels = 64;
+constexpr int64_t kCausalChunk = 16384;  // where the tokens are cut: what RunningSums adds up without compensation
 
 template <class T, Gate gate>
 void gate_rows(const AftSimple& p, const Output<T>& output, const float* context, int64_t b, int64_t begin,
@@ -77,11 +79,13 @@ void whole(const AftSimple& p, const Parallel& parallel) {
 
 // Takes one vector of channels down at most kSumBlock tokens. Within the block all sums are relative to one
 // maximum, known before the block is summed: the largest key up to its first token. Should a later key
-// exceed it by too much, the block is cut to that first token, for which the maximum is exact.
+// exceed it by too much, the block is cut to that first token, for which the maximum is exact. `lost` is what the
+// sums have lost, numerators and then denominators.
 template <class T, Gate gate>
 AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const Output<T>& output, int64_t at,
-                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, int64_t lane) {
+                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* lost, int64_t lane) {
   Vec numerator = load(sums.numerator + lane), denominator = load(sums.denominator + lane);
+  Vec numerator_lost = load(lost + lane), denominator_lost = load(lost + sums.width + lane);
   Vec highest = load(sums.maximum + lane);
   while (tokens > 0) {
     int64_t rows = tokens;
@@ -94,7 +98,9 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
     }
     const Vec rescale = exp(before - reference);
     numerator *= rescale;
+    numerator_lost *= rescale;
     denominator *= rescale;
+    denominator_lost *= rescale;
     Vec n{}, d{};
     for (int64_t i = 0; i < rows; ++i, at += stride) {
       const int64_t ahead = at + kPrefetchRows * stride;
@@ -107,12 +113,18 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
       output.write(at, gated_ratio<gate>(load(query + at, count), numerator + n, denominator + d), count);
     }
     const Vec settle = exp(reference - highest);
-    numerator = (numerator + n) * settle;
-    denominator = (denominator + d) * settle;
+    add_compensated(numerator, numerator_lost, n);
+    add_compensated(denominator, denominator_lost, d);
+    numerator *= settle;
+    numerator_lost *= settle;
+    denominator *= settle;
+    denominator_lost *= settle;
     tokens -= rows;
   }
   store(sums.numerator + lane, numerator);
   store(sums.denominator + lane, denominator);
+  store(lost + lane, numerator_lost);
+  store(lost + sums.width + lane, denominator_lost);
   store(sums.maximum + lane, highest);
 }
 
@@ -123,8 +135,9 @@ void causal(const AftSimple& p, const Parallel& parallel) {
   const T* value = static_cast<const T*>(p.value);
   const int64_t width = min(kCausalChannels, round_up(p.channels, kLanes));
   const int64_t groups = ceil_div(p.channels, width), columns = p.batch * groups;
-  const int64_t wanted = columns >= parallel.threads ? 1 : ceil_div(parallel.threads, columns);
-  const int64_t chunk = max(256, round_up(ceil_div(p.tokens, wanted), kSumBlock));
+  const bool cut = columns < parallel.threads;
+  const int64_t share = round_up(ceil_div(p.tokens, ceil_div(parallel.threads, columns)), kSumBlock);
+  const int64_t chunk = cut ? max(256, min(kCausalChunk, share)) : p.tokens;
   const int64_t chunks = ceil_div(p.tokens, chunk);
   Scratch partials(columns * chunks * 3 * width);
   const auto sums_of = [&](int64_t column, int64_t i) {
@@ -153,10 +166,12 @@ void causal(const AftSimple& p, const Parallel& parallel) {
     const int64_t channels = min(width, p.channels - first_channel);
     const int64_t first = b * p.tokens * p.channels + first_channel;
     RunningSums sums = sums_of(column, task % chunks);
+    float* lost = task_memory(2 * width);
+    __builtin_memset(lost, 0, 2 * width * sizeof(float));
     for (int64_t t = begin; t < counted; t += kSumBlock)
       for (int64_t c = 0; c < channels; c += kLanes)
         causal_block<T, gate>(query, key, value, output, first + t * p.channels + c, min(kSumBlock, counted - t),
-                              p.channels, channels - c, sums, c);
+                              p.channels, channels - c, sums, lost, c);
     for (int64_t t = max(begin, counted); t < end; ++t)
       for (int64_t c = 0; c < channels; c += kLanes)
         output.write(first + t * p.channels + c, Vec{}, channels - c);

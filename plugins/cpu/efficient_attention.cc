@@ -15,6 +15,7 @@
 // the rows of the next block meanwhile. Causal: a task runs down the tokens with the contexts of a few heads in the
 // first-level cache; the normalisation of key channel c at token t goes into channel c of query t.
 
+#include "compensated_sum.h"
 #include "head_context.h"
 #include "head_rows.h"
 #include "math.h"
@@ -67,6 +68,28 @@ struct Context {
       }
       store(maximum + c, m);
     }
+  }
+};
+
+// A context that the blocks of a document join one after the other, and what its sums have lost by that.
+struct RunningContext {
+  Context sums, lost;
+
+  static int64_t floats(const HeadShape& shape) { return 2 * Context::floats(shape); }
+
+  RunningContext(const HeadShape& shape, float* memory)
+      : sums(shape, memory), lost(shape, memory + Context::floats(shape)) {}
+
+  void clear(Normalization normalization) {
+    sums.clear(normalization);
+    lost.clear(normalization);
+  }
+
+  void move_maximum(int64_t c, Vec to) {
+    const Vec factor = exp(load(sums.maximum + c) - to);
+    sums.rescale(c, factor);
+    lost.rescale(c, factor);
+    store(sums.maximum + c, to);
   }
 };
 
@@ -213,11 +236,11 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
 // Later keys may exceed it by kSafeSpread; the block ends before one that exceeds it by more. queries are
 // divided by the prefix sums of the weights. Returns the number of tokens taken.
 template <class T>
-int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, Context& context, float* keys) {
+int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context, float* keys) {
   const int64_t row = shape.row(1);
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec reference = maximum_of(load(key + c, count), load(context.maximum + c));
+    const Vec reference = maximum_of(load(key + c, count), load(context.sums.maximum + c));
     for (int64_t t = 0; t < tokens; ++t) {
       prefetch(key + (t + kPrefetchRows) * shape.stride + c);
       if (any((IntVec)(load(key + t * shape.stride + c, count) - reference > kSafeSpread))) tokens = t;
@@ -225,18 +248,18 @@ int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, 
   }
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
-    const Vec before = load(context.maximum + c), reference = maximum_of(load(key + c, count), before);
-    context.rescale(c, exp(before - reference));
+    const Vec reference = maximum_of(load(key + c, count), load(context.sums.maximum + c));
+    context.move_maximum(c, reference);
     for (int64_t t = 0; t < tokens; ++t)
       store(keys + t * row + c, exp(load(key + t * shape.stride + c, count) - reference));
-    store(context.maximum + c, reference);
   }
   return tokens;
 }
 
-void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, Context& context, float* queries) {
+void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, RunningContext& context,
+                    float* queries) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
-    const Vec base = load(context.sum + c);
+    const Vec base = load(context.sums.sum + c);
     Vec block{};
     for (int64_t t = 0; t < tokens; ++t) {
       const int64_t at = t * shape.row(1) + c;
@@ -244,19 +267,17 @@ void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, C
       const Vec total = base + block;
       store(queries + at, total == 0.0f ? Vec{} : load(queries + at) / total);
     }
-    store(context.sum + c, base + block);
+    add_compensated(context.sums.sum + c, context.lost.sum + c, block);
   }
 }
 
 // Moves the maximum to the largest key of the block that was taken.
 template <class T>
-void settle(const HeadShape& shape, const T* key, int64_t tokens, Context& context) {
+void settle(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
-    const Vec before = load(context.maximum + c);
-    Vec m = before;
+    Vec m = load(context.sums.maximum + c);
     for (int64_t t = 1; t < tokens; ++t) m = maximum_of(load(key + t * shape.stride + c, shape.width - c), m);
-    context.rescale(c, exp(before - m));
-    store(context.maximum + c, m);
+    context.move_maximum(c, m);
   }
 }
 
@@ -264,7 +285,7 @@ template <class T>
 void causal(const EfficientAttention& p, const Parallel& parallel) {
   const HeadShape shape(p.channels, p.heads);
   const bool softmax = p.normalization == Normalization::kSoftmax;
-  const int64_t state = Context::floats(shape), block = shape.rows_floats(1);
+  const int64_t state = RunningContext::floats(shape), block = shape.rows_floats(1);
   const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
           *value = static_cast<const T*>(p.value);
@@ -276,10 +297,10 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
     float* queries = task_memory(heads * state + 4 * block);
     float *keys = queries + block, *values = keys + block, *results = values + block, *states = results + block;
     float scales[kHeadTokens];
-    for (int64_t h = 0; h < heads; ++h) Context(shape, states + h * state).clear(p.normalization);
+    for (int64_t h = 0; h < heads; ++h) RunningContext(shape, states + h * state).clear(p.normalization);
     for (int64_t begin = 0; begin < length; begin += kHeadTokens)
       for (int64_t h = 0; h < heads; ++h) {
-        Context context(shape, states + h * state);
+        RunningContext context(shape, states + h * state);
         const int64_t end = min(begin + kHeadTokens, length);
         for (int64_t t = begin, tokens = 0; t < end; t += tokens) {
           const int64_t at = (b * p.tokens + t) * p.channels + (first_head + h) * shape.width;
@@ -296,7 +317,8 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
           copy_rows(shape, value + at, 1, tokens, values);
           zero(results, tokens * shape.padded);
           const int64_t row = shape.row(1);
-          advance_context({queries, row}, {keys, row}, {values, row}, tokens, shape.padded, context.matrix, results);
+          advance_context({queries, row}, {keys, row}, {values, row}, tokens, shape.padded, context.sums.matrix,
+                          context.lost.matrix, results);
           write_rows(shape, results, scales, tokens, output, at);
           if (softmax) settle(shape, key + at, tokens, context);
         }

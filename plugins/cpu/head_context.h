@@ -6,6 +6,7 @@
 // multiple of kLanes, padded with zeros; so are rows of tokens, which lie as far apart as their `stride` says.
 #pragma once
 
+#include "compensated_sum.h"
 #include "element.h"
 #include "tasks.h"
 
@@ -139,10 +140,10 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
 }
 
 // For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of
-// the context is summed apart and joins the whole in the last step, so that the rounding error grows with
-// the number of blocks rather than tokens.
+// the context is summed apart and joins the whole in the last step, which leaves in `lost`, as large as the context,
+// what it rounds off.
 inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
-                            float* results) {
+                            float* lost, float* results) {
   context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::value;
     Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
@@ -163,9 +164,11 @@ inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens
         }
       for (int v = 0; v < vecs; ++v) store(result + v * kLanes, sum[v]);
     }
-    float* target = context + c * width + e;
     for (int r = 0; r < kCausalRows; ++r)
-      for (int v = 0; v < vecs; ++v) store(target + r * width + v * kLanes, base[r][v] + block[r][v]);
+      for (int v = 0; v < vecs; ++v) {
+        const int64_t at = (c + r) * width + e + v * kLanes;
+        add_compensated(context + at, lost + at, block[r][v]);
+      }
   });
 }
 

@@ -1,8 +1,10 @@
 // Pooling of token rows with one softmax per head: each head's logit reads the whole row, its weight applies
 // to the head's own channels. Sums are (sum exp(l - m) x, sum exp(l - m), m = max l) with one denominator
-// and maximum per head, and can be built piece by piece like those of running_sum.h.
+// and maximum per head, and can be built piece by piece like those of running_sum.h. What merging them rounds off is
+// kept: in causal form every piece joins those before it.
 #pragma once
 
+#include "compensated_sum.h"
 #include "element.h"
 #include "heads.h"
 #include "math.h"
@@ -26,20 +28,22 @@ struct PoolShape {
         padded_channels(round_up(channels, kLanes)),
         padded_heads(round_up(heads, max(4, kLanes))) {}
 
-  int64_t sums_floats() const { return padded_channels + 2 * padded_heads; }
+  int64_t sums_floats() const { return 2 * padded_channels + 3 * padded_heads; }
 
   AFT_INLINE Vec spread(const float* values, int64_t c) const { return channel_heads.spread(values, c); }
 };
 
 struct PoolSums {
   const PoolShape& shape;
-  float *numerator, *denominator, *maximum;
+  float *numerator, *denominator, *maximum, *numerator_lost, *denominator_lost;
 
   PoolSums(const PoolShape& shape, float* memory)
       : shape(shape),
         numerator(memory),
         denominator(memory + shape.padded_channels),
-        maximum(denominator + shape.padded_heads) {}
+        maximum(denominator + shape.padded_heads),
+        numerator_lost(maximum + shape.padded_heads),
+        denominator_lost(numerator_lost + shape.padded_channels) {}
 
   void clear() {
     __builtin_memset(numerator, 0, shape.sums_floats() * sizeof(float));
@@ -55,8 +59,9 @@ struct PoolSums {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       store(factor, exp(load(maximum + h) - load(to + h)));
       store(denominator + h, load(denominator + h) * load(factor));
-      const int64_t end = min((h + kLanes) * shape.width, shape.channels);
-      for (int64_t c = h * shape.width; c < end; ++c) numerator[c] *= factor[shape.channel_heads.of(c) - h];
+      for_channels(h, [&](int64_t c, int64_t own) AFT_LAMBDA_INLINE {
+        store(numerator + c, load(numerator + c) * shape.spread(factor, own));
+      });
       store(maximum + h, load(to + h));
     }
   }
@@ -141,12 +146,12 @@ struct PoolSums {
       store(scale1, exp(m1 - m));
       store(scale2, exp(m2 - m));
       store(maximum + h, m);
-      store(denominator + h, load(denominator + h) * load(scale1) + load(other.denominator + h) * load(scale2));
-      const int64_t end = min((h + kLanes) * shape.width, shape.channels);
-      for (int64_t c = h * shape.width; c < end; ++c) {
-        const int64_t lane = shape.channel_heads.of(c) - h;
-        numerator[c] = numerator[c] * scale1[lane] + other.numerator[c] * scale2[lane];
-      }
+      merge(denominator + h, denominator_lost + h, load(scale1), other.denominator + h, other.denominator_lost + h,
+            load(scale2));
+      for_channels(h, [&](int64_t c, int64_t own) AFT_LAMBDA_INLINE {
+        merge(numerator + c, numerator_lost + c, shape.spread(scale1, own), other.numerator + c,
+              other.numerator_lost + c, shape.spread(scale2, own));
+      });
     }
   }
 
@@ -160,6 +165,22 @@ struct PoolSums {
 
  private:
   static constexpr int kPoolVecs = 4;
+
+  // Calls f(c, own) for every vector of channels of the heads [first, first + kLanes), c counted over all heads, own
+  // over these.
+  template <class F>
+  AFT_INLINE void for_channels(int64_t first, const F& f) const {
+    const int64_t begin = first * shape.width, end = min(begin + kLanes * shape.width, shape.channels);
+    for (int64_t c = begin; c < end; c += kLanes) f(c, c - begin);
+  }
+
+  AFT_INLINE static void merge(float* sum, float* lost, Vec scale, const float* other, const float* other_lost,
+                               Vec other_scale) {
+    Vec total = load(sum) * scale, rest = load(lost) * scale + load(other_lost) * other_scale;
+    add_compensated(total, rest, load(other) * other_scale);
+    store(sum, total);
+    store(lost, rest);
+  }
 
   // numerator += weights x for kPoolVecs vectors of channels, each of one head, or all of the same.
   template <bool kOneHead, class T>

@@ -16,8 +16,6 @@
 namespace aft::AFT_ISA {
 namespace {
 
-constexpr int64_t kPoolChunk = 256;  // tokens pooled by one task, whatever the number of threads
-
 class FastformerLayer {
  public:
   FastformerLayer(const LayerNormFastformer& p, const Parallel& parallel)
@@ -25,7 +23,8 @@ class FastformerLayer {
         parallel_(parallel),
         width_(p.weight->rows),
         shape_(width_, p.heads),
-        chunks_(ceil_div(p.tokens, kPoolChunk)),
+        chunk_(chunk_tokens(p.tokens)),
+        chunks_(ceil_div(p.tokens, chunk_)),
         logit_floats_(shape_.padded_heads * shape_.padded_channels),
         pool_floats_(RowPool::floats(shape_)),
         memory_(logit_floats_ + p.batch * (logit_floats_ + chunks_ * pool_floats_ + 2 * shape_.padded_channels)),
@@ -86,8 +85,8 @@ class FastformerLayer {
       return RowPool(shape_, pools_ + (b * chunks_ + chunk) * pool_floats_);
     };
     parallel_for(parallel_, p_.batch * chunks_, [&](int64_t task) {
-      const int64_t b = task / chunks_, begin = task % chunks_ * kPoolChunk;
-      const int64_t end = min(begin + kPoolChunk, max(0, min(p_.lengths[b], p_.tokens)));
+      const int64_t b = task / chunks_, begin = task % chunks_ * chunk_;
+      const int64_t end = min(begin + chunk_, max(0, min(p_.lengths[b], p_.tokens)));
       float* rows = task_memory(kPoolTokens * (shape_.padded_channels + shape_.padded_heads));
       float* logits = rows + kPoolTokens * shape_.padded_channels;
       const RowPool sums = pool_at(b, task % chunks_);
@@ -201,7 +200,7 @@ class FastformerLayer {
   const Parallel& parallel_;
   int64_t width_;
   PoolShape shape_;
-  int64_t chunks_, logit_floats_, pool_floats_;
+  int64_t chunk_, chunks_, logit_floats_, pool_floats_;
   Scratch memory_;
   float *alpha_, *betas_, *pools_, *globals_;
 };

@@ -9,6 +9,7 @@
 // Not causal: tasks sum S and z over chunks of tokens, the chunks are added, a second sweep applies them.
 // Causal: a task runs down the tokens with the contexts of a few heads in the first-level cache.
 
+#include "compensated_sum.h"
 #include "head_context.h"
 #include "head_rows.h"
 #include "math.h"
@@ -46,8 +47,9 @@ void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float ep
   invert(tokens, eps, scales);
 }
 
-// scales[t] = 1 / (queries[t] z_t + eps), where z_t is sum plus keys[0..t]; sum then takes up all the keys.
-void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t tokens, float eps, float* sum,
+// scales[t] = 1 / (queries[t] z_t + eps), where z_t is sum plus keys[0..t]; sum then takes up all the keys, and lost
+// what that rounds off.
+void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t tokens, float eps, float* sum, float* lost,
                    float* scales) {
   Vec dots[kHeadTokens] = {};
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
@@ -57,7 +59,7 @@ void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t toke
       block += load(keys[t] + c);
       dots[t] += load(queries[t] + c) * (base + block);
     }
-    store(sum + c, base + block);
+    add_compensated(sum + c, lost + c, block);
   }
   sum_rows(tokens, scales, [&](int64_t t) AFT_LAMBDA_INLINE { return dots[t]; });
   invert(tokens, eps, scales);
@@ -120,7 +122,7 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
 template <class T>
 void causal(const LinearAttention& p, const Parallel& parallel) {
   const HeadShape shape(p.channels, p.heads);
-  const int64_t state = shape.padded * (shape.padded + 1);
+  const int64_t sums = shape.padded * (shape.padded + 1), state = 2 * sums;  // S, z, and what each has lost
   const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
   const int64_t block = shape.rows_floats(group);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
@@ -142,12 +144,13 @@ void causal(const LinearAttention& p, const Parallel& parallel) {
       const Rows values = packed_rows(shape, value + at, heads, tokens, value_memory);
       for (int64_t h = 0; h < heads; ++h) {
         float *context = states + h * state, *sum = context + shape.padded * shape.padded;
+        float *lost = context + sums, *sum_lost = sum + sums;
         const int64_t head = h * shape.padded;
         const Rows queries{query_memory + head, row}, keys{key_memory + head, row};
         float scales[kHeadTokens];
-        prefix_scales(shape, queries, keys, tokens, p.eps, sum, scales);
+        prefix_scales(shape, queries, keys, tokens, p.eps, sum, sum_lost, scales);
         zero(results, tokens * shape.padded);
-        advance_context(queries, keys, values.from(head), tokens, shape.padded, context, results);
+        advance_context(queries, keys, values.from(head), tokens, shape.padded, context, lost, results);
         write_rows(shape, results, scales, tokens, output, at + h * shape.width);
       }
     }

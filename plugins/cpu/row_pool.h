@@ -81,16 +81,14 @@ class RowPool {
   template <int kCount>
   void add_heads(const float* x, int64_t tokens, const float* weights, int64_t h) const {
     for (int64_t c = 0; c < shape_.padded_channels; c += kLanes) {
-      Vec sum[kCount];
-#pragma GCC unroll 8
-      for (int i = 0; i < kCount; ++i) sum[i] = load(row(h + i) + c);
+      Vec sum[kCount] = {};
       for (int64_t t = 0; t < tokens; ++t) {
         const Vec values = load(x + t * shape_.padded_channels + c);
 #pragma GCC unroll 8
         for (int i = 0; i < kCount; ++i) sum[i] += splat(weights[t * shape_.padded_heads + h + i]) * values;
       }
 #pragma GCC unroll 8
-      for (int i = 0; i < kCount; ++i) store(row(h + i) + c, sum[i]);
+      for (int i = 0; i < kCount; ++i) store(row(h + i) + c, load(row(h + i) + c) + sum[i]);
     }
   }
 

@@ -18,6 +18,7 @@
 // memory_floats() and granule(Granule); see AFT-local.
 #pragma once
 
+#include "compensated_sum.h"
 #include "math.h"
 #include "running_sum.h"
 #include "tasks.h"
@@ -155,7 +156,7 @@ class Windowed {
   // One panel of one document: the sums before each task, and segment i becomes the sum of the segments after
   // i, relative to the largest key of all.
   void scan(int64_t b, int64_t panel) const {
-    Vec m = splat(kNoKey), sum[Op::kVecs] = {};
+    Vec m = splat(kNoKey), sum[Op::kVecs] = {}, lost[Op::kVecs] = {};
     int64_t task = 0;
     for (int64_t i = 0; i <= granules_ + 1; ++i) {
       for (; task < tasks_ && segments_before(task) == i; ++task) {
@@ -166,8 +167,11 @@ class Windowed {
       const Record from = segment(b, i);
       const Vec own = load(from.reference + panel * kLanes), raised = maximum_of(m, own);
       const Vec scale = exp(m - raised), own_scale = exp(own - raised);
-      for (int v = 0; v < Op::kVecs; ++v)
-        sum[v] = sum[v] * scale + load(from.sums + panel * kUnit + v * kLanes) * own_scale;
+      for (int v = 0; v < Op::kVecs; ++v) {
+        sum[v] *= scale;
+        lost[v] *= scale;
+        add_compensated(sum[v], lost[v], load(from.sums + panel * kUnit + v * kLanes) * own_scale);
+      }
       m = raised;
     }
     if (s_.causal) return;
@@ -177,14 +181,14 @@ class Windowed {
       multiply(to.sums + panel * kUnit, exp(load(to.reference + panel * kLanes) - m));
       store(to.reference + panel * kLanes, m);
     }
-    Vec after[Op::kVecs] = {};
+    Vec after[Op::kVecs] = {}, after_lost[Op::kVecs] = {};
     for (int64_t i = granules_; i >= 0; --i) {
       const Record own = segment(b, i);
       multiply(own.sums + panel * kUnit, exp(load(own.reference + panel * kLanes) - m));
       for (int v = 0; v < Op::kVecs; ++v) {
         float* sums = own.sums + panel * kUnit + v * kLanes;
         const Vec without = after[v];
-        after[v] += load(sums);
+        add_compensated(after[v], after_lost[v], load(sums));
         store(sums, without);
       }
     }
@@ -238,8 +242,9 @@ class Windowed {
   }
 
   // outside[panel, tile] = the sums of all keys before and, unless causal, after the windows of the granule's
-  // tile; `before` takes up the entries of keys before `next`. Some panels together: of one alone, each addition
-  // would wait for the one before.
+  // tile; `before` takes up the entries of keys before `next`. The granule's own keys are summed apart, so that the
+  // rounding error grows with the number of granules. Some panels together: of one alone, each addition would wait for
+  // the one before.
   void sum_outside(const EntriesOfOp& entries, int64_t g, int64_t next, int64_t last_key, float* before,
                    const float* after, float* outside) const {
     constexpr int kTogether = 4 / Op::kVecs;
@@ -254,7 +259,7 @@ class Windowed {
                    float* before, const float* after, float* outside) const {
     constexpr int kSums = kPanels * Op::kVecs;
     const int64_t tiles = granule_ / Op::kRows, at = first_panel * kUnit;
-    Vec sum[kSums];
+    Vec sum[kSums] = {}, rest[kSums];  // of the granule's own keys, and of all others
     const auto add = [&](int64_t begin, int64_t end) AFT_LAMBDA_INLINE {
       Vec block[kSums] = {};
       for (int64_t key = begin; key < end; ++key)
@@ -265,23 +270,26 @@ class Windowed {
     const auto of_tile = [&](int i, int64_t tile) AFT_LAMBDA_INLINE {
       return outside + ((first_panel + i / Op::kVecs) * tiles + tile) * kUnit + i % Op::kVecs * kLanes;
     };
-    for (int i = 0; i < kSums; ++i) sum[i] = load(before + at + i * kLanes);
+    for (int i = 0; i < kSums; ++i) rest[i] = load(before + at + i * kLanes);
     int64_t key = entries.first;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t end = max(key, min(last_key, g + tile * Op::kRows - op_.left));
       add(key, end);
-      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), sum[i]);
+      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), rest[i] + sum[i]);
       key = end;
     }
     add(key, next);
-    for (int i = 0; i < kSums; ++i) store(before + at + i * kLanes, sum[i]);
+    for (int i = 0; i < kSums; ++i) store(before + at + i * kLanes, rest[i] + sum[i]);
     if (s_.causal) return;
-    for (int i = 0; i < kSums; ++i) sum[i] = load(after + at + i * kLanes);
+    for (int i = 0; i < kSums; ++i) {
+      sum[i] = Vec{};
+      rest[i] = load(after + at + i * kLanes);
+    }
     key = last_key;
     for (int64_t tile = tiles - 1; tile >= 0; --tile) {
       const int64_t begin = min(key, g + (tile + 1) * Op::kRows + op_.right);
       add(begin, key);
-      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), load(of_tile(i, tile)) + sum[i]);
+      for (int i = 0; i < kSums; ++i) store(of_tile(i, tile), load(of_tile(i, tile)) + (rest[i] + sum[i]));
       key = begin;
     }
   }
