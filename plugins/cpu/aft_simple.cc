@@ -83,7 +83,8 @@ void whole(const AftSimple& p, const Parallel& parallel) {
 // sums have lost, numerators and then denominators.
 template <class T, Gate gate>
 AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const Output<T>& output, int64_t at,
-                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* lost, int64_t lane) {
+                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* lost,
+                             int64_t lane) {
   Vec numerator = load(sums.numerator + lane), denominator = load(sums.denominator + lane);
   Vec numerator_lost = load(lost + lane), denominator_lost = load(lost + sums.width + lane);
   Vec highest = load(sums.maximum + lane);
@@ -135,9 +136,9 @@ void causal(const AftSimple& p, const Parallel& parallel) {
   const T* value = static_cast<const T*>(p.value);
   const int64_t width = min(kCausalChannels, round_up(p.channels, kLanes));
   const int64_t groups = ceil_div(p.channels, width), columns = p.batch * groups;
-  const bool cut = columns < parallel.threads;
-  const int64_t share = round_up(ceil_div(p.tokens, ceil_div(parallel.threads, columns)), kSumBlock);
-  const int64_t chunk = cut ? max(256, min(kCausalChunk, share)) : p.tokens;
+  const int64_t wanted = columns >= parallel.threads ? 1 : ceil_div(parallel.threads, columns);
+  const int64_t most = wanted == 1 ? p.tokens : kCausalChunk;
+  const int64_t chunk = max(256, min(most, round_up(ceil_div(p.tokens, wanted), kSumBlock)));
   const int64_t chunks = ceil_div(p.tokens, chunk);
   Scratch partials(columns * chunks * 3 * width);
   const auto sums_of = [&](int64_t column, int64_t i) {

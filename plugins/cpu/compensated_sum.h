@@ -13,10 +13,9 @@ namespace aft::AFT_ISA {
 
 // sum += term; sum + lost is the sum as it would be without rounding. Rests on additions being made in the order
 // written, so no -ffast-math.
-template <class Number>
-AFT_INLINE void add_compensated(Number& sum, Number& lost, Number term) {
-  const Number raised = sum + term, added = raised - sum;
-  const Number rest = lost + ((sum - (raised - added)) + (term - added));
+AFT_INLINE void add_compensated(Vec& sum, Vec& lost, Vec term) {
+  const Vec raised = sum + term, added = raised - sum;
+  const Vec rest = lost + ((sum - (raised - added)) + (term - added));
   sum = raised + rest;
   lost = rest - (sum - raised);
 }

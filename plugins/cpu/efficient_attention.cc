@@ -181,15 +181,15 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
     const auto context_of = [&](int64_t h) { return Context(shape, partials.data() + task * states + h * state); };
     for (int64_t h = 0; h < p.heads; ++h) context_of(h).clear(p.normalization);
     bool moderate = softmax;  // so far: the contexts are relative to 0
-    for (int64_t t = begin; t < end; t += kSweepTokens) {
-      const int64_t tokens = min(kSweepTokens, end - t), at = (b * p.tokens + t) * p.channels;
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
       const Rows keys{key_memory, shape.row(p.heads)};
       const Rows values = packed_rows(shape, value + at, p.heads, tokens, value_memory);
       moderate = moderate && weigh_moderate(shape, key + at, p.heads, tokens, key_memory, value + at);
       if (!moderate) copy_rows(shape, key + at, p.heads, tokens, key_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const int64_t head = h * shape.padded;
-        const int64_t next = at + kSweepTokens * p.channels + h * shape.width * tokens;  // this head's share
+        const int64_t next = at + kHeadTokens * p.channels + h * shape.width * tokens;  // this head's share
         Context context = context_of(h);
         if (moderate) {
           zero(context.maximum, context.width);
@@ -214,10 +214,10 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
     float* memory = task_memory(block);
-    float scales[kSweepTokens];
+    float scales[kHeadTokens];
     for (float& scale : scales) scale = p.scale;
-    for (int64_t t = begin; t < end; t += kSweepTokens) {
-      const int64_t tokens = min(kSweepTokens, end - t), at = (b * p.tokens + t) * p.channels;
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
       const Rows queries = softmax ? weigh_queries(shape, query + at, p.heads, tokens, memory)
                                    : copy_rows(shape, query + at, p.heads, tokens, memory);
       for (int64_t h = 0; h < p.heads; ++h) {
@@ -225,7 +225,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
         if (softmax) query_scales(shape, own, tokens, p.scale, scales);
         apply_context<T>(own, partials.data() + b * chunks * states + h * state, tokens, shape.padded,
                          {output.from(at + h * shape.width), p.channels, shape.width, scales,
-                          query + at + kSweepTokens * p.channels + h * shape.width});
+                          query + at + kHeadTokens * p.channels + h * shape.width});
       }
     }
     output.finish();

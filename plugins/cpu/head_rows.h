@@ -9,11 +9,9 @@
 namespace aft::AFT_ISA {
 
 // Tokens per block: the rows of a block and the context of a head of usual width share the cache. Where that is of
-// 32 KiB, 32 rows of 1 KiB take all places that their addresses allow, and fewer are faster; causal sums, which all
-// blocks of a document join in turn, take 32 all the same, as their rounding error grows with the number of blocks.
-constexpr int64_t kHeadTokens = 32;
-constexpr int64_t kSweepTokens = kRegisters == 32 ? kHeadTokens : 24;  // where it is not causal
-static_assert(kHeadTokens % kLanes == 0 && kSweepTokens % kLanes == 0);  // results of sum_rows
+// 32 KiB, 32 rows of 1 KiB take all places that their addresses allow, and fewer are faster.
+constexpr int64_t kHeadTokens = kRegisters == 32 ? 32 : 24;
+static_assert(kHeadTokens % kLanes == 0);  // results of sum_rows
 
 struct HeadShape {
   int64_t stride;  // channels of all heads
@@ -34,7 +32,7 @@ struct HeadShape {
   int64_t chunk_tokens(int64_t tokens, int64_t batch) const {
     const int64_t context_floats = (stride / width) * padded * (padded + 2) * batch;
     const int64_t most_chunks = max(1, min(64, (int64_t{1} << 20) / context_floats));
-    return round_up(max(256, ceil_div(tokens, most_chunks)), kSweepTokens);
+    return round_up(max(256, ceil_div(tokens, most_chunks)), kHeadTokens);
   }
 
   // Heads of a causal task: enough for it to read whole stretches of memory, and no more tasks than needed.

@@ -81,15 +81,15 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
     zero(partial, states);
     float* memory = task_memory(2 * block);
     const Rows keys{memory, row};
-    for (int64_t t = begin; t < end; t += kSweepTokens) {
-      const int64_t tokens = min(kSweepTokens, end - t), at = (b * p.tokens + t) * p.channels;
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
       feature_rows(p.feature_map, shape, key + at, p.heads, tokens, memory, value + at);
       const Rows values = packed_rows(shape, value + at, p.heads, tokens, memory + block);
       for (int64_t h = 0; h < p.heads; ++h) {
         float *context = partial + h * state, *sum = context + shape.padded * shape.padded;
         const int64_t head = h * shape.padded;
         add_rows(shape, keys.from(head), tokens, sum);
-        const int64_t next = at + kSweepTokens * p.channels + h * shape.width * tokens;  // this head's share
+        const int64_t next = at + kHeadTokens * p.channels + h * shape.width * tokens;  // this head's share
         add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context,
                           {key + next, value + next});
       }
@@ -102,17 +102,17 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, p.tokens);
     const float* total = partials.data() + b * chunks * states;
     float* memory = task_memory(block);
-    for (int64_t t = begin; t < end; t += kSweepTokens) {
-      const int64_t tokens = min(kSweepTokens, end - t), at = (b * p.tokens + t) * p.channels;
+    for (int64_t t = begin; t < end; t += kHeadTokens) {
+      const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
       feature_rows(p.feature_map, shape, query + at, p.heads, tokens, memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const float *context = total + h * state, *sum = context + shape.padded * shape.padded;
         const Rows queries{memory + h * shape.padded, row};
-        float scales[kSweepTokens];
+        float scales[kHeadTokens];
         query_scales(shape, queries, tokens, p.eps, sum, scales);
         const int64_t to = at + h * shape.width;
         apply_context<T>(queries, context, tokens, shape.padded,
-                         {output.from(to), p.channels, shape.width, scales, query + to + kSweepTokens * p.channels});
+                         {output.from(to), p.channels, shape.width, scales, query + to + kHeadTokens * p.channels});
       }
     }
     output.finish();
