@@ -4,6 +4,8 @@
 // change.
 //
 //   random_tests [first case [cases]]     a failure names its case, which alone decides everything about it
+//
+// AFT_RANDOM_CASES is the number of cases if no argument is given.
 
 #include <cmath>
 #include <cstdio>
@@ -27,7 +29,10 @@ auto channel_key(const Document& d) {
   return [&d](int64_t u, int64_t c) { return d.key[u * d.channels + c]; };
 }
 
-constexpr uint64_t kCases = 14000;
+uint64_t default_cases() {
+  const char* cases = std::getenv("AFT_RANDOM_CASES");
+  return cases ? std::strtoull(cases, nullptr, 10) : 14000;
+}
 
 // splitmix64 (Steele et al., OOPSLA 2014)
 class Random {
@@ -306,7 +311,8 @@ constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,        
 int main(int count, char** arguments) {
   if (instructions_missing()) return kSkipped;
   const uint64_t first = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0;
-  const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : kCases;
+  const uint64_t cases = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : count > 1 ? 1 : default_cases();
+  expect(cases > 0, "AFT_RANDOM_CASES must be at least 1");
   for (uint64_t number = first; number < first + cases; ++number) {
     Case one(number);
     kMechanisms[number % std::size(kMechanisms)](one);
