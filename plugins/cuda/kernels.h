@@ -158,6 +158,10 @@ int aft_cuda_fastformer(const AftCudaFastformer*, void* workspace, cudaStream_t)
 size_t aft_cuda_layer_norm_fastformer_workspace(const AftCudaLayerNormFastformer*);
 int aft_cuda_layer_norm_fastformer(const AftCudaLayerNormFastformer*, void* workspace, cudaStream_t);
 
+/* Returns CUDA's description of a status that a call returned, such as "no kernel image is available for execution on
+ * the device". The string is static. */
+const char* aft_cuda_error_text(int status);
+
 #ifdef __cplusplus
 }
 #endif

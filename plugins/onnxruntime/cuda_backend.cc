@@ -57,7 +57,8 @@ void enqueue(const Call& call, size_t (*workspace_size)(const Call*), int (*kern
              const ort::Run& run) {
   const std::shared_ptr<void> workspace = run.workspace(workspace_size(&call));
   if (const int error = kernel(&call, workspace.get(), static_cast<cudaStream_t>(run.stream())))
-    throw std::runtime_error("CUDA refuses the kernel with error " + std::to_string(error));
+    throw std::runtime_error(std::string("CUDA refuses the kernel: ") + aft_cuda_error_text(error) + " (error " +
+                             std::to_string(error) + ")");
 }
 
 // All inputs but lengths are tensors of one element on the device. `precision` is of the products on a CPU; here they

@@ -149,7 +149,8 @@ int32_t Plugin::enqueue(const PluginTensorDesc* input_descs, const PluginTensorD
     call.output = outputs[0];
     const int status = op_.enqueue(call, workspace, stream);
     if (status == 0) return kSuccess;
-    std::string what = "CUDA error " + std::to_string(status) + " on " + to_string(input_descs[0].type);
+    std::string what = std::string(aft_cuda_error_text(status)) + " (CUDA error " + std::to_string(status) + ") on " +
+                       to_string(input_descs[0].type);
     for (const ops::Tensor& input : call.inputs) what += " " + ops::to_string(input.shape);
     throw Error(what);
   });

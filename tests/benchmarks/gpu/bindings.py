@@ -16,7 +16,7 @@ def check() -> Outcome:
 
         cuda.runtime()
     except Exception as error:
-        return Outcome(WHAT, f"skipped, {error}")
+        return Outcome.skip(WHAT, str(error), "--no-bindings")
     try:
         stream, size = cuda.Stream(), 1 << 20
         source, target, memory = cuda.Pinned(size), cuda.Pinned(size), cuda.Memory(size)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import inf
 
@@ -19,8 +20,10 @@ from benchmarks.gpu.timing import measure
 from benchmarks.gpu.workloads import LAYER, Workload
 
 NOT_CHECKED = Outcome("kernels", "not checked")
-PARTS = ("kernels", "long documents", "timing", "models", "the GPU", "compute-sanitizer")
+PARTS = ("kernels", "long documents", "the bindings", "timing", "models", "the GPU",
+         "compute-sanitizer")  # fmt: skip
 """What is said of these is of one run."""
+MAIN_LENGTHS = (16_384, 262_144)
 
 
 class Check:
@@ -34,15 +37,16 @@ class Check:
     def __init__(self, options: argparse.Namespace, record: Record) -> None:
         self._options = options
         self.record = record
+        self._lost_in_timing = False
         self._end = time.monotonic() + (options.seconds or inf)
 
     def kernels(self) -> None:
         """Those that ``programs.build`` made, by the test programs."""
-        for check in programs.programs(self._folder, sanitizer=not self._options.no_sanitizer):
-            if isinstance(check, Outcome):
-                self.add(check)
-            elif self._is_due(check.what):
-                self.add(check.run())
+        self._run(programs.programs(self._folder))
+
+    def sanitizers(self) -> None:
+        """The same programs under compute-sanitizer, which makes them slow."""
+        self._run(programs.sanitized(self._folder))
 
     def long_documents(self) -> None:
         """Every mechanism's kernel, and the layer's."""
@@ -65,8 +69,14 @@ class Check:
         """Raises SystemExit where that fails."""
         self._folder = programs.build(torch.cuda.get_device_capability())
 
-    def times(self) -> None:
+    def main_times(self) -> None:
+        """Those of the lengths that tell most, which come before slower checks."""
+        self.times([tokens for tokens in self._options.tokens if tokens in MAIN_LENGTHS])
+
+    def times(self, lengths: Sequence[int] | None = None) -> None:
         """Of every mechanism at every length, and that the outputs of long documents agree."""
+        if self._lost_in_timing:
+            return
         options = self._options
         cache = programs.ROOT / "build" / "inductor-gpu"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
@@ -74,7 +84,8 @@ class Check:
         forms = list(product(options.mechanism, (False, True)))
         if "fastformer" in options.mechanism:
             forms.append((LAYER, False))
-        for (mechanism, causal), tokens in product(forms, options.tokens):
+        lengths = options.tokens if lengths is None else lengths
+        for (mechanism, causal), tokens in product(forms, lengths):
             size = (options.batch, tokens, options.dim)
             workload = Workload(mechanism, *size, torch.bfloat16, causal)
             if any(workload == timed for timed, _ in self.record.times):
@@ -84,19 +95,34 @@ class Check:
             elif self._is_due(f"timing of {workload}"):
                 self._time(workload, kernels)
                 if not self._is_alive():
+                    self._lost_in_timing = True
                     return
 
     def models(self) -> None:
         """What ``aftexport`` exports, and how it gets at the GPU."""
-        self.add(bindings.check())
-        for outcome in models.run(self._folder, self._options.mechanism, self._is_due):
+        runtimes = {"onnxruntime": self._options.no_onnxruntime,
+                    "tensorrt": self._options.no_tensorrt}  # fmt: skip
+        left_out = [runtime for runtime, without in runtimes.items() if without]
+        for outcome in models.run(self._folder, self._options.mechanism, self._is_due, left_out):
             self.add(outcome)
+
+    def bindings(self) -> None:
+        """NVIDIA's Python bindings, by which engines run."""
+        if self._is_due(bindings.WHAT):
+            self.add(bindings.check())
 
     def add(self, outcome: Outcome) -> None:
         """Tells and keeps it."""
         print(outcome, flush=True)
         self.record.add(outcome)
         report.keep(self.record, self._options.out)
+
+    def _run(self, checks: Iterable[programs.Program | Outcome]) -> None:
+        for check in checks:
+            if isinstance(check, Outcome):
+                self.add(check)
+            elif self._is_due(check.what):
+                self.add(check.run())
 
     def _kernels(self) -> Kernels:
         return Kernels(self._folder / "gpu" / "libaft_cuda.so")
@@ -137,8 +163,11 @@ class Check:
         return False
 
 
-def check(options: argparse.Namespace) -> bool:
-    """Builds, checks, times and reports; whether nothing failed."""
+def check(options: argparse.Namespace) -> Record:
+    """Build, check, time and report; return the record.
+
+    The order is that of what tells most in little time.
+    """
     record = Record(torch.cuda.get_device_name(), _software(), [], [], [])
     if options.go_on:
         record = report.load(record, options.out)
@@ -152,8 +181,11 @@ def check(options: argparse.Namespace) -> bool:
         for what, part, without in (
             ("kernels", run.kernels, options.no_kernels),
             ("long documents", run.long_documents, options.no_kernels),
-            ("timing", run.times, options.no_timing),
+            ("the bindings", run.bindings, options.no_bindings),
+            ("timing", run.main_times, options.no_timing),
             ("models", run.models, options.no_models),
+            ("compute-sanitizer", run.sanitizers, options.no_kernels or options.no_sanitizer),
+            ("timing", run.times, options.no_timing),
         ):
             if without:
                 continue
@@ -164,7 +196,7 @@ def check(options: argparse.Namespace) -> bool:
                 run.add(Outcome(what, said, passed=False, printed=traceback.format_exc()))
     finally:
         print(f"record in {report.write(record, options.out)}", flush=True)
-    return all(outcome.passed for outcome in record.outcomes)
+    return record
 
 
 def _software() -> list[str]:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ class Kernels:
         kernel = self._function(f"aft_cuda_{stem}", type(call), c_void_p, c_void_p)
 
         def run() -> Tensor:
-            _check(kernel(call, workspace.data_ptr(), _stream(query)))
+            self._check(kernel(call, workspace.data_ptr(), _stream(query)))
             return output
 
         run.keeps = (query, key, value, lengths, fields)  # type: ignore[attr-defined]
@@ -159,9 +159,9 @@ class Kernels:
 
         def run() -> Tensor:
             stream = _stream(query)
-            _check(before(call, entries.data_ptr(), workspace.data_ptr(), stream))
+            self._check(before(call, entries.data_ptr(), workspace.data_ptr(), stream))
             torch.matmul(weights, entries, out=products)
-            _check(after(call, products.data_ptr(), stream))
+            self._check(after(call, products.data_ptr(), stream))
             return output
 
         run.keeps = (key, value, lengths, fields)  # type: ignore[attr-defined]
@@ -200,6 +200,13 @@ class Kernels:
         size.restype = c_size_t
         return torch.empty(size(call), dtype=torch.uint8, device=query.device)
 
+    def _check(self, status: int) -> None:
+        if status:
+            text = self._library.aft_cuda_error_text
+            text.restype = c_char_p
+            said = text(status).decode()
+            raise RuntimeError(f"the kernel was refused: {said} (cudaError_t {status})")
+
     def _function(self, name: str, call: type[Structure], *arguments: type) -> Any:
         function = self._library[name]
         function.argtypes = [POINTER(call), *arguments]
@@ -208,8 +215,3 @@ class Kernels:
 
 def _stream(tensor: Tensor) -> int | None:
     return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
-
-
-def _check(status: int) -> None:
-    if status:
-        raise RuntimeError(f"the kernel was refused: cudaError_t {status}")

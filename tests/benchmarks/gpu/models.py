@@ -4,7 +4,7 @@ import io
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ def run(
     libraries: Path,
     mechanisms: Sequence[str],
     is_due: Callable[[str], bool] = lambda what: True,
+    left_out: Collection[str] = (),
 ) -> Iterator[Outcome]:
     """Exports, verifies and times every mechanism, as far as the runtimes are installed.
 
@@ -32,25 +33,28 @@ def run(
         libraries: the build of plugins/cuda, whose libraries are used in place of installed ones.
         mechanisms: stems.
         is_due: false of what is to be passed over.
+        left_out: runtimes that are not asked for, ``onnxruntime`` or ``tensorrt``.
     """
     try:
         import_module("aftexport.exporter")
         import aftplugins
     except ImportError as error:
-        yield Outcome("exported models", f"skipped, {error.name} is not installed")
+        yield Outcome.skip("exported models", f"{error.name} is not installed", "--no-models")
         return
     aftplugins.__path__ = [str(libraries), str(libraries / "tensorrt"), *aftplugins.__path__]
     os.environ["AFTEXPORT_CACHE"] = str(libraries / "engines")
-    ways: list[tuple[str, str | None, Callable[[str, Path], str]]] = [
-        ("ONNX Runtime, CUDA provider, float32", _lacks_onnxruntime(),
+    ways: list[tuple[str, str, Callable[[], str | None], Callable[[str, Path], str]]] = [
+        ("ONNX Runtime, CUDA provider, float32", "onnxruntime", _lacks_onnxruntime,
          partial(in_onnxruntime, precision="fp32", provider="cuda")),
-        ("ONNX Runtime, CUDA provider, float16", _lacks_onnxruntime(),
+        ("ONNX Runtime, CUDA provider, float16", "onnxruntime", _lacks_onnxruntime,
          partial(in_onnxruntime, precision="fp16", provider="cuda")),
-        ("TensorRT, float16", lacks_tensorrt(), in_tensorrt),
+        ("TensorRT, float16", "tensorrt", lacks_tensorrt, in_tensorrt),
     ]  # fmt: skip
-    for title, lack, way in ways:
-        if lack is not None:
-            yield Outcome(title, f"skipped, {lack}")
+    for title, runtime, lacks, way in ways:
+        if runtime in left_out:
+            continue
+        if (lack := lacks()) is not None:
+            yield Outcome.skip(title, lack, f"--no-{runtime}")
             continue
         for mechanism in mechanisms:
             if is_due(what := f"{mechanism} in {title}"):

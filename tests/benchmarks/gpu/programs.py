@@ -16,6 +16,8 @@ SOURCES = ROOT / "plugins" / "cuda"
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 SANITIZED = "12"
 """Under compute-sanitizer every so many cases: they take a hundred times as long."""
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+"""The last two see what the emulator cannot: misused barriers, and reads of unwritten memory."""
 TELLING = ("FAILED", "Invalid ", "Error: ", "Warning: ")
 """In a line of a test program, or of compute-sanitizer, that says what is wrong."""
 MOST_LINES = 5
@@ -69,6 +71,8 @@ def build(capability: tuple[int, int]) -> Path:
     architecture = "".join(map(str, capability))
     cmake = str(program("cmake"))
     configure = [cmake, "-S", str(SOURCES), "-B", str(folder), "-DAFT_TESTS=ON"]
+    if (ninja := program("ninja")) is not None:  # CMake's own choice is make
+        configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     configure += [
         f"-DCMAKE_CUDA_COMPILER={program('nvcc')}",
         f"-DAFT_CUDA_ARCH={architecture}",
@@ -80,15 +84,14 @@ def build(capability: tuple[int, int]) -> Path:
     return folder
 
 
-def programs(folder: Path, *, sanitizer: bool) -> Iterator[Program | Outcome]:
-    """The test programs, or in the place of one that cannot be run, why.
+def programs(folder: Path) -> Iterator[Program]:
+    """Yield the test programs of a build.
 
     Args:
-        folder: see ``build``.
-        sanitizer: those under compute-sanitizer as well.
+        folder: the folder of the build, see ``build``.
     """
     tests = folder / "gpu"
-    stems = sorted(source.stem for source in SOURCES.glob("*.cu"))
+    stems = _stems()
     yield Program("instructions", (tests / "instructions_test",))
     for stem in stems:
         yield Program(f"{stem}, against float64", (tests / f"{stem}_test", *BOUNDS))
@@ -100,14 +103,24 @@ def programs(folder: Path, *, sanitizer: bool) -> Iterator[Program | Outcome]:
         if (host := tests / f"{stem}_through_plugin").exists():
             what = f"{stem}, through its TensorRT plugin, against float64"
             yield Program(what, (host, *BOUNDS), plugins)
-    if not sanitizer:
-        yield Outcome("compute-sanitizer", "not run")
-        return
+
+
+def sanitized(folder: Path) -> Iterator[Program | Outcome]:
+    """Yield the kernels' test programs under compute-sanitizer, or why it cannot run them.
+
+    Args:
+        folder: the folder of the build, see ``build``.
+    """
     path = program("compute-sanitizer")
-    for tool in ("memcheck", "racecheck"):
+    for tool in SANITIZERS:
         if path is None:
-            yield Outcome(tool, "skipped, compute-sanitizer is not installed")
+            yield Outcome.skip(tool, "compute-sanitizer is not installed", "--no-sanitizer")
             continue
-        for stem in stems:
-            command = (path, "--tool", tool, "--error-exitcode", "1", tests / f"{stem}_test")
-            yield Program(f"{stem}, {tool}", (*command, *BOUNDS, SANITIZED))
+        for stem in _stems():
+            test = folder / "gpu" / f"{stem}_test"
+            command = (path, "--tool", tool, "--error-exitcode", "1", test, *BOUNDS, SANITIZED)
+            yield Program(f"{stem}, {tool}", command)
+
+
+def _stems() -> list[str]:
+    return sorted(source.stem for source in SOURCES.glob("*.cu"))

@@ -52,6 +52,11 @@ class Record:
         if line not in self.left_out:
             self.left_out.append(line)
 
+    @property
+    def waiting(self) -> list[str]:
+        """The checks that there was no time for."""
+        return [line for line in self.left_out if line.endswith(NO_TIME)]
+
     def path(self, folder: Path, suffix: str) -> Path:
         """Where it is in a folder."""
         return folder / f"{'-'.join(self.gpu.lower().split())}{suffix}"
@@ -88,7 +93,7 @@ def load(record: Record, folder: Path) -> Record:
         dtype = getattr(torch, members.pop("dtype").removeprefix("torch."))
         times.append((Workload(**members, dtype=dtype), seconds))
     left_out = [line for line in kept["left_out"] if not line.endswith(NO_TIME)]
-    outcomes = [Outcome(**members) for members in kept["outcomes"]]
+    outcomes = [Outcome(**members) for members in kept["outcomes"] if not members["skipped"]]
     return Record(record.gpu, record.software, outcomes, times, left_out)
 
 

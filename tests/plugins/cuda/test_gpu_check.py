@@ -1,6 +1,7 @@
 """What of ``make gpu-check`` needs no GPU: its binding, on the emulated library, and its report."""
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from benchmarks.gpu import (
     report,
     timing,
 )
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.library import (
     CALLS,
     ExpPrecision,
@@ -131,7 +133,7 @@ def test_heads_of_more_channels_than_a_kernel_takes_are_refused(kernels, stem):
     own = {"linear_attention": {"feature_map": 0, "eps": 1.0},
            "efficient_attention": {"normalization": 0, "scale": 1.0}}[stem]  # fmt: skip
     call = kernels.prepare(stem, query, query, query, torch.ones(1).long(), heads=1, **own)
-    with pytest.raises(RuntimeError, match="refused"):
+    with pytest.raises(RuntimeError, match=r"refused: invalid argument \(cudaError_t 1\)"):
         call()
 
 
@@ -161,6 +163,56 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
     assert "gpu-check needs an NVIDIA GPU" in done.stderr
     assert "Error 3" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left_out", "status", "said"),
+    [
+        (Outcome("aft_conv", "12 cases, 0 failures"), [], 0, ""),
+        (Outcome("aft_conv", "1", passed=False), [], 1, "aft_conv: FAILED, 1"),
+        (Outcome.skip("memcheck", "absent", "--no-sanitizer"), [], 1, "--no-sanitizer leaves it"),
+        (Outcome("aft_conv", "right"), [f"memcheck: {report.NO_TIME}"], 4, "--continue"),
+    ],
+)
+def test_exit_status_tells_skips_and_what_is_left(
+    outcome, left_out, status, said, tmp_path, monkeypatch, capsys
+):
+    found = report.Record("GPU", [], [outcome], [], left_out)
+    monkeypatch.setattr(machine, "missing", list)
+    monkeypatch.setattr(check, "check", lambda options: found)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--out", str(tmp_path)])
+    assert command.main() == status
+    assert said in capsys.readouterr().err
+
+
+def test_every_sanitizer_tool_runs_or_is_skipped_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "program", lambda name: None)
+    absent = list(programs.sanitized(tmp_path))
+    assert [outcome.what for outcome in absent] == list(programs.SANITIZERS)
+    assert all(outcome.skipped for outcome in absent)
+    monkeypatch.setattr(programs, "program", Path)
+    runs = list(programs.sanitized(tmp_path))
+    stems = {path.stem for path in programs.SOURCES.glob("*.cu")}
+    assert len(runs) == len(stems) * len(programs.SANITIZERS)
+
+
+def test_kernels_need_few_packages():
+    """A GPU machine has torch, NumPy and onnx, and few of the packages that this project needs."""
+    absent = ("pydantic", "pydantic_core", "loky", "rich", "tensorrt", "jinja2", "filelock",
+              "safetensors", "tokenizers", "matplotlib", "onnxscript", "onnx_ir")  # fmt: skip
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({absent})
+from benchmarks.gpu import bindings, check, models, programs
+print(next(models.run(programs.ROOT, ["aft_simple"])))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=emulated.REPOSITORY, capture_output=True, text=True,
+        timeout=120, check=False, env=os.environ | {"PYTHONPATH": "tests:export:plugins"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "exported models: SKIPPED" in done.stdout
+    assert "--no-models leaves it out" in done.stdout
 
 
 def test_its_help_needs_no_gpu_and_no_torch():
@@ -242,7 +294,7 @@ class FakeGpu:
         monkeypatch.setattr(accuracy, "check", self._compare)
         monkeypatch.setattr(programs, "build", lambda capability: Path())
         shell = [programs.Program(name, (name,)) for name in ("true", "false")]
-        monkeypatch.setattr(programs, "programs", lambda folder, sanitizer: shell)
+        monkeypatch.setattr(programs, "programs", lambda folder: shell)
 
     def _synchronize(self) -> None:
         if self.lost:
@@ -263,8 +315,8 @@ class FakeGpu:
 def options(folder, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None):
     return argparse.Namespace(
         mechanism=["aft_simple"], tokens=tokens, batch=1, dim=64, rounds=1, no_kernels=False,
-        no_sanitizer=False, no_timing=False, no_models=True, out=folder, go_on=go_on,
-        seconds=seconds,
+        no_sanitizer=True, no_timing=False, no_models=True, no_bindings=True,
+        no_onnxruntime=False, no_tensorrt=False, out=folder, go_on=go_on, seconds=seconds,
     )  # fmt: skip
 
 
@@ -272,7 +324,8 @@ def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended
     tmp_path, monkeypatch
 ):
     gpu = FakeGpu(monkeypatch)
-    assert not check.check(options(tmp_path, tokens=(1024, 4096, 16384)))
+    found = check.check(options(tmp_path, tokens=(1024, 4096, 16384)))
+    assert {outcome.what for outcome in found.outcomes if not outcome.passed} >= {"false"}
     assert len(gpu.timed) == 6
     text = (tmp_path / "nvidia-sample-1000.md").read_text()
     assert "- true: it printed nothing" in text
@@ -309,7 +362,7 @@ def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
     assert len(gpu.timed) == 1
     text = (tmp_path / "nvidia-sample-1000.md").read_text()
     assert "- the GPU: FAILED, an illegal memory access" in text
-    assert "| 1,024 | 20.0 |" in text
+    assert "| 16,384 | 20.0 |" in text
     gpu.lost = False
     check.check(options(tmp_path, tokens=(1024, 16384), go_on=True))
     assert "- the GPU" not in (tmp_path / "nvidia-sample-1000.md").read_text()
@@ -317,7 +370,9 @@ def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
 
 def test_a_record_of_other_software_is_not_added_to(tmp_path):
     report.keep(record(), tmp_path)
-    assert report.load(record(), tmp_path) == record()
+    kept = record()
+    kept.outcomes[:] = [outcome for outcome in kept.outcomes if not outcome.skipped]
+    assert report.load(record(), tmp_path) == kept  # a skipped check is tried again
     with pytest.raises(SystemExit, match=r"CUDA 13\.0"):
         report.load(replace(record(), software=["CUDA 13.1"]), tmp_path)
 
@@ -349,9 +404,13 @@ def test_runtimes_that_are_not_here_are_skipped_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("AFTEXPORT_CACHE", "")
     if models.lacks_tensorrt() is None:
         pytest.skip("TensorRT and a GPU are here")
-    said = [str(outcome) for outcome in models.run(tmp_path, ["aft_simple"])]
-    assert said[-1].startswith("TensorRT, float16: skipped, ")
-    assert "TensorRT is not installed" in said[-1]
+    *_, last = models.run(tmp_path, ["aft_simple"])
+    assert last.skipped
+    assert str(last).startswith("TensorRT, float16: SKIPPED, ")
+    assert "TensorRT is not installed" in str(last)
+    assert last.said.endswith("--no-tensorrt leaves it out")
+    left_out = ("onnxruntime", "tensorrt")
+    assert list(models.run(tmp_path, ["aft_simple"], left_out=left_out)) == []
 
 
 def record() -> report.Record:
@@ -369,7 +428,8 @@ def record() -> report.Record:
     ]  # fmt: skip
     return report.Record(
         "NVIDIA Sample 1000", ["CUDA 13.0"],
-        [Outcome("memcheck", "skipped, it is not installed"), Outcome("aft_conv", "1", False)],
+        [Outcome.skip("memcheck", "it is not installed", "--no-sanitizer"),
+         Outcome("aft_conv", "1", False)],
         times, ["aft_full, 1,048,576 tokens: takes 6145 GiB"],
     )  # fmt: skip
 
@@ -378,7 +438,7 @@ def test_the_record_has_checks_limits_ratios_and_what_was_left_out(tmp_path):
     path = report.write(record(), tmp_path)
     assert path == tmp_path / "nvidia-sample-1000.md"
     text = path.read_text()
-    assert "- memcheck: skipped, it is not installed" in text
+    assert "- memcheck: SKIPPED, it is not installed; --no-sanitizer leaves it out" in text
     assert "- aft_conv: FAILED, 1" in text
     assert "- aft_full, 1,048,576 tokens: takes 6145 GiB" in text
     simple, causal, full = text.split("\n### ")[1:]

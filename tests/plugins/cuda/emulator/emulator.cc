@@ -270,6 +270,11 @@ void distribute_rows_transposed(void* const (&lanes)[32]) { distribute(lanes, tr
 
 }  // namespace emulator
 
+// As kernels.h declares it; the kernels themselves return 1 for a call that they refuse.
+extern "C" const char* aft_cuda_error_text(int status) {
+  return status == 0 ? "no error" : status == 1 ? "invalid argument" : "unrecognized error code";
+}
+
 void __syncthreads() { emulator::wait(emulator::block_barrier, true); }
 
 void __syncwarp(unsigned mask) {
