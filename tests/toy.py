@@ -55,6 +55,14 @@ class Bag(nn.Module):
         return self.head(self.mean(input_ids))
 
 
+class NormalisedOverBatch(Bag):
+    """Documents of one run change each other's scores."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head((x / x.abs().max()).mean(1))
+
+
 class ShapeBranch(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         mean = self.mean(input_ids)

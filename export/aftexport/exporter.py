@@ -71,6 +71,7 @@ def export(
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
     check_parity: bool = True,
+    batching: bool = True,
     force: bool = False,
     factory: str | None = None,
     allow_pickle: bool = False,
@@ -96,6 +97,8 @@ def export(
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
         opset: of the standard operators.
         check_parity: compare with PyTorch and fail outside tolerance.
+        batching: whether documents may share a run, which is refused where they would change
+            each other's scores; False gives each a run of its own.
         force: replace a bundle that stands at ``out``.
         factory: ``package.module:callable`` for a bare state dict.
         allow_pickle: load a pickled module, which runs code from the file.
@@ -128,7 +131,7 @@ def export(
         )
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
-        traced = trace(checkpoint, to, precision, max_length, opset)
+        traced = trace(checkpoint, to, precision, max_length, opset, batching=batching)
         give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
@@ -139,6 +142,8 @@ def export(
     names = _labels(checkpoint, labels, traced)
     if max_length is None and (most := traced.spec.max_tokens) is not None:
         console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
+    if not batching:
+        console.print("Each document has a run of its own (--no-batching).")
     if traced.recognition is not None:
         show_recognition(traced.recognition, console)
     if text is not None:
@@ -146,7 +151,7 @@ def export(
 
     with aside_folder(out) as folder:
         with stage(console, "Writing the bundle"):
-            manifest = _manifest(checkpoint, traced, names, opset)
+            manifest = _manifest(checkpoint, traced, names, opset, batching=batching)
             if advice is not None:
                 manifest = _advised(manifest, advice)
             if to == "onnx":
@@ -279,7 +284,12 @@ def _is_unicode(text: str) -> bool:
 
 
 def _manifest(
-    checkpoint: Checkpoint, traced: Traced, labels: tuple[str, ...], opset: int
+    checkpoint: Checkpoint,
+    traced: Traced,
+    labels: tuple[str, ...],
+    opset: int,
+    *,
+    batching: bool,
 ) -> Manifest:
     module = checkpoint.module
     config: dict[str, Any] | None = None
@@ -294,6 +304,7 @@ def _manifest(
             "inputs": traced.spec.names,
             "vocab_size": traced.spec.vocab_size,
             "max_tokens": traced.spec.max_tokens,
+            "batching": batching,
             "labels": labels,
             "precision": traced.precision,
             "opset": opset,

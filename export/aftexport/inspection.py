@@ -34,6 +34,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
+        "batching": None if manifest.batching else "no: each document has a run of its own",
         "evidence": f"no: {manifest.no_evidence}"
         if manifest.no_evidence
         else "of each token"

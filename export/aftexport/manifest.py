@@ -129,6 +129,7 @@ class Manifest(BaseModel):
             and, where used, ``lengths [batch]``.
         vocab_size: ids are below this.
         max_tokens: most tokens of a document; None for no bound.
+        batching: whether documents may share a run.
         labels: class names in the order of the logits.
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
             inside kernels; bf16 of weights and activations where there is an ``engine``; of
@@ -157,6 +158,7 @@ class Manifest(BaseModel):
     inputs: tuple[Literal["input_ids", "lengths"], ...]
     vocab_size: Count
     max_tokens: Count | None
+    batching: bool = True
     labels: Annotated[tuple[str, ...], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     tolerance: Annotated[float, Gt(0)] | None = None

@@ -53,13 +53,19 @@ class Traced:
 
 
 def trace(
-    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+    checkpoint: Checkpoint,
+    to: str,
+    precision: str,
+    max_length: int | None,
+    opset: int,
+    *,
+    batching: bool = True,
 ) -> Traced:
     """Traces a model, and runs PyTorch on the cases.
 
     Args:
         checkpoint: that holds it.
-        to, precision, max_length, opset: see ``exporter.export``.
+        to, precision, max_length, opset, batching: see ``exporter.export``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -101,7 +107,7 @@ def trace(
     widen_sums(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
-    cases = model_cases(module, spec, embedding, double=double)
+    cases = model_cases(module, spec, embedding, program, double=double, batching=batching)
     give_back()
     explained, evidence = _explained(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")

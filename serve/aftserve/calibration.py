@@ -154,6 +154,7 @@ def calibrate(
     min_tokens: int,
     max_tokens: int,
     budget_tokens: int,
+    batching: bool = True,
 ) -> Costs:
     """Times runs of growing documents and batches, some seconds in all.
 
@@ -161,6 +162,7 @@ def calibrate(
         run: runs a batch of so many documents of so many tokens.
         min_tokens, max_tokens: of a document that runs whole.
         budget_tokens: of a run, padding included.
+        batching: whether documents may share a run; batches that are not measured are not made.
     """
     longest = max(min(max_tokens, budget_tokens), min_tokens)
     shapes: list[tuple[int, int]] = []
@@ -175,7 +177,7 @@ def calibrate(
     shapes = [
         (documents, tokens)
         for tokens in filter(alone.__contains__, BATCH_LENGTHS)
-        for documents in BATCHES
+        for documents in (BATCHES if batching else ())
         if documents * tokens <= budget_tokens and documents * alone[tokens] <= _SLOW_SECONDS
     ]
     for shape in shapes:

@@ -42,6 +42,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
             max_queue_seconds=settings.max_queue_seconds,
             deadline_seconds=settings.deadline_seconds,
             budget_tokens=settings.budget_tokens,
+            batching=manifest.batching,
             whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
             long_documents=settings.long_documents,
             whole_only=_whole_only(served),

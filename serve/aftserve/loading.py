@@ -140,6 +140,7 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
         min_tokens=classifier.min_tokens,
         max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
         budget_tokens=settings.budget_tokens,
+        batching=bundle.manifest.batching,
     )
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
         timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))

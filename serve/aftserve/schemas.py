@@ -166,6 +166,7 @@ class Limits(BaseModel):
     max_queue_seconds: float = Field(description="Predicted work before it; more is refused.")
     deadline_seconds: float = Field(description="From its first line to the answer.")
     budget_tokens: int = Field(description="Of one run of several documents, with padding.")
+    batching: bool = Field(description="Whether documents may share a run.")
     whole_tokens: int = Field(description="A longer document runs in chunks, or as the policy is.")
     long_documents: Policy
     whole_only: str | None = Field(description="Why no document can run in chunks, if so.")

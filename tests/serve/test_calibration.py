@@ -142,6 +142,20 @@ def test_two_documents_that_seem_to_cost_more_than_four_are_shared_all_the_same(
     assert costs.together(2, 16) == costs.together(4, 16) < GAIN * 2 * costs.alone(16)
 
 
+def test_no_batching_measures_no_batch() -> None:
+    sizes = set()
+    costs = calibrate(
+        lambda documents, tokens: sizes.add(documents),
+        min_tokens=1,
+        max_tokens=64,
+        budget_tokens=16_384,
+        batching=False,
+    )
+    assert sizes == {1}
+    assert (costs.batch_documents, costs.batch_tokens) == (1, 0)
+    assert math.isinf(costs.together(2, 16))
+
+
 @given(token_seconds=st.floats(1e-9, 10))
 def test_lengths_past_what_is_clearly_slow_are_not_tried(token_seconds: float) -> None:
     clock, tried = 0.0, set[int]()

@@ -67,6 +67,8 @@ def run(words: list[str]) -> int:
         help="with --precision auto: on the model's error (default: that of fp32)")  # fmt: skip
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
+    add("--no-batching", action="store_true", help="give each document a run of its own, for a "
+        "model that computes over the whole batch")  # fmt: skip
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
     add(
         "--force",
@@ -106,6 +108,7 @@ def run(words: list[str]) -> int:
             timing_cache=options.timing_cache,
             opset=options.opset,
             check_parity=not options.no_verify,
+            batching=not options.no_batching,
             factory=options.factory,
             allow_pickle=options.allow_pickle,
             labels=[name.strip() for name in options.labels.split(",")]

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from aftexport.capture import copied
 from aftexport.domain import operators_in
@@ -14,7 +15,8 @@ from aftexport.engines.torch import TorchEngine
 from aftexport.errors import EngineError, TraceError
 from aftexport.input_spec import InputSpec
 from aftexport.operators import OnnxOperator
-from aftexport.parity import Array, Case
+from aftexport.parity import TOLERANCES, Array, Case
+from aftexport.parity.independence import DOUBLE_BOUND, breach_error, find_breach
 from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 
@@ -24,7 +26,13 @@ _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24
 
 
 def model_cases(
-    module: nn.Module, spec: InputSpec, embedding: torch.Tensor | None, *, double: bool
+    module: nn.Module,
+    spec: InputSpec,
+    embedding: torch.Tensor | None,
+    program: ExportedProgram,
+    *,
+    double: bool,
+    batching: bool,
 ) -> list[Case]:
     """Lengths, batches, padding and extreme tokens, with the module's outputs.
 
@@ -33,15 +41,22 @@ def model_cases(
         spec: what it takes.
         embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
             the extreme cases; None leaves those out.
+        program: the captured module, in which an operator over the batch is looked for.
         double: run the module in float64, the truth; a captured program cannot.
+        batching: whether documents may share a run.
 
     Raises:
-        TraceError: where the module is random, or runs in the type of its weights alone.
+        TraceError: where the module is random, or runs in the type of its weights alone, or
+            where ``batching`` and documents that share a run change each other's logits.
     """
     reference = TorchEngine(copied(module).double() if double else module, spec.names)
     if double:
         _refuse_fixed_types(reference, module, spec)
     _refuse_random(reference, spec)
+    if batching:
+        bound = DOUBLE_BOUND if double else TOLERANCES["fp32"].bound
+        if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
+            raise breach_error(breach, program)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
         chosen = {key: inputs[key] for key in spec.names}

@@ -87,6 +87,7 @@ def write_repository(
             f"The label {broken[0]!r} has a line break; Triton reads a label from each line.",
             "Export the model with other --labels.",
         )
+    max_batch = _max_batch(bundle, max_batch)
     with aside_folder(folder) as aside:
         version = aside / VERSION
         version.mkdir()
@@ -156,6 +157,18 @@ def _written_by_us(folder: Path) -> bool:
         return False
 
 
+def _max_batch(bundle: Bundle, asked: int | None) -> int | None:
+    """Return the most documents of a run, None for the backend's own number."""
+    if bundle.manifest.batching:
+        return asked
+    if asked is not None and asked > 1:
+        raise UsageError(
+            f"Expected --max-batch 1 of a bundle exported with --no-batching, got {asked}.",
+            "Leave it out.",
+        )
+    return 1
+
+
 def _onnxruntime(
     bundle: Bundle, version: Path, mounted: str, max_batch: int | None
 ) -> dict[str, Any]:
@@ -183,7 +196,7 @@ def _tensorrt(
             "Triton has no backend for an engine of TensorRT-RTX.",
             "Export with --to trt, or with --to onnx.",
         )
-    if max_batch is not None:
+    if max_batch is not None and bundle.manifest.batching:
         raise UsageError(
             f"--max-batch is part of the engine, which takes {plan.settings.max_batch}.",
             "Leave it out, or export the bundle again with it.",
@@ -194,7 +207,7 @@ def _tensorrt(
     return {
         "backend": "tensorrt",
         "file": PLAN,
-        "max_batch": plan.settings.max_batch,
+        "max_batch": max_batch or plan.settings.max_batch,
         "profiles": json.dumps(profiles),
     }
 

@@ -1,5 +1,6 @@
 """The repository against Triton's schema, and run as Triton's backend would."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ def test_a_model_file_and_its_bundle_give_the_same(
     assert outcome.code == 0, outcome.err
     assert listing(of_model) == listing(of_bundle)
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+def test_no_batching_allows_one_document(bundle_folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle_folder, tmp_path / "m.bundle")
+    bundle = Bundle.open(changed_manifest(copy, {"batching": False}))
+    folder = write_repository(bundle, tmp_path / "r", name="toy", console=Console())
+    assert parsed(folder).max_batch_size == 1
+    with pytest.raises(UsageError, match="--max-batch 1 of a bundle exported with --no-batching"):
+        write_repository(bundle, tmp_path / "q", name="toy", max_batch=2, console=Console())
 
 
 def test_half_precision_is_said(
