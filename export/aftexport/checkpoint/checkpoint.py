@@ -178,7 +178,7 @@ def _refuse_other_formats(path: Path) -> None:
         try:
             with zipfile.ZipFile(path) as archive:
                 _refuse_other_archives(path, archive.namelist())
-                check_members(path, archive)
+                check_members(path, archive, path)
         except CheckpointError:
             raise
         except Exception as error:  # a changed byte reads as encryption, compression, anything

@@ -1,11 +1,13 @@
 """Reading ``torch.export`` archives (.pt2) without running what is in them.
 
-``torch.export.load`` falls back to full unpickling, evaluates shape expressions
-as Python, and loads compiled code and evaluates guards; an archive that would need any of it is
-refused before torch sees it.
+``torch.export.load`` falls back to full unpickling, evaluates shape expressions and guards
+as Python, calls what a graph names, and loads compiled code; an archive that would need any of it
+is refused before torch sees it.
 """
 
+import io
 import json
+import math
 import os
 import pickle
 import re
@@ -14,28 +16,25 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.export import ExportedProgram
 
 import aftexport.mechanisms  # noqa: F401  registers the operators that programs call
+from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
 
 _HARMLESS_MEMBERS = re.compile(
-    r"models/[^/]+\.json|data/weights/[^/]+|data/constants/(tensor_\d+|[^/]+\.json)"
-    r"|data/sample_inputs/[^/]+\.pt|archive_format|archive_version|byteorder|version"
+    r"models/[^/]+\.json|data/weights/(weight_\d+|[^/]+_weights_config\.json)"
+    r"|data/constants/(tensor_\d+|[^/]+_constants_config\.json)"
+    r"|data/(weights|constants|sample_inputs)/[^/]+\.pt"
+    r"|archive_format|archive_version|byteorder|version"
     r"|\.data/.*|\.format_version|\.storage_alignment"
 )
-_EXPRESSION_TOKEN = re.compile(r"\s+|'[su]\d+'|\w+(?:\.\d+)?|[-+*/(),<>=&|~]")
-_EXPRESSION_WORDS = frozenset(
-    {"Symbol", "Integer", "Rational", "Add", "Mul", "Max", "Min", "Mod", "PythonMod"}
-    | {"FloorDiv", "CeilDiv", "CleanDiv", "IntTrueDiv", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"}
-    | {"positive", "nonnegative", "integer", "True", "False"}
-)
-_SIZE = re.compile(r"L\['\w+'\]\.size\(\)\[\d+\]")
-_LONGEST_EXPRESSION = 2000
-_SAFE_FORM = "Export it again with torch.export.save, or give its state dict and --factory."
+_PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+_MAX_EXPANDED = 1 << 28
+"""Elements a weight may have although the archive holds fewer, as an expanded one does."""
 
 
 def is_program_archive(path: Path) -> bool:
@@ -61,7 +60,7 @@ def load_program(path: Path) -> ExportedProgram:
             return torch.export.load(path)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            path, "it holds pickled Python objects, which run code when loaded", _SAFE_FORM
+            path, "it holds pickled Python objects, which run code when loaded", SAFE_FORM
         ) from error
     except Exception as error:  # whatever the archive leads torch to
         reason = str(error).partition("\n")[0][:200]
@@ -74,17 +73,16 @@ def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            if len(set(names)) != len(names):
-                raise CheckpointError(path, "it holds two files of one name", _SAFE_FORM)
-            check_members(path, archive)
+            if len({name.lower() for name in names}) != len(names):
+                raise CheckpointError(path, "it holds two files of one name", SAFE_FORM)
+            check_members(path, archive, path)
             for name in names:
                 member = name.partition("/")[2]
                 if not _HARMLESS_MEMBERS.fullmatch(member):
                     raise CheckpointError(
-                        path, f"it holds {member}, which can run code when loaded", _SAFE_FORM
+                        path, f"it holds {member}, which can run code when loaded", SAFE_FORM
                     )
-                if member.endswith(".json"):
-                    _check_content(path, json.loads(archive.read(name)))
+                _check_member(path, archive, name)
     except CheckpointError:
         raise
     except Exception as error:  # a changed byte reads as encryption, compression, anything
@@ -93,14 +91,47 @@ def _check_archive(path: Path) -> None:
         ) from error
 
 
-def check_members(path: Path, archive: zipfile.ZipFile) -> None:
+def _check_member(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    if name.endswith(".pt") and archive.getinfo(name).file_size:
+        content = io.BytesIO(archive.read(name))
+        with zipfile.ZipFile(content) as tensors:
+            check_members(path, tensors, content)
+    if name.endswith(".json"):
+        decoded = json.loads(archive.read(name))
+        check_content(path, decoded)
+        if name.endswith("_config.json"):
+            sizes = {i.filename.rpartition("/")[2]: i.file_size for i in archive.infolist()}
+            for weight, meta in decoded["config"].items():
+                _check_payload(path, weight, meta, sizes)
+
+
+def _check_payload(path: Path, weight: str, meta: dict[str, Any], sizes: dict[str, int]) -> None:
+    """Check that a weight is a tensor of the archive, and no larger than the archive holds."""
+    if meta["use_pickle"] or not _PAYLOAD.fullmatch(meta["path_name"]):
+        raise CheckpointError(path, f"its weight {weight[:80]!r} is pickled", SAFE_FORM)
+    elements = math.prod(int(size["as_int"]) for size in meta["tensor_meta"]["sizes"])
+    if elements > max(sizes[meta["path_name"]], _MAX_EXPANDED):
+        raise CheckpointError(
+            path,
+            f"its weight {weight[:80]!r} has {elements} elements, and the archive holds fewer",
+            SAFE_FORM,
+        )
+
+
+def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -> None:
     """Checks that what torch is to read from an archive is as torch wrote it.
 
-    Torch compresses nothing, so that what is read is no more than the file holds.
+    Torch compresses nothing, so that what is read is no more than the file holds. A zip file may
+    have two lists of its members, of which Python reads one and torch the other.
+
+    Args:
+        path: the model file, for the error.
+        archive: ``file`` as Python reads it.
+        file: what torch is to read: ``path``, or an archive within it.
 
     Raises:
         CheckpointError: where a member is compressed, or not what its checksum says, which torch
-            does not look at for weights.
+            does not look at for weights; or where torch finds other members.
     """
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
@@ -111,59 +142,15 @@ def check_members(path: Path, archive: zipfile.ZipFile) -> None:
             )
     if (changed := archive.testzip()) is not None:
         raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
-
-
-def _check_content(path: Path, content: Any) -> None:
-    """Refuses whatever torch would evaluate or import: expressions, guards, structures."""
-    stack = [content]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, list):
-            stack.extend(item)
-            continue
-        if not isinstance(item, dict):
-            continue
-        stack.extend(item.values())
-        expression = item.get("expr_str", "")
-        if not isinstance(expression, str) or not _is_arithmetic(expression):
-            _refuse(path, "shape expression", expression)
-        for guard in item.get("guards_code") or []:
-            if not isinstance(guard, str) or not _is_arithmetic(_SIZE.sub("s0", guard)):
-                _refuse(path, "guard expression", guard)
-        for name in ("in_spec", "out_spec"):
-            if (spec := item.get(name)) and not _is_plain_structure(json.loads(spec)[1]):
-                _refuse(path, "structure of inputs", spec)
-
-
-def _refuse(path: Path, what: str, text: object) -> None:
-    raise CheckpointError(path, f"its {what} {str(text)[:80]!r} may be code", _SAFE_FORM)
-
-
-def _is_plain_structure(spec: Any) -> bool:
-    """Tells whether a structure is tuples, lists and dicts; others name a class to import."""
-    if not isinstance(spec, dict):
-        return False
-    context = spec.get("context")
-    keys = json.loads(context) if isinstance(context, str) else context
-    return (
-        spec.get("type") in (None, "builtins.tuple", "builtins.list", "builtins.dict")
-        and (keys is None or (isinstance(keys, list) and all(isinstance(k, str) for k in keys)))
-        and all(_is_plain_structure(child) for child in spec.get("children_spec", []))
-    )
-
-
-def _is_arithmetic(expression: str) -> bool:
-    """Tells whether an expression is sums and products of symbols, and no code.
-
-    Powers are none: a small one can take for ever to evaluate.
-    """
-    tokens = _EXPRESSION_TOKEN.findall(expression[:_LONGEST_EXPRESSION])
-    words = [t for t in tokens if t[0].isalpha() or t[0] == "_"]
-    return (
-        "".join(tokens) == expression
-        and "**" not in expression
-        and all(w in _EXPRESSION_WORDS or re.fullmatch(r"[su]\d+", w) for w in words)
-    )
+    if not isinstance(file, Path):
+        file.seek(0)  # torch reads from where the file stands
+    reader = torch._C.PyTorchFileReader(str(file) if isinstance(file, Path) else file)
+    found = {name: reader.get_record_size(name) for name in reader.get_all_records()}
+    read = {m.filename.partition("/")[2]: m.file_size for m in archive.infolist()}
+    texts = [name for name in read if name.endswith((".json", ".pkl", ".pt"))]
+    top = archive.namelist()[0].partition("/")[0]
+    if found != read or any(reader.get_record(n) != archive.read(f"{top}/{n}") for n in texts):
+        raise CheckpointError(path, "it has two lists of its members", "Save it again.")
 
 
 @contextmanager
