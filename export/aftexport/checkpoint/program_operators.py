@@ -87,7 +87,7 @@ _FUNCTIONAL = frozenset(
     upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
     upsample_trilinear3d vander var var_mean vdot view view_as view_as_complex view_as_complex_copy
     view_as_real view_as_real_copy view_copy vsplit vstack where xlogy zero zeros zeros_like
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Operators of aten by name; in place, where the name has one underscore more, they write to no
 memory but that of a tensor the program has."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from archives import Members, graph, rewritten
 from bad_models import MARKER, Hostile
 from commands import assert_refused, listing, run_here
 from torch.export import Dim
@@ -22,40 +23,7 @@ from aftexport.errors import CheckpointError, EngineError, TraceError
 from aftexport.exporter import export
 from aftexport.input_spec import input_spec
 
-Members = list[tuple[str, bytes]]
 SPY = "spy_module"
-
-
-def rewritten(source: Path, folder: Path, change: Callable[[Members], Members]) -> Path:
-    """A copy of an archive with its members changed; a name may then occur twice."""
-    with zipfile.ZipFile(source) as archive:
-        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
-    target = folder / "model.pt2"
-    with warnings.catch_warnings(), zipfile.ZipFile(target, "w") as archive:
-        warnings.simplefilter("ignore")
-        for name, content in change(members):
-            archive.writestr(name, content)
-    return target
-
-
-def graph(
-    change: Callable[[dict[str, Any]], None], keep: str = "changed"
-) -> Callable[..., Members]:
-    """Changes model.json; ``keep`` tells which of both forms are there, in which order."""
-
-    def apply(members: Members) -> Members:
-        result = []
-        for name, content in members:
-            if not name.endswith("models/model.json"):
-                result.append((name, content))
-                continue
-            decoded = json.loads(content)
-            change(decoded)
-            forms = {"changed": json.dumps(decoded).encode(), "good": content}
-            result += [(name, forms[form]) for form in keep.split()]
-        return result
-
-    return apply
 
 
 def member(ending: str, content: bytes) -> Callable[..., Members]:

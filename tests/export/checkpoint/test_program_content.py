@@ -1,0 +1,261 @@
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from archives import Members, argument, decoded, graph, nodes_of, rewritten
+from bad_models import MARKER
+from commands import listing
+from torch.utils.checkpoint import checkpoint
+
+from aftexport.checkpoint import load, program_archive
+from aftexport.errors import CheckpointError
+
+VICTIM = "victim.txt"
+Nodes = list[dict[str, Any]]
+Content = dict[str, Any]
+
+
+def mapped(folder: Path, where: str = "from_file") -> Nodes:
+    """Nodes that map a file and overwrite it."""
+    size = {"as_int": 16}
+    outputs = [{"as_tensor": {"name": "mapped"}}]
+    mapping = {
+        "target": f"torch.ops.aten.{where}.default",
+        "inputs": [
+            argument("filename", "as_string", str(folder / VICTIM)),
+            argument("shared", "as_bool", True),
+            argument("size", "as_int", size["as_int"]),
+            {"name": "dtype", "arg": {"as_scalar_type": 1}, "kind": 2},
+        ],
+        "outputs": outputs,
+        "metadata": {},
+    }
+    filling = {
+        "target": "torch.ops.aten.fill_.Scalar",
+        "inputs": [
+            argument("self", "as_tensor", {"name": "mapped"}),
+            argument("value", "as_int", 0),
+        ],
+        "outputs": [{"as_tensor": {"name": "filled"}}],
+        "metadata": {},
+    }
+    return [mapping, filling]
+
+
+def with_nodes(content: Content, nodes: Nodes) -> None:
+    """Puts nodes that make 16 bytes in front of a graph."""
+    meta = {
+        "dtype": 1, "sizes": [{"as_int": 16}], "requires_grad": False, "device": {"type": "cpu"},
+        "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7,
+    }  # fmt: skip
+    graph_of = content["graph_module"]["graph"]
+    graph_of["nodes"] = nodes + graph_of["nodes"]
+    graph_of["tensor_values"] |= {"mapped": meta, "filled": meta}
+
+
+def in_subgraph(content: Content, nodes: Nodes) -> None:
+    block = {"nodes": nodes, "inputs": [], "outputs": [], "tensor_values": {}}
+    block |= {"sym_int_values": {}, "sym_bool_values": {}}
+    called = argument("", "as_graph", {"name": "block", "graph": block})
+    target = "torch.ops.higher_order.wrap_with_set_grad_enabled"
+    node = {"target": target, "inputs": [called], "outputs": [], "metadata": {}}
+    nodes_of(content).insert(0, node)
+
+
+def in_argument(content: Content, nodes: Nodes) -> None:
+    nodes_of(content)[0]["inputs"].append(argument("", "as_operator", nodes[0]["target"]))
+
+
+def in_module_call(content: Content, nodes: Nodes) -> None:
+    signature = content["graph_module"]["module_call_graph"][0]["signature"]
+    signature["inputs"].append({"as_operator": nodes[0]["target"]})
+
+
+@pytest.mark.parametrize("place", [with_nodes, in_subgraph, in_argument, in_module_call])
+def test_a_file_is_not_mapped_wherever_the_target_stands(
+    place: Callable[[Content, Nodes], None], program_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / VICTIM).write_text("precious content")
+    model = rewritten(program_file, tmp_path, graph(lambda c: place(c, mapped(tmp_path))))
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError, match=r"got 'torch\.ops\.aten\.from_file\.default'"):
+        load(model)
+    assert listing(tmp_path) == before
+
+
+def test_the_nodes_of_the_attack_would_overwrite_the_file(
+    program_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the tests above are worth: without the check, these very nodes write."""
+    (tmp_path / VICTIM).write_text("precious content")
+    attack = graph(lambda content: with_nodes(content, mapped(tmp_path)))
+    model = rewritten(program_file, tmp_path, attack)
+    monkeypatch.setattr(program_archive, "check_content", lambda *_: None)
+    program = load(model).program
+    assert program is not None
+    program.module()(torch.zeros((2, 16), dtype=torch.int64), torch.tensor([16, 16]))
+    assert (tmp_path / VICTIM).read_bytes() == bytes(16)
+
+
+def name_of_node(code: str) -> Callable[[Content], None]:
+    """Renames a tensor wherever it stands, so that the program stays whole."""
+
+    def change(content: Content) -> None:
+        outputs = [output for node in nodes_of(content) for output in node["outputs"]]
+        name = next(o["as_tensor"]["name"] for o in outputs if "as_tensor" in o)
+        text = json.dumps(content).replace(json.dumps(name), json.dumps(f"{name} = {code}\n    x"))
+        content.clear()
+        content.update(json.loads(text))
+
+    return change
+
+
+def name_of_keyword(code: str) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        leaf = {"type": None, "context": None, "children_spec": []}
+        leaves = [
+            {"type": "builtins.tuple", "context": "null", "children_spec": []},
+            {
+                "type": "builtins.dict",
+                "context": json.dumps(["input_ids", f"lengths={code}"]),
+                "children_spec": [leaf, leaf],
+            },
+        ]
+        spec = {"type": "builtins.tuple", "context": "null", "children_spec": leaves}
+        signature = content["graph_module"]["module_call_graph"][0]["signature"]
+        signature["in_spec"] = json.dumps([1, spec])
+
+    return change
+
+
+def name_of_argument(code: str) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        nodes_of(content)[0]["inputs"][0]["name"] = f"x={code}, y"
+
+    return change
+
+
+def name_in_signature(code: str) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        signature = content["graph_module"]["module_call_graph"][0]["signature"]
+        signature["forward_arg_names"] = ["input_ids", f"lengths={code}"]
+
+    return change
+
+
+def name_of_parameter(code: str) -> Callable[[Content], None]:
+    def change(content: Content) -> None:
+        specs = content["graph_module"]["signature"]["input_specs"]
+        parameter = next(spec["parameter"] for spec in specs if "parameter" in spec)
+        parameter["parameter_name"] = f'x") or {code} or ("'
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "place",
+    [name_of_node, name_of_keyword, name_of_argument, name_in_signature, name_of_parameter],
+)
+def test_a_name_that_is_code_does_not_become_code(
+    place: Callable[[str], Callable[[Content], None]], program_file: Path, tmp_path: Path
+) -> None:
+    code = f"__import__('os').mkdir({str(tmp_path / MARKER)!r})"
+    model = rewritten(program_file, tmp_path, graph(place(code)))
+    before = listing(tmp_path)
+    with pytest.raises(CheckpointError, match="its name .* may be code"):
+        load(model)
+    assert listing(tmp_path) == before
+
+
+def test_a_second_list_of_members_is_refused(program_file: Path, tmp_path: Path) -> None:
+    """Python finds the list before the end of the file, torch the one at the offset it names."""
+
+    def stored(members: Members) -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, content in members:
+                archive.writestr(zipfile.ZipInfo(name), content)
+        return buffer.getvalue()
+
+    with zipfile.ZipFile(program_file) as archive:
+        good = [(name, archive.read(name)) for name in archive.namelist()]
+    hostile = [(n, c.replace(b"aten.linear", b"aten.matmul")) for n, c in good]
+    end = 22
+    (tmp_path / "model.pt2").write_bytes(stored(hostile)[:-end] + stored(good))
+    assert hostile != good
+    with pytest.raises(CheckpointError, match="two lists of its members"):
+        load(tmp_path / "model.pt2")
+
+
+def huge_fill(content: Content) -> None:
+    size = argument("size", "as_ints", [1 << 20, 1 << 20])
+    node = {"target": "torch.ops.aten.zeros.default", "inputs": [size]}
+    with_nodes(content, [node | {"outputs": [{"as_tensor": {"name": "mapped"}}], "metadata": {}}])
+
+
+def huge_range(content: Content) -> None:
+    node = {
+        "target": "torch.ops.aten.arange.default",
+        "inputs": [argument("end", "as_int", 1 << 40)],
+    }
+    with_nodes(content, [node | {"outputs": [{"as_tensor": {"name": "mapped"}}], "metadata": {}}])
+
+
+def many_symbols(content: Content) -> None:
+    content["range_constraints"]["u99999999999"] = {"min_val": 0, "max_val": 9}
+
+
+def huge_weight(config: dict[str, Any]) -> None:
+    weight = next(iter(config["config"].values()))
+    weight["tensor_meta"]["sizes"] = [{"as_int": 1 << 40}]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (graph(huge_fill), "at most 2147483648 elements, got 'torch.ops.aten.zeros.default'"),
+        (graph(huge_range), "at most 2147483648 elements, got 'torch.ops.aten.arange.default'"),
+        (graph(many_symbols), "symbol 'u99999999999'"),
+        (decoded(huge_weight, "weights_config.json"), "the archive holds fewer"),
+    ],
+)
+def test_a_program_takes_no_memory_without_bound(
+    change: Callable[[Members], Members], reason: str, program_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        load(rewritten(program_file, tmp_path, change))
+
+
+class Blocks(toy.Bag):
+    """What torch.export leaves as it was written: in place, in blocks, on sizes."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        x = x.masked_fill_(x > 3, 0)
+        x += x.shape[1] // 2 + x.shape[1] % 3
+        with torch.no_grad():
+            y = torch.zeros_like(x)
+            y[:, 0] = x[:, 0].add_(1).clamp_(-1, 1)
+        x = torch.cond(x.sum() > 0, lambda x, y: x + y, lambda x, y: x - y, (x, y))
+        x = torch.vmap(torch.tanh)(checkpoint(torch.relu, x, use_reentrant=False))
+        return self.head(x.mean(1)) / x.shape[1] ** 2  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("decompose", [False, True])
+def test_an_honest_program_is_read_and_computes_the_same(decompose: bool, tmp_path: Path) -> None:
+    module, ids = Blocks(), torch.arange(32).reshape(2, 16)
+    shapes = ({1: torch.export.Dim("tokens", min=2, max=64)},)
+    program = torch.export.export(module, (ids,), dynamic_shapes=shapes)
+    if decompose:
+        program = program.run_decompositions()
+    torch.export.save(program, tmp_path / "model.pt2")
+    read = load(tmp_path / "model.pt2").program
+    assert read is not None
+    torch.testing.assert_close(read.module()(ids), module(ids))
