@@ -24,7 +24,7 @@ def rewritten(source: Path, folder: Path, change: Change) -> Path:
 
 
 def decoded(change: Callable[[Any], None], ending: str, keep: str = "changed") -> Change:
-    """Changes the JSON of a member; ``keep`` tells which of both forms are there, in which order."""
+    """Changes the JSON of a member; ``keep`` tells which of both forms are there, in order."""
 
     def apply(members: Members) -> Members:
         result = []

@@ -7,8 +7,6 @@ module.
 """
 
 import json
-import pickle
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +19,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from aftexport.checkpoint.factory import call_factory, import_from_here
+from aftexport.checkpoint.factory import call_factory
+from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
-from aftexport.checkpoint.weights import load_weights, refuse_unusable, state_dict_in, unwrapped
+from aftexport.checkpoint.torch_file import damaged, read_torch_file
+from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import AftexportError, CheckpointError, UsageError
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
@@ -104,8 +104,9 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
 
     Args:
         path: the file or folder.
-        factory: ``package.module:callable`` that builds the module of a bare state dict.
-        allow_pickle: load a pickled module, which runs whatever code the file holds.
+        factory: ``package.module:callable`` that builds the module of a state dict.
+        allow_pickle: load pickled objects, which runs whatever code the file holds. The module
+            among them is taken; with a factory, their weights are.
 
     Raises:
         CheckpointError: with file, reason and remedy.
@@ -182,7 +183,7 @@ def _refuse_other_formats(path: Path) -> None:
         except CheckpointError:
             raise
         except Exception as error:  # a changed byte reads as encryption, compression, anything
-            raise _damaged(path) from error
+            raise damaged(path) from error
 
 
 def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
@@ -198,30 +199,9 @@ def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _damaged(path: Path) -> CheckpointError:
-    return CheckpointError(
-        path, "truncated, damaged, or not a PyTorch file", "Copy or save it again."
-    )
-
-
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "global" not in str(error).lower():
-            raise CheckpointError(
-                path, "neither a PyTorch file nor any other kind known", "Give a model file."
-            ) from error
-        if allow_pickle:
-            return _unpickle(path, factory)
-        raise CheckpointError(
-            path,
-            "it holds pickled Python objects, which run code when loaded",
-            "Save its state_dict and give --factory package.module:factory; or, only if you "
-            "trust whoever made the file, add --allow-pickle.",
-        ) from error
-    except Exception as error:  # damaged bytes lead the reader to any exception there is
-        raise _damaged(path) from error
+    file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
+    content = file.content
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
             raise UsageError(
@@ -229,7 +209,13 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
                 f"Leave {factory} out.",
             )
         return _from_own_checkpoint(path, content)
-    return _from_state_dict(path, state_dict_in(path, content), factory)
+    if file.unpickled and not factory:
+        module = unwrapped(module_in(path, content))
+        refuse_unusable(path, module)
+        return Checkpoint(path, "pickled module", module)
+    if factory and isinstance(content, nn.Module):
+        raise UsageError("A pickled module needs no factory.", f"Leave {factory} out.")
+    return _from_state_dict(path, state_dict_in(path, content, plain=file.plain), factory)
 
 
 def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
@@ -324,32 +310,6 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
     module = unwrapped(call_factory(factory))
     load_weights(path, module, state)
     return Checkpoint(path, f"state dict for {factory}", module)
-
-
-def _unpickle(path: Path, factory: str | None) -> Checkpoint:
-    if factory:
-        raise UsageError("A pickled module needs no factory.", f"Leave {factory} out.")
-    warnings.warn(
-        f"{path}: loading a pickled module runs whatever code the file holds.",
-        UserWarning,
-        stacklevel=2,
-    )
-    import_from_here()
-    try:
-        module = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise CheckpointError(
-            path,
-            f"unpickling raised {type(error).__name__}: {error}",
-            "Run where the module's code can be imported.",
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise CheckpointError(
-            path, f"it holds a {type(module).__name__}, not a module", "Give a pickled nn.Module."
-        )
-    module = unwrapped(module)
-    refuse_unusable(path, module)
-    return Checkpoint(path, "pickled module", module)
 
 
 def _check_labels(labels: Any, num_labels: int) -> None:

@@ -3,7 +3,6 @@ import json
 import pickle
 import re
 import sys
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path

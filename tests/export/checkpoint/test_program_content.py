@@ -168,7 +168,7 @@ def test_a_name_that_is_code_does_not_become_code(
     code = f"__import__('os').mkdir({str(tmp_path / MARKER)!r})"
     model = rewritten(program_file, tmp_path, graph(place(code)))
     before = listing(tmp_path)
-    with pytest.raises(CheckpointError, match="its name .* may be code"):
+    with pytest.raises(CheckpointError, match=r"its name .* may be code"):
         load(model)
     assert listing(tmp_path) == before
 

@@ -14,18 +14,20 @@ from aftexport.checkpoint.program_operators import is_allowed
     torch.ops.aten._print.default torch.ops.aten.linalg_inv.out torch.ops.aten.fft_fft.out
     torch.ops.aten._sparse_coo_tensor_unsafe.default torch.ops.aten.manual_seed.default
     torch.ops.aten.fbgemm_pack_quantized_matrix.default torch.ops.aten.absent.default
-    torch.ops.prims.copy_to.default torch.ops.prim.Print.default torch.ops.inductor.resize_storage_bytes_.default
+    torch.ops.prims.copy_to.default torch.ops.prim.Print.default
+    torch.ops.inductor.resize_storage_bytes_.default
     torch.ops.quantized.linear_unpack.default torch.ops.mkldnn._convolution_pointwise.default
     torch.ops.profiler._record_function_enter_new.default torch.ops.c10d.barrier.default
     torch.ops.rngprims.philox_rand.default torch.ops.aftexport.absent.default
     torch.ops.higher_order.call_torchbind torch.ops.higher_order.triton_kernel_wrapper_mutation
-    torch.ops.higher_order.print torch.ops.higher_order.with_effects torch._C._jit_set_profiling_mode
+    torch.ops.higher_order.print torch.ops.higher_order.with_effects
+    torch._C._jit_set_profiling_mode
     torchvision.io.write_file torch2.os.system torch.aten.add.Tensor
     _operator.methodcaller _operator.attrgetter _operator.call _operator.setitem _operator.pow
     _operator.lshift _operator_.add operator.add math.factorial math.pow math.__loader__
     builtins.exec builtins.open os.system print #aten:add
-    """.split(),
-)  # fmt: skip
+    """.split(),  # noqa: SIM905
+)
 def test_a_target_that_is_not_listed_is_refused(target: str) -> None:
     assert not is_allowed(target)
 
@@ -40,7 +42,7 @@ def test_a_target_that_is_not_listed_is_refused(target: str) -> None:
     torch.ops.aten._native_batch_norm_legit_no_training.default torch.ops.aten.index_put_.default
     torch.ops.aftexport.aft_simple.default torch.ops.higher_order.cond torch.sym_max
     torch.ops.higher_order.wrap_with_autocast _operator.floordiv math.trunc
-    """.split(),
+    """.split(),  # noqa: SIM905
 )
 def test_a_listed_target_is_allowed(target: str) -> None:
     assert is_allowed(target)

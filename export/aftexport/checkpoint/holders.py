@@ -1,0 +1,172 @@
+"""The weights in what training scripts save: a state dict among other things."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from aftexport.checkpoint.names import listed
+from aftexport.errors import CheckpointError
+
+_STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")
+"""The names that training scripts give the model's state dict, or what holds it."""
+_OTHER_STATE_DICTS = ("network", "params", "weights", "model_state", "net_state_dict")
+"""Those that may also be of something else; taken where there is none of the first."""
+_AVERAGES = (
+    "state_dict_ema", "model_ema", "ema", "ema_model", "ema_state_dict", "model_ema_state_dict",
+    "params_ema", "shadow", "averaged_model",
+)  # fmt: skip
+"""Those of a moving average; taken, with a warning, where there are no others."""
+_WRAPPERS = ("checkpoint", "state", "app")
+_MAX_DEPTH = 4
+_GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
+
+
+def state_dict_in(path: Path, content: object, *, plain: bool = True) -> Mapping[str, Tensor]:
+    """Return the state dict of the model in a checkpoint.
+
+    Warns of other weights beside it, as the moving average of the same, and says how to take them.
+
+    Args:
+        path: the file, for messages.
+        content: the object that was read from it.
+        plain: whether torch.load reads the file as it is.
+
+    Raises:
+        CheckpointError: if there are no weights, or those of several models.
+    """
+    if not isinstance(content, Mapping):
+        raise CheckpointError(
+            path, f"it holds a {type(content).__name__}, not a model", _GIVE_WEIGHTS
+        )
+    place = _place_of_weights(path, content)
+    if place is None:
+        if not content or any(content.get(name) == {} for name in _STATE_DICTS):
+            raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
+        keys = listed([repr(key) for key in content])
+        raise CheckpointError(path, f"a dict without weights; it has {keys}", _GIVE_WEIGHTS)
+    state = _at(content, place)
+    if place:
+        _warn_of_others(path, content, place, plain)
+    return state.state_dict() if isinstance(state, nn.Module) else state
+
+
+def module_in(path: Path, content: object) -> nn.Module:
+    """Return the module of an unpickled file: the object itself, or that under a model's name.
+
+    Raises:
+        CheckpointError: if there is none, or several; says what there is.
+    """
+    if isinstance(content, nn.Module):
+        return content
+    if isinstance(content, Mapping):
+        for names in (_STATE_DICTS, _OTHER_STATE_DICTS, _AVERAGES):
+            held = [name for name in names if isinstance(content.get(name), nn.Module)]
+            if len(held) > 1:
+                raise CheckpointError(
+                    path, f"it holds modules under {listed(held)}", "Save the one to export."
+                )
+            if held:
+                _warn_of_others(path, content, (held[0],), plain=False)
+                return content[held[0]]  # type: ignore[no-any-return]
+    if isinstance(content, Mapping):
+        what = f"a dict with {listed([repr(key) for key in content])}, not a module"
+        if _place_of_weights(path, content) is not None:
+            raise CheckpointError(
+                path,
+                f"it holds {what}",
+                "Add --factory package.module:factory, a callable that returns the module.",
+            )
+    else:
+        what = f"a {type(content).__name__}, not a module"
+    raise CheckpointError(path, f"it holds {what}", "Give a pickled nn.Module.")
+
+
+def _place_of_weights(path: Path, content: Mapping[Any, Any], depth: int = 0) -> Any:
+    """The keys that lead to the weights; empty for the dict itself, None where there are none."""
+    for names in (_STATE_DICTS, _OTHER_STATE_DICTS, _AVERAGES):
+        places = {}
+        for name in names:
+            held = content.get(name)
+            if _has_weights(held):
+                places[name] = (name,)
+            elif isinstance(held, Mapping) and depth < _MAX_DEPTH:
+                within = _place_of_weights(path, held, depth + 1)
+                if within is not None:
+                    places[name] = (name, *within)
+        if len(places) > 1:
+            raise CheckpointError(
+                path, f"it holds weights under {listed(list(places))}", _save_alone(names)
+            )
+        if places and not (names is _OTHER_STATE_DICTS and _has_weights(content)):
+            return next(iter(places.values()))
+        if names is _STATE_DICTS and _has_weights(content):
+            return ()
+    for name in _WRAPPERS:
+        held = content.get(name)
+        if isinstance(held, Mapping) and depth < _MAX_DEPTH:
+            within = _place_of_weights(path, held, depth + 1)
+            if within is not None:
+                return (name, *within)
+    return None
+
+
+def _save_alone(names: tuple[str, ...]) -> str:
+    return "Save those of the average to export." if names is _AVERAGES else (
+        "Save those of the model alone."
+    )  # fmt: skip
+
+
+def _at(content: Any, place: tuple[str, ...]) -> Any:
+    for name in place:
+        content = content[name]
+    return content
+
+
+def _has_weights(state: object) -> bool:
+    return isinstance(state, nn.Module) or (
+        isinstance(state, Mapping) and any(isinstance(value, Tensor) for value in state.values())
+    )
+
+
+def _warn_of_others(
+    path: Path, content: Mapping[Any, Any], place: tuple[str, ...], plain: bool
+) -> None:
+    taken = ".".join(place)
+    for other in _others(content, place):
+        under = ".".join(map(str, other))
+        keys = "".join(f"[{key!r}]" for key in other)
+        options = "" if plain else ", weights_only=False"
+        warnings.warn(
+            f"{path}: the weights under {taken} are taken, those under {under} not. To "
+            f"export those: torch.save(torch.load({str(path)!r}{options}){keys}, 'other.pt').",
+            UserWarning,
+            stacklevel=4,
+        )
+    if place[-1] in _AVERAGES or place[0] in _AVERAGES:
+        warnings.warn(
+            f"{path}: the weights under {taken} are taken, which are a moving average.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _others(content: Mapping[Any, Any], place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The places of other weights: beside those taken, at each level, and within an average."""
+    for depth, taken in enumerate(place):
+        level = _at(content, place[:depth])
+        for name, held in level.items():
+            if name == taken or not isinstance(name, str):
+                continue
+            if _has_weights(held) or (name in _AVERAGES and _has_list_of_weights(held)):
+                yield (*place[:depth], name)
+            elif isinstance(held, Mapping) and name in _AVERAGES:
+                for key, value in held.items():
+                    if _has_weights(value) or _has_list_of_weights(value):
+                        yield (*place[:depth], name, key)
+
+
+def _has_list_of_weights(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(item, Tensor) for item in value)
