@@ -267,3 +267,115 @@ def test_a_module_that_shows_the_attributes_of_a_wrapped_one_is_read_whole(
 
     monkeypatch.setattr(toy, "Outer", Outer, raising=False)
     assert type(from_factory("toy:Outer").module) is Outer
+
+
+class Parts(toy.Bag):
+    """A module with what training wraps in parts, and buffers of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(16, 16)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16)])
+        self.tied = torch.nn.Linear(16, 16)
+        self.tied.weight = self.module.weight
+        self.register_buffer("positions", torch.arange(4.0), persistent=False)
+
+
+def build_parts() -> Parts:
+    module = Parts()
+    torch.nn.init.constant_(module.head.bias, 7)
+    return module
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setattr(toy, "Parts", Parts, raising=False)
+    return build_parts()
+
+
+def assert_same_weights(path: Path, trained: torch.nn.Module, factory: str = "toy:Parts") -> None:
+    module = load(path, factory=factory).module
+    assert module is not None
+    torch.testing.assert_close(
+        dict(module.state_dict()), dict(trained.state_dict()), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_fpw_module", "module"],
+)
+@pytest.mark.parametrize(
+    ("part", "wrapped"),
+    [
+        ("", "{}."),
+        ("", "model.{}."),
+        ("layers.0.", "layers.0.{}."),
+        ("layers.0.", "layers.0.{}._orig_mod."),
+        ("module.", "module.{}."),
+        ("layers.", "layers.{}."),
+    ],
+)
+def test_wrappers_within_names_are_left_out(
+    wrapper: str, part: str, wrapped: str, parts: Parts, tmp_path: Path
+) -> None:
+    """Of the whole, of a part, and of a part that is called module itself."""
+    state = {
+        wrapped.format(wrapper) + name.removeprefix(part) if name.startswith(part) else name: weight
+        for name, weight in parts.state_dict().items()
+    }
+    torch.save(state, tmp_path / "model.pt")
+    assert_same_weights(tmp_path / "model.pt", parts)
+
+
+def test_buffers_that_the_module_makes_itself_are_left_out(parts: Parts, tmp_path: Path) -> None:
+    state = parts.state_dict() | {"positions": torch.zeros(9), "head._extra_state": None}
+    del state["layers.1.num_batches_tracked"]
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match=r"makes these buffers itself.*: positions, head\._extra"):
+        assert_same_weights(tmp_path / "model.pt", parts)
+
+
+@pytest.mark.parametrize("prefix", ["", "base_model.model."])
+@pytest.mark.parametrize("parts_of", ["peft", "loralib", "adapter"])
+def test_parts_of_low_rank_are_told_to_be_merged(
+    prefix: str, parts_of: str, tmp_path: Path
+) -> None:
+    state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
+    low = {f"{prefix}head.lora_{side}": torch.ones(4, 4) for side in "AB"}
+    if parts_of != "loralib":
+        low = {f"{name}.default.weight": weight for name, weight in low.items()}
+        for name in ("weight", "bias"):
+            state[f"{prefix}head.base_layer.{name}"] = state.pop(f"{prefix}head.{name}")
+    torch.save(low if parts_of == "adapter" else state | low, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"merge_and_unload\(\)"):
+        load(tmp_path / "model.pt", factory="toy:Bag")
+
+
+def test_flat_weights_of_one_process_are_told_to_be_saved_whole(tmp_path: Path) -> None:
+    torch.save({"_fsdp_wrapped_module._flat_param": torch.ones(9)}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="FULL_STATE_DICT"):
+        load(tmp_path / "model.pt", factory="toy:Bag")
+
+
+def test_a_module_on_the_device_meta_gets_the_weights(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_storage() -> Parts:
+        with torch.device("meta"):
+            module = Parts()
+        module.positions = torch.arange(4.0)
+        return module
+
+    monkeypatch.setattr(toy, "without_storage", without_storage, raising=False)
+    state = parts.state_dict()
+    del state["tied.weight"]
+    torch.save(state, tmp_path / "model.pt")
+    assert_same_weights(tmp_path / "model.pt", parts, "toy:without_storage")
+
+    torch.save(parts.state_dict(), tmp_path / "model.pt")
+    monkeypatch.setattr(toy, "without_storage", lambda: Parts().to("meta"))
+    with pytest.raises(CheckpointError, match=r"on the device meta.*: positions\. Make them"):
+        load(tmp_path / "model.pt", factory="toy:without_storage")
+    with pytest.raises(CheckpointError, match="on the device meta"):
+        from_factory("toy:without_storage")
