@@ -138,10 +138,12 @@ def _warn_of_others(
     for other in _others(content, place):
         under = ".".join(map(str, other))
         keys = "".join(f"[{key!r}]" for key in other)
-        options = "" if plain else ", weights_only=False"
+        trusted, options = (
+            ("", "") if plain else (", where you trust the file", ", weights_only=False")
+        )
         warnings.warn(
-            f"{path}: the weights under {taken} are taken, those under {under} not. To "
-            f"export those: torch.save(torch.load({str(path)!r}{options}){keys}, 'other.pt').",
+            f"{path}: the weights under {taken} are taken, those under {under} not. To export "
+            f"those{trusted}: torch.save(torch.load({str(path)!r}{options}){keys}, 'other.pt').",
             UserWarning,
             stacklevel=4,
         )

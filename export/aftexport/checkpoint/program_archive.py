@@ -7,6 +7,7 @@ is refused before torch sees it.
 
 import io
 import json
+import logging
 import math
 import os
 import pickle
@@ -30,9 +31,10 @@ _HARMLESS_MEMBERS = re.compile(
     r"|data/constants/(tensor_\d+|[^/]+_constants_config\.json)"
     r"|data/(weights|constants|sample_inputs)/[^/]+\.pt"
     r"|archive_format|archive_version|byteorder|version"
-    r"|\.data/.*|\.format_version|\.storage_alignment"
+    r"|extra/.+|\.data/.*|\.format_version|\.storage_alignment"
 )
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+_LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
 _MAX_EXPANDED = 1 << 28
 """Elements a weight may have although the archive holds fewer, as an expanded one does."""
 
@@ -55,7 +57,7 @@ def load_program(path: Path) -> ExportedProgram:
     """
     _check_archive(path)
     try:
-        with _weights_only(), warnings.catch_warnings():
+        with _weights_only(), _unlogged(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.load(path)
     except pickle.UnpicklingError as error:
@@ -110,7 +112,8 @@ def _check_payload(path: Path, weight: str, meta: dict[str, Any], sizes: dict[st
     if meta["use_pickle"] or not _PAYLOAD.fullmatch(meta["path_name"]):
         raise CheckpointError(path, f"its weight {weight[:80]!r} is pickled", SAFE_FORM)
     elements = math.prod(int(size["as_int"]) for size in meta["tensor_meta"]["sizes"])
-    if elements > max(sizes[meta["path_name"]], _MAX_EXPANDED):
+    held = sizes[meta["path_name"]]
+    if elements > (max(held, _MAX_EXPANDED) if held else 0):  # torch makes up one without bytes
         raise CheckpointError(
             path,
             f"its weight {weight[:80]!r} has {elements} elements, and the archive holds fewer",
@@ -151,6 +154,20 @@ def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -
     top = archive.namelist()[0].partition("/")[0]
     if found != read or any(reader.get_record(n) != archive.read(f"{top}/{n}") for n in texts):
         raise CheckpointError(path, "it has two lists of its members", "Save it again.")
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps from the user what torch logs of an archive, whose error says the same."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ _COUNT_OPERATORS = re.compile(
     r"|constant_pad_nd|repeat_interleave|nonzero_static|(tril|triu)_indices|\w+_window)\.\w+"
 )
 _MAX_AXES = 64
-_MAX_ELEMENTS = 1 << 31
+_MAX_ELEMENTS = 1 << 28
 """The largest tensor a program may make of numbers in its text."""
 
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 _EPILOG = """\
 A model file may be
   a checkpoint written by aftexport.save,
-  a state dict (.pt, .safetensors), bare or beside an optimizer's, with
+  a state dict (.pt, .safetensors), bare or in a training checkpoint, with
     --factory package.module:factory,
   a torch.export program (.pt2),
   a folder of config.json and model.safetensors,
-  a pickled module, only with --allow-pickle: it runs whatever code it holds.
+  a pickled module, bare or under "model" in a dict, only with --allow-pickle: it
+    runs whatever code it holds.
 Without a file, --factory alone exports the module as its factory returns it.
 
 Subcommands (aftexport COMMAND --help tells more)

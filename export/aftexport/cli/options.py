@@ -26,7 +26,8 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="load a pickled module; only for files you trust",
+        help="load pickled objects, which run whatever code they hold: the module, or with "
+        "--factory its weights; only for files you trust",
     )
 
 
