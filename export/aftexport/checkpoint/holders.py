@@ -84,39 +84,41 @@ def module_in(path: Path, content: object) -> nn.Module:
     raise CheckpointError(path, f"it holds {what}", "Give a pickled nn.Module.")
 
 
-def _place_of_weights(path: Path, content: Mapping[Any, Any], depth: int = 0) -> Any:
+def _place_of_weights(
+    path: Path, content: Mapping[Any, Any], depth: int = 0
+) -> tuple[str, ...] | None:
     """The keys that lead to the weights; empty for the dict itself, None where there are none."""
-    for names in (_STATE_DICTS, _OTHER_STATE_DICTS, _AVERAGES):
-        places = {}
-        for name in names:
-            held = content.get(name)
-            if _has_weights(held):
-                places[name] = (name,)
-            elif isinstance(held, Mapping) and depth < _MAX_DEPTH:
-                within = _place_of_weights(path, held, depth + 1)
-                if within is not None:
-                    places[name] = (name, *within)
-        if len(places) > 1:
-            raise CheckpointError(
-                path, f"it holds weights under {listed(list(places))}", _save_alone(names)
-            )
-        if places and not (names is _OTHER_STATE_DICTS and _has_weights(content)):
-            return next(iter(places.values()))
-        if names is _STATE_DICTS and _has_weights(content):
-            return ()
-    for name in _WRAPPERS:
+    if (place := _held(path, content, _STATE_DICTS, depth)) is not None:
+        return place
+    tensors = sum(isinstance(value, Tensor) for value in content.values())
+    if tensors * 2 > len(content):
+        return ()
+    for names in (_OTHER_STATE_DICTS, _AVERAGES, _WRAPPERS):
+        if (place := _held(path, content, names, depth)) is not None:
+            return place
+    return () if tensors else None
+
+
+def _held(
+    path: Path, content: Mapping[Any, Any], names: tuple[str, ...], depth: int
+) -> tuple[str, ...] | None:
+    places: list[tuple[str, ...]] = []
+    for name in names:
         held = content.get(name)
-        if isinstance(held, Mapping) and depth < _MAX_DEPTH:
+        if isinstance(held, nn.Module):
+            places.append((name,))
+        elif isinstance(held, Mapping) and depth < _MAX_DEPTH:
             within = _place_of_weights(path, held, depth + 1)
-            if within is not None:
-                return (name, *within)
-    return None
-
-
-def _save_alone(names: tuple[str, ...]) -> str:
-    return "Save those of the average to export." if names is _AVERAGES else (
-        "Save those of the model alone."
-    )  # fmt: skip
+            places += [] if within is None else [(name, *within)]
+    if len(places) > 1:
+        raise CheckpointError(
+            path,
+            f"it holds weights under {listed([place[0] for place in places])}",
+            "Save those of the average to export."
+            if names is _AVERAGES
+            else "Save those of the model alone.",
+        )
+    return places[0] if places else None
 
 
 def _at(content: Any, place: tuple[str, ...]) -> Any:

@@ -15,11 +15,15 @@ from aftexport.checkpoint.program_operators import is_allowed
 from aftexport.errors import CheckpointError
 
 SAFE_FORM = "Export it again with torch.export.save, or give its state dict and --factory."
-_EXPRESSION_TOKEN = re.compile(r"\s+|'[su]\d+'|\w+(?:\.\d+)?|[-+*/(),<>=&|~]")
+_EXPRESSION_TOKEN = re.compile(
+    r"\s+|'[su]\d+'|'-?\d+\.\d+'|precision=53\b|\w+(?:\.\d+)?|!=|[-+*/(),<>=&|~]"
+)
 _EXPRESSION_WORDS = frozenset(
-    {"Symbol", "Integer", "Rational", "Add", "Mul", "Max", "Min", "Mod", "PythonMod"}
-    | {"FloorDiv", "CeilDiv", "CleanDiv", "IntTrueDiv", "Eq", "Ne", "Lt", "Le", "Gt", "Ge"}
-    | {"positive", "nonnegative", "integer", "True", "False"}
+    {"Symbol", "Integer", "Rational", "Float", "Add", "Mul", "Max", "Min", "Mod", "PythonMod"}
+    | {"FloorDiv", "CeilDiv", "CleanDiv", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "TruncToInt"}
+    | {"CeilToInt", "FloorToInt", "RoundToInt", "TruncToFloat", "OpaqueUnaryFn_sqrt"}
+    | {"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Abs", "And", "Or", "Not"}
+    | {"positive", "nonnegative", "integer", "True", "False", "precision=53"}
 )
 _SIZE = re.compile(r"L\['\w+'\](\['\w+'\]|\[\d+\])*\.size\(\)\[\d+\]")
 _POWER = re.compile(

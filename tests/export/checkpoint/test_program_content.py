@@ -249,7 +249,9 @@ class Blocks(toy.Bag):
             y[:, 0] = x[:, 0].add_(1).clamp_(-1, 1)
         x = torch.cond(x.sum() > 0, lambda x, y: x + y, lambda x, y: x - y, (x, y))
         x = torch.vmap(torch.tanh)(checkpoint(torch.relu, x, use_reentrant=False))
-        return self.head(x.mean(1)) / x.shape[1] ** 2  # type: ignore[no-any-return]
+        tokens = x.shape[1]
+        scale = torch.sym_sqrt(tokens) * tokens**2 - (-tokens // 4)
+        return self.head(x.mean(1)) / scale  # type: ignore[no-any-return]
 
 
 @pytest.mark.filterwarnings("ignore")
