@@ -214,6 +214,8 @@ def _source_options(manifest: Manifest) -> str:
     if kind == "module of":
         return f"--factory {factory}"
     file = "--model with the file it was exported from"
+    if kind == "pickled state dict for":
+        return f"{file}, --factory {factory} and --allow-pickle"
     if kind == "state dict for":
         return f"{file}, and --factory {factory}"
     return f"{file}, and --allow-pickle" if kind == "pickled" else file

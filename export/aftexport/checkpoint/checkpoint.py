@@ -215,7 +215,8 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
         return Checkpoint(path, "pickled module", module)
     if factory and isinstance(content, nn.Module):
         raise UsageError("A pickled module needs no factory.", f"Leave {factory} out.")
-    return _from_state_dict(path, state_dict_in(path, content, plain=file.plain), factory)
+    state = state_dict_in(path, content, plain=file.plain)
+    return _from_state_dict(path, state, factory, unpickled=file.unpickled)
 
 
 def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
@@ -300,7 +301,9 @@ def _build(
     return Checkpoint(path, kind, model, None, tuple(labels) if labels else None, tokenizer)
 
 
-def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | None) -> Checkpoint:
+def _from_state_dict(
+    path: Path, state: Mapping[str, Tensor], factory: str | None, *, unpickled: bool = False
+) -> Checkpoint:
     if factory is None:
         raise CheckpointError(
             path,
@@ -309,7 +312,8 @@ def _from_state_dict(path: Path, state: Mapping[str, Tensor], factory: str | Non
         )
     module = unwrapped(call_factory(factory))
     load_weights(path, module, state)
-    return Checkpoint(path, f"state dict for {factory}", module)
+    kind = "pickled state dict" if unpickled else "state dict"
+    return Checkpoint(path, f"{kind} for {factory}", module)
 
 
 def _check_labels(labels: Any, num_labels: int) -> None:

@@ -93,7 +93,9 @@ def test_the_class_that_is_refused_is_named(
         load(path, factory="toy:Bag")
     assert "--allow-pickle" in refused.value.remedy
     with pytest.warns(UserWarning, match="runs whatever code"):
-        assert_trained(load(path, factory="toy:Bag", allow_pickle=True).module)
+        read = load(path, factory="toy:Bag", allow_pickle=True)
+    assert_trained(read.module)
+    assert read.kind == "pickled state dict for toy:Bag"
 
 
 def test_a_harmless_name_beside_code_lets_no_code_run(tmp_path: Path) -> None:
