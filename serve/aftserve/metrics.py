@@ -1,9 +1,13 @@
 """What the server counts, for ``GET /metrics``, in a registry of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from aftserve.output_queue import dropped_lines
 
 _SECONDS = (
     0.001,
@@ -38,6 +42,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="", registry=registry)
+        registry.register(_OutputCollector())
         self.responses = Counter(
             "aftserve_responses", "Responses, by path and status.", ["path", "status"],
             registry=registry,
@@ -148,3 +153,14 @@ class Metrics:
     def exposition(self) -> bytes:
         """Everything, in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class _OutputCollector(Collector):
+    """Reads at each scrape how much output this process has lost."""
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        yield CounterMetricFamily(
+            "aftserve_log_lines_dropped",
+            "Lines of standard output and error that were not written, as nothing read them.",
+            value=dropped_lines(),
+        )

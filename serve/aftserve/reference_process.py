@@ -20,6 +20,7 @@ from aftserve.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOG_LINE_BYTES = 4096
 _LOGIT_BYTES = 32
 _OTHER_BYTES = 1 << 16
 """Most of an answer's line for each logit, and for what else is in it, as the text of an error."""
@@ -51,6 +52,7 @@ class ReferenceProcess:
         self._line_bytes = _LOGIT_BYTES * len(bundle.manifest.labels) + _OTHER_BYTES
         self._check = partial(bundle.check_source, settings.reference)
         self._process: Process | None = None
+        self._logging: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
     async def logits(self, ids: Tokens) -> NDArray[np.float64]:
@@ -113,6 +115,22 @@ class ReferenceProcess:
                     "See the server's log.",
                 ) from error
             self._process = await asyncio.create_subprocess_exec(
-                *self._words, stdin=PIPE, stdout=PIPE, limit=self._line_bytes
+                *self._words, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=self._line_bytes
             )
+            assert self._process.stderr is not None
+            # Not of this process: writing to that may block, or fail.
+            self._logging = asyncio.create_task(_log(self._process.stderr))
         return self._process
+
+
+async def _log(errors: asyncio.StreamReader) -> None:
+    """Log each line of a process's standard error, until its end."""
+    rest = b""
+    while part := await errors.read(_MAX_LOG_LINE_BYTES):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) >= _MAX_LOG_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            logger.warning("reference: %s", line.decode(errors="replace"))
+    if rest:
+        logger.warning("reference: %s", rest.decode(errors="replace"))

@@ -22,6 +22,7 @@ from aftserve.connection import Connection
 from aftserve.keys import Keys
 from aftserve.loading import load_model
 from aftserve.open_files import allow_more
+from aftserve.output_queue import flush_output
 from aftserve.service import Service
 from aftserve.settings import Settings
 from aftserve.tracing import Traces
@@ -58,8 +59,7 @@ def serve(settings: Settings, console: Console) -> int:
     status = int(service.health.phase == "failed")
     if status or service.reloading.loading:
         # A run that hangs, and a thread that loads, would hold up an orderly exit.
-        logging.shutdown()
-        sys.stdout.flush()
+        flush_output()
         os._exit(status)
     return 0
 

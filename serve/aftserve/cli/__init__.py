@@ -12,6 +12,7 @@ from aftexport.interruption import exit_status
 from aftexport.report import accept_any_terminal, escape
 from aftserve import tracing
 from aftserve.cli import batch, deploy, key
+from aftserve.output_queue import unblock_output
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
 """The subcommands; any other first word is of the server. A bundle of such a name is ``./key``."""
@@ -40,10 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words and words[0] in COMMANDS:
             return COMMANDS[words[0]](words[1:])
-        from aftserve.server import serve
         from aftserve.settings import Settings
 
-        return serve(Settings.read(words), Console(emoji=False))
+        settings = Settings.read(words)
+        unblock_output()
+        from aftserve.server import serve
+
+        return serve(settings, Console(emoji=False))
     except KeyboardInterrupt as stop:
         return exit_status(stop)
     except AftexportError as error:
