@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from aftserve.departure_probe import DepartureProbe
 from aftserve.health import Health
 from aftserve.open_files import OpenFiles
 
@@ -31,6 +32,10 @@ _TURN_SECONDS = 0.001
 _PIECE_BYTES = 4096
 """At most some 0.5 ms of work."""
 _MOST_HEADER_BYTES = 1 << 16
+_FIRST_REQUEST_SECONDS = 0.5
+_LAST_REQUEST_SECONDS = 0.05
+"""After the end of the server was decided, time for a request that is under way: to a connection
+that had none yet, from its beginning, and to another."""
 
 
 class _UnknownCodingError(Exception):
@@ -97,6 +102,9 @@ class Connection(HttpToolsProtocol):
         self._in_headers = True
         self._started: float | None = None
         self._refused = False
+        self._probe: DepartureProbe | None = None
+        self._half_closed = False
+        self._ending = False
 
     @classmethod
     def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
@@ -107,6 +115,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for the first request."""
         super().connection_made(transport)
+        self._made = self.loop.time()
         self._files.note(transport.get_extra_info("socket").fileno())
         self.flow = self._flow = _Flow(transport)
         self._watch()
@@ -120,8 +129,17 @@ class Connection(HttpToolsProtocol):
             self._unparsed += data
             self._parse()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection for answers to requests that arrived whole before the end."""
+        self._half_closed = True
+        if self._owes_answer and self._probe is None:
+            self._probe = DepartureProbe(self.transport, self._may_send_interim)
+        return self._owes_answer
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Waits no more."""
+        if self._probe is not None:
+            self._probe.cancel()
         self._unparsed.clear()
         self._rest()
         self._expect_no_reading()
@@ -191,14 +209,14 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        if self._health.phase == "draining":
+        if self._ending or self._health.phase == "draining":
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Waits for the next request, as long as uvicorn keeps the connection."""
         super().on_response_complete()
-        if self._idle and (self._in_headers or self._unparsed):  # of which some came ahead
+        if self._idle and self._begun:  # some came ahead
             self._unset_keepalive_if_required()
             self._watch()
         self._parse()
@@ -210,13 +228,46 @@ class Connection(HttpToolsProtocol):
         self._expect_end()
 
     def shutdown(self) -> None:
-        """Closes the connection, once the request that runs is answered."""
-        super().shutdown()
-        self._expect_end()
+        """Closes the connection, once the requests are answered that are under way."""
+        self._ending = True
+        if not self._idle:
+            super().shutdown()
+            return
+        seconds = _LAST_REQUEST_SECONDS
+        if self.cycle is None:
+            seconds = max(seconds, self._made + _FIRST_REQUEST_SECONDS - self.loop.time())
+        self.loop.call_later(seconds, self._close_unused)
+
+    def _close_unused(self) -> None:
+        # Of a request that has begun, the headers are waited for as ever.
+        if self._idle and not self._begun and not self.transport.is_closing():
+            self.transport.close()
+            self._expect_end()
 
     @property
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a part of a request has arrived that is not answered."""
+        return bool(self._unparsed) or (self._in_headers and self.scope is not None)
+
+    @property
+    def _owes_answer(self) -> bool:
+        """Whether a whole request is not answered yet, or what has arrived may hold one."""
+        running = self._running
+        waits = running is not None and not (running.response_complete or running.more_body)
+        return waits or bool(self._unparsed)
+
+    def _may_send_interim(self) -> bool:
+        running = self._running
+        return (
+            self._owes_answer
+            and running is not None
+            and running.scope["http_version"] == "1.1"
+            and not (running.response_started or running.more_body)
+        )
 
     def _parse(self) -> None:
         if self._turn is not None:
@@ -231,6 +282,9 @@ class Connection(HttpToolsProtocol):
             piece = bytes(self._unparsed[:_PIECE_BYTES])
             del self._unparsed[:_PIECE_BYTES]
             self._parse_piece(piece)
+        if self._half_closed and not self._owes_answer and not self.transport.is_closing():
+            self.transport.close()
+            self._expect_end()
         if not self.transport.is_closing():
             self._flow.hold(bool(self._unparsed))
 

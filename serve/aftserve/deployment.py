@@ -102,7 +102,8 @@ def deploy(
                 "Look at the replicas' log.",
             ) from error
         interruption.check()
-        where = f"http://{settings.host}:{settings.port}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        where = f"http://{host}:{settings.port}"
         console.print(f"{settings.bundle.name} running on {where}", soft_wrap=True)
         if address is not None:
             return 0

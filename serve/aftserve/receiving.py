@@ -1,12 +1,16 @@
 """Receiving bodies: how long they may take, how large they may be, and all at once."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aftserve.errors import BusyError, RefusedError
+
+_SETTLE_SECONDS = 0.1
 
 
 class BodyTooLargeError(RefusedError):
@@ -25,7 +29,8 @@ class ReceivingLimits:
     """ASGI middleware that refuses bodies too large or too slow, without holding them.
 
     A client that is refused while it still sends is listened to, for as long as it might
-    have sent, and what it sends is thrown away: one that is cut off never reads why.
+    have sent, and what it sends is thrown away: one that is cut off never reads why. Its
+    connection closes then, but not where the body arrives within a moment.
 
     Args:
         app: the application; its ``receive`` raises the errors of this module.
@@ -54,6 +59,8 @@ class ReceivingLimits:
         body = _Body(self, scope["headers"], receive, deadline)
 
         async def send_and_listen(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await body.settle()
             if not body.complete:
                 if message["type"] == "http.response.start":
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
@@ -84,6 +91,7 @@ class _Body:
         length = named.get(b"content-length", b"0")
         self.complete = length == b"0" and b"transfer-encoding" not in named
         self._announced = int(length) if length.isdigit() else 0
+        self._awaits_interim = b"expect" in named
         self._limits = limits
         self._receive = receive
         self._deadline = deadline
@@ -95,34 +103,44 @@ class _Body:
         if self.complete:
             return await self._receive()
         self._check(self._announced)
-        message = await self._next()
-        self._check(self._bytes + len(message.get("body", b"")))
+        self._awaits_interim = False
+        message = await self._next(self._deadline)
+        self._check(self._bytes)
         self._hold(len(message.get("body", b"")))
         return message
+
+    async def settle(self) -> None:
+        """Receives what has arrived, or is about to; headers and body often come apart."""
+        deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
+        # A client that awaits an interim response is not to send its body any more.
+        if not self._awaits_interim and self._announced <= self._limits.max_bytes:
+            await self._receive_rest(deadline, self._limits.max_bytes)
 
     async def discard(self) -> None:
         """Receives what is left, in the time there is, and keeps nothing."""
         self.release()
-        try:
-            while not self.complete:
-                await self._next()
-        except SlowClientError:
-            pass
+        await self._receive_rest(self._deadline, math.inf)
 
     def release(self) -> None:
         """Gives back its share of what may be held."""
         self._limits.buffered_bytes -= self._held
         self._held = 0
 
-    async def _next(self) -> Message:
+    async def _receive_rest(self, deadline: float, max_bytes: float) -> None:
+        with suppress(SlowClientError):
+            while not self.complete and self._bytes <= max_bytes:
+                await self._next(deadline)
+
+    async def _next(self, deadline: float) -> Message:
         try:
-            async with asyncio.timeout(self._deadline - time.monotonic()):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 message = await self._receive()
         except TimeoutError:
             raise SlowClientError(
                 f"The request did not arrive within {self._limits.seconds:g} s.", "Send it faster."
             ) from None
         self.complete = not message.get("more_body")
+        self._bytes += len(message.get("body", b""))
         return message
 
     def _check(self, count: int) -> None:
@@ -133,7 +151,6 @@ class _Body:
             )
 
     def _hold(self, count: int) -> None:
-        self._bytes += count
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from rich.console import Console
@@ -20,6 +21,7 @@ from aftserve import container, logs, tracing
 from aftserve.app import create_app
 from aftserve.connection import Connection
 from aftserve.keys import Keys
+from aftserve.listeners import accept_waiting, bind, urls
 from aftserve.loading import load_model
 from aftserve.open_files import allow_more
 from aftserve.output_queue import flush_output
@@ -48,7 +50,7 @@ def serve(settings: Settings, console: Console) -> int:
     logs.configure(settings.log_format)
     allow_more()
     traces = tracing.configure()
-    asyncio.run(check_address(settings.host, settings.port))
+    check_address(settings.host, settings.port)
     service = load(settings, console, traces)
     server = Server(service, keys)
     try:
@@ -64,22 +66,22 @@ def serve(settings: Settings, console: Console) -> int:
     return 0
 
 
-async def check_address(host: str, port: int) -> None:
+def check_address(host: str, port: int) -> None:
     """Finds out before anything is loaded whether the server can listen.
 
     Raises:
         UsageError: where it cannot.
     """
     try:
-        loop = asyncio.get_running_loop()
-        listening = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        bound = bind(host, port)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"The server cannot listen at {host}, port {port} ({reason}).",
             "Choose others by --host and --port.",
         ) from error
-    listening.close()
+    for listener in bound:
+        listener.close()
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
@@ -139,12 +141,44 @@ class Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
+        self._listeners = list[socket.socket]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, also to SIGHUP."""
-        await super().startup(sockets)
+        try:
+            self._listeners = bind(self.config.host, self.config.port)
+            for listener in self._listeners:
+                listener.listen(self.config.backlog)
+        except OSError as error:  # it was taken meanwhile
+            logger.error("%s", error)
+            sys.exit(1)
+        await super().startup(self._listeners)
+        places = " and ".join(urls(self._listeners))
+        logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
             asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloading.start)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes what the system has accepted before it listens no more, and ends in order."""
+        loop = asyncio.get_running_loop()
+        most = self.config.backlog
+        accepted = [one for from_ in self._listeners for one in accept_waiting(from_, most)]
+        for server in self.servers:
+            server.close()
+        for connection in accepted:
+            await loop.connect_accepted_socket(self._connection, connection)
+        await super().shutdown(self._listeners)
+
+    def _connection(self) -> asyncio.Protocol:
+        # As uvicorn has it for those that it accepts itself.
+        protocol: Any = self.config.http_protocol_class
+        connection: asyncio.Protocol = protocol(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
+        return connection
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""

@@ -1,5 +1,6 @@
 """What arrives on a connection and is no request, or not yet, or many."""
 
+import asyncio
 import itertools
 import json
 import socket
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 from prometheus_client import Counter
 from servers import serving
 
+from aftserve import departure_probe
 from aftserve.connection import Connection
 from aftserve.health import Health
 from aftserve.logs import RequestLog
@@ -400,6 +402,96 @@ def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone
                 connection.sendall(GET)
                 time.sleep(0.2)
         assert left.wait(60)
+
+
+BODY = b'{"text": "ab"}'
+POST = head(len(BODY)) + BODY
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (GET, 1),
+        (POST, 1),
+        (head(None) + b"e\r\n" + BODY + b"\r\n0\r\n\r\n", 1),
+        (head(300_014) + BODY + b" " * 300_000, 1),
+        (POST.replace(b"HTTP/1.1", b"HTTP/1.0"), 1),
+        (POST * 3, 3),
+        (GET + POST, 2),
+        (GET + POST[:-1], 1),
+        (GET + GET[:-1], 1),
+        (POST[:-1], 0),
+        (GET[:-1], 0),
+        (b"", 0),
+    ],
+)
+def test_half_closed_client_gets_its_answers(sent: bytes, answers: int, address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection).count(b"HTTP/1.1 200 ") == answers
+
+
+def test_half_closed_client_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets interim responses meanwhile, which a client that has left would refuse."""
+    monkeypatch.setattr(departure_probe, "_PROBE_SECONDS", 0.05)
+    go_on, left = threading.Event(), threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/leave":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+            return
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    with running(app) as server, raw_connection(address_of(server)) as connection:
+        with raw_connection(address_of(server)) as leaving:
+            leaving.sendall(GET.replace(b"/healthz", b"/leave"))
+            leaving.shutdown(socket.SHUT_WR)
+            assert leaving.recv(len(interim)) == interim
+            assert not left.is_set()
+        assert left.wait(30)
+        connection.sendall(GET)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(len(interim)) == interim
+        go_on.set()
+        *interims, answer = everything(connection).split(interim)
+        assert answer.startswith(b"HTTP/1.1 204 ")
+        assert set(interims) <= {b""}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        POST.replace(b"application/json", b"image/png"),  # 415
+        POST.replace(b"/infer", b"/info"),  # 405
+        POST.replace(b"/infer", b"/absent"),  # 404
+        POST.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"),  # 415
+        POST.replace(b"\r\n\r\n", b"\r\nSec-Fetch-Site: cross-site\r\n\r\n"),  # 403
+        (head(None) + b"e\r\n" + BODY + b"\r\n0\r\n\r\n").replace(b"/infer", b"/info"),
+        (head(100_014) + BODY + b" " * 100_000).replace(b"/infer", b"/info"),
+        POST.replace(b"POST /infer", b"GET /healthz"),  # 200
+    ],
+)
+def test_connection_outlives_body_that_is_not_wanted(
+    request_: bytes, apart: bool, address: str
+) -> None:
+    top, _, body = request_.partition(b"\r\n\r\n")
+    with raw_connection(address) as connection:
+        for _ in range(2):
+            connection.sendall(top + b"\r\n\r\n")
+            if apart:
+                time.sleep(0.01)
+            connection.sendall(body)
+            assert response(connection)[0] in (200, 403, 404, 405, 415)
+        connection.sendall(POST)
+        assert response(connection)[0] == 200
 
 
 def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:

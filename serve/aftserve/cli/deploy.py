@@ -44,7 +44,9 @@ def run(words: Sequence[str]) -> int:
     from rich.console import Console
 
     from aftserve.deployment import DeploymentSettings, deploy
+    from aftserve.output_queue import unblock_output
 
     settings = DeploymentSettings.read(others)
+    unblock_output()
     with interruptible() as interruption:
         return deploy(settings, options.address, Console(emoji=False), interruption)
