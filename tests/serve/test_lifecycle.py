@@ -3,9 +3,13 @@
 import json
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -81,6 +85,49 @@ def test_work_that_does_not_end_gets_an_error_and_the_exit_status_says_so(
         process.send_signal(signal.SIGTERM)
         assert answer.result().status_code == 503
         assert process.wait(30) == 1
+
+
+_PAUSING = """
+import signal, sys, time
+from aftserve.cli import main
+
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1))
+sys.exit(main())
+"""
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has no IPv6")
+def test_backlog_is_answered_at_the_end(bundle_folder: Path, tmp_path: Path) -> None:
+    """Connections that the loop had not accepted when it was told to stop, of both families."""
+    program = ("-c", _PAUSING)
+    with serving(bundle_folder, tmp_path / "log", "--host", "::", program=program) as (
+        address,
+        process,
+    ):
+        port = urlsplit(address).port
+        places = [f"http://{host}:{port}" for host in ("[::1]", "127.0.0.1")]
+        assert f" running on http://[::]:{port} and http://0.0.0.0:{port} " in (
+            tmp_path / "log"
+        ).read_text("utf-8")
+        with ExitStack() as stack:
+            kept, begun = (stack.enter_context(raw_connection(places[0])) for _ in range(2))
+            kept.sendall(GET)
+            assert response(kept)[0] == 200
+            begun.sendall(GET[:10])
+            time.sleep(0.1)
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.1)
+            waiting = [stack.enter_context(raw_connection(place)) for place in places * 5]
+            for connection in (kept, *waiting):
+                connection.sendall(GET)
+            process.send_signal(signal.SIGINT)  # which does not drain
+            for connection in (kept, *waiting):
+                assert response(connection)[0] == 200
+                assert connection.recv(1) == b""
+            begun.sendall(GET[10:])
+            assert response(begun)[0] == 200
+        assert process.wait(30) == 0
 
 
 # It is told to stop when its bundle was read, and before it answers.
