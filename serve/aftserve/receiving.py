@@ -111,6 +111,9 @@ class _Body:
 
     async def settle(self) -> None:
         """Receives what has arrived, or is about to; headers and body often come apart."""
+        if self.complete:
+            return
+        self.release()
         deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
         # A client that awaits an interim response is not to send its body any more.
         if not self._awaits_interim and self._announced <= self._limits.max_bytes:
