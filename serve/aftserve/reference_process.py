@@ -118,13 +118,13 @@ class ReferenceProcess:
                 *self._words, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=self._line_bytes
             )
             assert self._process.stderr is not None
-            # Not of this process: writing to that may block, or fail.
-            self._logging = asyncio.create_task(_log(self._process.stderr))
+            # Not the server's own: a write to that may block, or fail.
+            self._logging = asyncio.create_task(log_errors(self._process.stderr))
         return self._process
 
 
-async def _log(errors: asyncio.StreamReader) -> None:
-    """Log each line of a process's standard error, until its end."""
+async def log_errors(errors: asyncio.StreamReader) -> None:
+    """Log each line of a process's standard error, until its end; a long one in parts."""
     rest = b""
     while part := await errors.read(_MAX_LOG_LINE_BYTES):
         *lines, rest = (rest + part).split(b"\n")

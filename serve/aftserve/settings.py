@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     host: str = Field(
         "127.0.0.1",
         min_length=1,  # of none, the system would make all there are
-        description="address to listen on",
+        description="address to listen on; :: for all of IPv6 and IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 

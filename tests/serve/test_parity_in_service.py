@@ -26,6 +26,7 @@ from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.verification import verify
+from aftserve import reference_process
 from aftserve.reference_process import ReferenceProcess
 from aftserve.server import load
 from aftserve.settings import Settings
@@ -61,6 +62,20 @@ def reference_of(server_id: int) -> int | None:
         if b"aftserve.reference" in words and f"PPid:\t{server_id}\n" in status:
             return int(entry.name)
     return None
+
+
+def test_errors_of_the_reference_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def log(written: bytes) -> None:
+        errors = asyncio.StreamReader()
+        errors.feed_data(written)
+        errors.feed_eof()
+        await reference_process.log_errors(errors)
+
+    asyncio.run(log(b"Traceback\n  \xff\n" + b"a" * 10_000 + b"\nend"))
+    lines = [record.getMessage().removeprefix("reference: ") for record in caplog.records]
+    assert lines[:2] == ["Traceback", "  \ufffd"]
+    assert "".join(lines[2:-1]) == "a" * 10_000
+    assert lines[-1] == "end"
 
 
 def test_the_golden_cases_are_run_before_the_first_request(address: str) -> None:

@@ -34,20 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"aftserve {__version__}")
         return 0
+    command = COMMANDS.get(words[0]) if words else None
     accept_any_terminal()
+    if command is None:
+        unblock_output()
     no_collection_at_exit()
     errors = Console(stderr=True, soft_wrap=True, emoji=False)
     tracing.leave_out_unknown_propagators()
     try:
-        if words and words[0] in COMMANDS:
-            return COMMANDS[words[0]](words[1:])
+        if command is not None:
+            return command(words[1:])
+        from aftserve.server import serve
         from aftserve.settings import Settings
 
-        settings = Settings.read(words)
-        unblock_output()
-        from aftserve.server import serve
-
-        return serve(settings, Console(emoji=False))
+        return serve(Settings.read(words), Console(emoji=False))
     except KeyboardInterrupt as stop:
         return exit_status(stop)
     except AftexportError as error:
