@@ -34,8 +34,8 @@ _PIECE_BYTES = 4096
 _MOST_HEADER_BYTES = 1 << 16
 _FIRST_REQUEST_SECONDS = 0.5
 _LAST_REQUEST_SECONDS = 0.05
-"""After the end of the server was decided, time for a request that is under way: to a connection
-that had none yet, from its beginning, and to another."""
+"""Time for a request that is under way when the server ends: from the beginning of a connection
+that had none yet, and from the end of the server for others."""
 
 
 class _UnknownCodingError(Exception):
@@ -130,7 +130,7 @@ class Connection(HttpToolsProtocol):
             self._parse()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keeps the connection for answers to requests that arrived whole before the end."""
+        """Keep the connection while a request that arrived whole before the end has no answer."""
         self._half_closed = True
         if self._owes_answer and self._probe is None:
             self._probe = DepartureProbe(self.transport, self._may_send_interim)
@@ -228,7 +228,7 @@ class Connection(HttpToolsProtocol):
         self._expect_end()
 
     def shutdown(self) -> None:
-        """Closes the connection, once the requests are answered that are under way."""
+        """Close the connection, after the answers to requests that are under way."""
         self._ending = True
         if not self._idle:
             super().shutdown()
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(seconds, self._close_unused)
 
     def _close_unused(self) -> None:
-        # Of a request that has begun, the headers are waited for as ever.
+        # A request that has begun has its usual time for the rest of its headers.
         if self._idle and not self._begun and not self.transport.is_closing():
             self.transport.close()
             self._expect_end()
@@ -255,7 +255,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _owes_answer(self) -> bool:
-        """Whether a whole request is not answered yet, or what has arrived may hold one."""
+        """Whether a whole request has no answer yet, or bytes wait that may hold one."""
         running = self._running
         waits = running is not None and not (running.response_complete or running.more_body)
         return waits or bool(self._unparsed)

@@ -10,15 +10,15 @@ _ANSWER_SECONDS = 0.1
 
 
 class DepartureProbe:
-    """Sends interim responses until the client's system refuses one, and then drops the connection.
+    """A timer that sends interim responses, and drops the connection once one is refused.
 
-    The end of a client's side looks the same whether it has closed its socket or goes on reading.
-    Only what is sent to it tells. Every client of HTTP/1.1 skips interim responses.
+    A client that closes its socket and one that only ends its side look the same to the server.
+    The system of the first answers the next bytes by a reset. RFC 9110 (15.2) has every client of
+    HTTP/1.1 skip interim responses.
 
     Args:
         transport: connection of the client.
-        may_send: whether an interim response may be sent, as a request of HTTP/1.1 waits for its
-            answer.
+        may_send: predicate, true while a request of HTTP/1.1 waits for its answer.
     """
 
     def __init__(self, transport: asyncio.Transport, may_send: Callable[[], bool]) -> None:
@@ -41,7 +41,7 @@ class DepartureProbe:
     def _look(self) -> None:
         if self._transport.is_closing():
             return
-        # Nothing is read any more, so that the loop does not hear of a reset.
+        # The loop reads nothing after the end of the client's side, and does not see a reset.
         connection = self._transport.get_extra_info("socket")
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()

@@ -29,8 +29,8 @@ class ReceivingLimits:
     """ASGI middleware that refuses bodies too large or too slow, without holding them.
 
     A client that is refused while it still sends is listened to, for as long as it might
-    have sent, and what it sends is thrown away: one that is cut off never reads why. Its
-    connection closes then, but not where the body arrives within a moment.
+    have sent, and what it sends is thrown away: one that is cut off never reads why. The
+    connection is kept if the rest of the body arrives within a moment, else it is closed.
 
     Args:
         app: the application; its ``receive`` raises the errors of this module.
@@ -110,12 +110,12 @@ class _Body:
         return message
 
     async def settle(self) -> None:
-        """Receives what has arrived, or is about to; headers and body often come apart."""
+        """Receive the rest of the body, for a moment; headers and body often arrive apart."""
         if self.complete:
             return
         self.release()
         deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
-        # A client that awaits an interim response is not to send its body any more.
+        # To receive would be to invite the body of a client that awaits an interim response.
         if not self._awaits_interim and self._announced <= self._limits.max_bytes:
             await self._receive_rest(deadline, self._limits.max_bytes)
 

@@ -150,7 +150,10 @@ class Server(uvicorn.Server):
             for listener in self._listeners:
                 listener.listen(self.config.backlog)
         except OSError as error:  # it was taken meanwhile
-            logger.error("%s", error)
+            reason = error.strerror or error
+            logger.error(
+                "cannot listen at %s, port %d (%s)", self.config.host, self.config.port, reason
+            )
             sys.exit(1)
         await super().startup(self._listeners)
         places = " and ".join(urls(self._listeners))
@@ -159,10 +162,10 @@ class Server(uvicorn.Server):
             asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloading.start)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes what the system has accepted before it listens no more, and ends in order."""
+        """Accept the connections in the backlog, stop listening, and end in order."""
         loop = asyncio.get_running_loop()
         most = self.config.backlog
-        accepted = [one for from_ in self._listeners for one in accept_waiting(from_, most)]
+        accepted = [one for place in self._listeners for one in accept_waiting(place, most)]
         for server in self.servers:
             server.close()
         for connection in accepted:
@@ -170,7 +173,7 @@ class Server(uvicorn.Server):
         await super().shutdown(self._listeners)
 
     def _connection(self) -> asyncio.Protocol:
-        # As uvicorn has it for those that it accepts itself.
+        # uvicorn's own factory is local to its startup.
         protocol: Any = self.config.http_protocol_class
         connection: asyncio.Protocol = protocol(
             config=self.config,

@@ -22,7 +22,7 @@ _DUMP_SECONDS = 5.0
 async def watched_loop(stall_seconds: float) -> AsyncIterator[None]:
     """While the block runs, a loop that stands still ends the process with status 1.
 
-    Where every thread stands is written to standard error first, if that is read.
+    The stacks of all threads are written to standard error first, if that is read.
 
     Args:
         stall_seconds: for which the loop may stand still.
@@ -53,9 +53,9 @@ async def watched_loop(stall_seconds: float) -> AsyncIterator[None]:
 
 
 def _end_process() -> None:
-    """Dump where every thread stands, as far as that can be written, and exit."""
+    """Dump the stacks of all threads, if they can be written, and exit."""
     try:
-        # In a thread: a lock of the stream may be held by the thread that stands still.
+        # In a thread: the thread that stands still may hold a lock of the stream.
         dumping = threading.Thread(target=_dump_stacks, daemon=True)
         dumping.start()
         dumping.join(_DUMP_SECONDS)
