@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "inputs a word": {"inputs": "input_ids"},
     "inputs others": {"inputs": ["tokens"]},
     "vocabulary text": {"vocab_size": "300"},
+    "vocabulary huge": {"vocab_size": 10**12},
+    "longest document huge": {"max_tokens": 10**12},
+    "opset huge": {"opset": 10**12},
+    "operators beyond number": {"operators": {"AftSimple": 10**12}},
+    "labels only one": {"labels": ["a"], "evidence": [0.0]},
     "vocabulary negative": {"vocab_size": -1},
     "longest document text": {"max_tokens": "many"},
     "longest document 0": {"max_tokens": 0},
@@ -53,6 +59,14 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
     "versions null": {"versions": None},
     "unknown entry": {"colour": "red"},
     "opset text": {"opset": "20"},
+    "chunks with a huge reach": {
+        "chunked": {
+            "stages": [{"left": 10**12, "right": 0, "causal": True, "keeps": []}],
+            "pooled": {},
+            "token_bytes": 1,
+        }
+    },
+    "chunks of huge tokens": {"chunked": {"stages": [], "pooled": {}, "token_bytes": 10**12}},
     "an engine without settings": {"engine": {"file": None, "deferred": []}},
     "an engine of lengths that fall": {
         "engine": {
@@ -70,6 +84,38 @@ BAD_MANIFESTS: dict[str, dict[str, Any]] = {
         }
     },
 }
+
+
+def of_links(whole: Path, kind: str, place: Path) -> Path:
+    """A bundle whose files, or whose folder, are links as a tool leaves them.
+
+    Args:
+        whole: a bundle of files, which stays as it is.
+        kind: ``snapshot`` of the Hugging Face hub, ``volume`` of a Kubernetes ConfigMap, ``cache``
+            of DVC, or a ``folder`` that is one link.
+        place: an empty folder.
+    """
+    bundle = place / "model.bundle"
+    if kind == "folder":
+        bundle.symlink_to(whole, target_is_directory=True)
+        return bundle
+    bundle.mkdir()
+    if kind == "volume":
+        shutil.copytree(whole, bundle / "..2026_01_01")
+        (bundle / "..data").symlink_to("..2026_01_01", target_is_directory=True)
+    for file in sorted(whole.iterdir()):
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        target = Path("..data") / file.name
+        if kind != "volume":
+            folder = "blobs" if kind == "snapshot" else f"cache/{digest[:2]}"
+            target = Path("..") / folder / digest[2:]
+            (bundle / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, bundle / target)
+        (bundle / file.name).symlink_to(target)
+    return bundle
+
+
+LINKS = ("snapshot", "volume", "cache", "folder")
 
 
 def changed_manifest(folder: Path, changes: Mapping[str, Any]) -> Path:

@@ -21,7 +21,16 @@ from aftexport.engines.engine_file import EngineFile
 from aftexport.engines.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
 from aftexport.files import sha256, sha256_of
-from aftexport.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
+from aftexport.manifest import (
+    GIVE_TWO_LABELS,
+    MIN_LABELS,
+    ONE_LABEL,
+    SCHEMA_VERSION,
+    Manifest,
+    ManifestFile,
+    problem,
+)
+from aftexport.model_file import files_beside
 from aftexport.parity import Case, pack_cases, unpack_cases
 from aftexport.tokenization import parse_tokenizer
 
@@ -37,6 +46,7 @@ ENGINE = ".engine"
 RECORD = ".engine.json"
 MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
 """Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
+MAX_MANIFEST_BYTES = 1 << 26
 
 _EXPORT_AGAIN = "Export the model again."
 
@@ -78,14 +88,13 @@ class Bundle:
         content, digest = _read_manifest(path)
         for name, entry in content.files.items():
             file = path / name
-            if not re.fullmatch(r"[\w-][\w.-]*", name) or file.is_symlink():
+            if not re.fullmatch(r"[\w-][\w.-]*", name):
                 raise BundleError(
                     path, f"{MANIFEST} names {name!r}, which is no file in it", _EXPORT_AGAIN
                 )
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked when it is loaded: it can be built anew from the rest
-            if not file.is_file():
-                raise BundleError(path, f"{name} is missing", _EXPORT_AGAIN)
+            _check_is_file(path, file)
             size = file.stat().st_size
             if size != entry.bytes:
                 raise BundleError(
@@ -191,17 +200,6 @@ def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL
     )
 
 
-def files_beside(model: onnx.ModelProto) -> set[str]:
-    """The names of the files that hold weights of a model."""
-    return {
-        entry.value
-        for tensor in model.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-
-
 def write_golden(folder: Path, cases: list[Case]) -> None:
     """Writes ``golden.safetensors``."""
     (folder / GOLDEN).write_bytes(safetensors.numpy.save(pack_cases(cases)))
@@ -244,14 +242,44 @@ def is_bundle(path: Path) -> bool:
 def is_replaceable(path: Path) -> bool:
     """Tells whether a folder is a bundle for sure, so that a new one may take its place."""
     try:
-        ManifestFile.model_validate_json((path / MANIFEST).read_text("utf-8"))
+        ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST))
     except (ValidationError, ValueError, OSError):
         return False
     return True
 
 
+def _manifest_bytes(file: Path) -> bytes:
+    if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"it has {size} bytes, more than {MAX_MANIFEST_BYTES}")
+    return file.read_bytes()
+
+
+def _check_is_file(path: Path, file: Path) -> None:
+    """Checks that a file of the bundle at ``path`` is there, be it at the end of links.
+
+    Raises:
+        BundleError: where it is not.
+    """
+    if file.is_symlink() and not file.exists():
+        name = "it" if file == path else file.name
+        raise BundleError(
+            path,
+            f"{name} is a link to {file.readlink()}, where there is no file",
+            "Fetch what the links of the bundle lead to, or copy it from where it is whole: "
+            "cp -rL.",
+        )
+    if not file.exists():
+        raise BundleError(path, f"{file.name} is missing", _EXPORT_AGAIN)
+    if not file.is_file():
+        raise BundleError(path, f"{file.name} is not a file", _EXPORT_AGAIN)
+
+
 def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     """What it says, and its digest."""
+    manifest_file = path / MANIFEST
+    for link in (path, manifest_file):
+        if link.is_symlink() and not link.exists():
+            _check_is_file(path, link)
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if not is_bundle(path):
@@ -259,7 +287,7 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."
         )
     try:
-        read = (path / MANIFEST).read_bytes()
+        read = _manifest_bytes(manifest_file)
         text = read.decode("utf-8")
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
@@ -281,5 +309,11 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             f"it uses version {manifest.operator_version} of the ai.aftexport operators, "
             f"the newest known here is {OPERATOR_VERSION}",
             "Upgrade aftexport.",
+        )
+    if len(manifest.labels) < MIN_LABELS:
+        raise BundleError(
+            path,
+            f"{MIN_LABELS} or more labels were expected, got {len(manifest.labels)}: {ONE_LABEL}",
+            GIVE_TWO_LABELS,
         )
     return manifest, sha256_of(read)

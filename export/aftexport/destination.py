@@ -44,7 +44,8 @@ def check_can_be_made(option: str, path: Path) -> None:
     Raises:
         UsageError: saying why.
     """
-    if bundle := next(filter(is_replaceable, path.resolve().parents), None):
+    parents = (*path.resolve().parents, *path.absolute().parents)  # those of a link's target, too
+    if bundle := next(filter(is_replaceable, parents), None):
         raise UsageError(
             f"{option} {path} lies in the bundle {bundle.name}, whose files are its own.",
             "Choose another place.",
@@ -75,6 +76,7 @@ def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | No
             continue
         place = path.resolve()
         over = next((i for i in kept if place.is_relative_to(i.resolve())), None)
+        over = over or next((i for i in kept if place in _targets(i)), None)
         if over is not None:
             what = f"lies in {over}" if over.is_dir() else "is read too"
             raise UsageError(f"{option} {path} {what}.", "Choose another file.")
@@ -83,3 +85,10 @@ def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | No
         if (other := options.setdefault(place, option)) != option:
             raise UsageError(f"{other} and {option} are both {path}.", "Choose another file.")
         check_can_be_made(option, path)
+
+
+def _targets(folder: Path) -> set[Path]:
+    """Where the links in a folder lead: a bundle may consist of them."""
+    if not folder.is_dir():
+        return set()
+    return {file.resolve() for file in folder.iterdir() if file.is_symlink()}

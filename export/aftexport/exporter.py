@@ -35,10 +35,11 @@ from aftexport.engines import onnxruntime as ort
 from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
+from aftexport.exclusive_labels import check_count, check_task
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.fuse.report import show_recognition
 from aftexport.lowering import DEFAULT_OPSET
-from aftexport.manifest import Manifest
+from aftexport.manifest import SCORES, Manifest
 from aftexport.memory import give_back
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES, Case, Comparison, worst
@@ -129,6 +130,7 @@ def export(
             if fresh
             else load(path, factory=factory, allow_pickle=allow_pickle)
         )
+        check_task(checkpoint.path, checkpoint.module)
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
         traced = trace(checkpoint, to, precision, max_length, opset, batching=batching)
@@ -177,6 +179,7 @@ def export(
                 "deferred": manifest.engine.deferred if manifest.engine else (),
                 "cases": [r.to_dict() for r in compared],
             }
+        record["scores"] = SCORES
         write_json(folder / PARITY, record)
         write_page(folder / PARITY_PAGE, _report(manifest, results, cases))
         write_manifest(folder, manifest)
@@ -260,6 +263,7 @@ def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced)
             "and run aftexport fuse.",
         )
     count = logits.shape[1]
+    check_count(count)
     names = given if given is not None else checkpoint.labels
     if names is None:
         return tuple(f"class_{i}" for i in range(count))
@@ -376,4 +380,5 @@ def _print_summary(
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:
         show_engine(plan, bundle.path, console)
+    console.print(f"Scores: {SCORES}.")
     console.print(size_table(bundle.files))

@@ -10,8 +10,8 @@ from aftexport.build import find, wanted_here
 from aftexport.bundle import PARITY, Bundle
 from aftexport.engine_export import show_engine
 from aftexport.engines.onnxruntime import operator_paths
-from aftexport.errors import EngineError
-from aftexport.manifest import MAX_TOKENS, EnginePlan, Manifest
+from aftexport.errors import BundleError, EngineError
+from aftexport.manifest import MAX_TOKENS, SCORES, EnginePlan, Manifest
 from aftexport.report import escape, operator_table, plain_table, size_table
 
 
@@ -41,6 +41,7 @@ def show_bundle(path: Path, console: Console) -> None:
         if manifest.evidence
         else None,
         "labels": ", ".join(manifest.labels),
+        "scores": SCORES,
         "precision": manifest.precision_title,
         **_node_precisions(manifest),
         **_position_biases(manifest),
@@ -112,8 +113,14 @@ def _show_fit(bundle: Bundle, plan: EnginePlan, console: Console) -> None:
 def _parity(bundle: Bundle) -> str:
     if PARITY not in bundle.files:
         return "not checked"
-    record = json.loads((bundle.path / PARITY).read_text("utf-8"))
-    return f"checked, see {PARITY}" if record.get("checked") else "not checked"
+    try:
+        record = json.loads((bundle.path / PARITY).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(
+            bundle.path, f"{PARITY} cannot be read ({error})", "Export the model again."
+        ) from error
+    checked = isinstance(record, dict) and record.get("checked")
+    return f"checked, see {PARITY}" if checked else "not checked"
 
 
 def _node_precisions(manifest: Manifest) -> dict[str, object]:

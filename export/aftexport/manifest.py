@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Gt, Len
+from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from aftexport.engines.settings import BuildSettings, Count
@@ -14,8 +14,22 @@ MAX_TOKENS = 1 << 20
 
 A bound keeps the exporter's shape arithmetic exact.
 """
+MAX_VOCABULARY = 1 << 26
+"""A table of one float for each id of a larger one would have over 256 MiB."""
+MIN_LABELS = 2
+ONE_LABEL = "scores are a softmax over exclusive labels, which is 1.0 for a single label"
+GIVE_TWO_LABELS = (
+    "Export a model with a logit for each of two or more labels; for a binary logit x [batch, 1], "
+    "return torch.cat([torch.zeros_like(x), x], 1)."
+)
+SCORES = "softmax over exclusive labels"
+"""The meaning of every score that is served."""
 EVIDENCE = "evidence"
 """The output that says what each token adds to the largest logit, float32 ``[batch, tokens]``."""
+
+
+Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
+"""A number of tokens of one document."""
 
 
 class FileEntry(BaseModel):
@@ -23,7 +37,7 @@ class FileEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    bytes: int
+    bytes: Annotated[int, Ge(0), Le((1 << 63) - 1)]
     sha256: str
 
 
@@ -95,8 +109,8 @@ class ChunkedStage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    left: Annotated[int, Ge(0)]
-    right: Annotated[int, Ge(0)]
+    left: Tokens
+    right: Tokens
     causal: bool
     keeps: tuple[str, ...]
 
@@ -156,8 +170,8 @@ class Manifest(BaseModel):
     source: dict[str, str | None]
     config: dict[str, Any] | None
     inputs: tuple[Literal["input_ids", "lengths"], ...]
-    vocab_size: Count
-    max_tokens: Count | None
+    vocab_size: Annotated[int, Ge(1), Le(MAX_VOCABULARY)]
+    max_tokens: Annotated[Tokens, Ge(1)] | None
     batching: bool = True
     labels: Annotated[tuple[str, ...], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]

@@ -192,14 +192,18 @@ def measured_chunk(costs: Costs, chunk_tokens: int) -> int:
     return chunk_tokens
 
 
-def measure_chunks(run: Callable[[int], object], chunk_tokens: int) -> list[Measurement]:
-    """Times a document of one chunk and one of two.
+def measure_chunks(
+    run: Callable[[int], object], chunk_tokens: int, max_tokens: int
+) -> list[Measurement]:
+    """Times a document of one chunk and one of two, or of half a chunk and a whole one.
 
     Args:
         run: runs one document of so many tokens in chunks.
         chunk_tokens: of a chunk.
+        max_tokens: most tokens of a document; none is made that is longer.
     """
-    shapes = [(1, chunk_tokens), (1, 2 * chunk_tokens)]
+    longer = max(min(2 * chunk_tokens, max_tokens), 2)
+    shapes = [(1, min(chunk_tokens, longer // 2)), (1, longer)]
     return _measured(lambda _, tokens: run(tokens), shapes, _SLOW_SECONDS)
 
 

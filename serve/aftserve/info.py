@@ -3,6 +3,7 @@
 from collections import Counter
 
 from aftexport import __version__
+from aftexport.manifest import SCORES
 from aftserve.schemas import Calibration, Info, Limits, Reload
 from aftserve.served import Served
 from aftserve.settings import Settings
@@ -28,6 +29,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
         engine=classifier.engine.name,
         safe=model.safe,
         labels=list(manifest.labels),
+        scores=SCORES,
         vocab_size=manifest.vocab_size,
         precision=manifest.precision,
         node_precisions=dict(sorted(precisions.items())) or None,

@@ -145,7 +145,9 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
     if chunked is not None and classifier.in_chunks(classifier.max_tokens):
         timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
         in_chunks = measure_chunks(
-            lambda tokens: timed.run(np.zeros(tokens, np.int64)), timed.chunk_tokens
+            lambda tokens: timed.run(np.zeros(tokens, np.int64)),
+            timed.chunk_tokens,
+            classifier.max_tokens,
         )
         costs = Costs(costs.measurements, in_chunks, classifier.whole_tokens)
     golden = _golden(bundle, choice, safe)

@@ -129,7 +129,9 @@ class DocumentResult(BaseModel):
 
     bundle: str = Field(description="Digest of the bundle that gave it; GET /info has the latest.")
     label: str
-    scores: dict[str, float] = Field(description="Probability of every class.")
+    scores: dict[str, float] = Field(
+        description="Probability of every label: a softmax over labels that exclude each other."
+    )
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
@@ -261,6 +263,7 @@ class Info(BaseModel):
     engine: str
     safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
     labels: list[str]
+    scores: str = Field(description="Meaning of the scores of an answer.")
     vocab_size: int
     precision: str = Field(description="Where node_precisions are given, the cheapest of them.")
     node_precisions: dict[str, int] | None = Field(

@@ -9,7 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import safetensors.numpy
-from bundles import BAD_MANIFESTS, SPARSE_MANIFESTS, changed_manifest, resealed
+from bundles import (
+    BAD_MANIFESTS,
+    LINKS,
+    SPARSE_MANIFESTS,
+    changed_manifest,
+    of_links,
+    resealed,
+)
 from commands import assert_refused, listing, run_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +35,8 @@ from aftexport.bundle import (
 )
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import AftexportError, BundleError, UsageError
+from aftexport.model_file import read_model
+from aftexport.parity.search import token_norms
 from aftexport.verification import verify
 
 
@@ -67,9 +76,18 @@ def flip(name: str) -> Callable[[Path], object]:
     return damage
 
 
-def linked(folder: Path) -> None:
-    shutil.move(folder / MODEL, folder.parent / "elsewhere.onnx")
-    (folder / MODEL).symlink_to(folder.parent / "elsewhere.onnx")
+def linked(name: str, target: str | Path) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+
+    return damage
+
+
+def linked_to_another(folder: Path) -> None:
+    other = folder.parent / "other.onnx"
+    other.write_bytes((folder / MODEL).read_bytes()[:-1] + b"!")
+    linked(MODEL, other)(folder)
 
 
 def unlisted(name: str) -> Callable[[Path], object]:
@@ -110,7 +128,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "golden changed": (flip(GOLDEN), ("golden.safetensors was changed",)),
     "parity changed": (flip(PARITY), ("parity.json was changed",)),
     "model cut": (put(MODEL, b"short"), ("model.onnx has 5 bytes",)),
-    "model linked": (linked, ("model.onnx",)),
+    "model linked to another": (linked_to_another, ("model.onnx was changed",)),
+    "model linked to nothing": (
+        linked(MODEL, "../blobs/12"), ("model.onnx is a link to ../blobs/12, where", "cp -rL")),
+    "model linked to itself": (linked(MODEL, MODEL), ("model.onnx is a link to model.onnx",)),
+    "model linked to a folder": (linked(MODEL, ".."), ("model.onnx is not a file",)),
+    "model linked to a device": (linked(MODEL, "/dev/zero"), ("model.onnx is not a file",)),
+    "manifest linked to nothing": (
+        linked("manifest.json", "../blobs/34"), ("manifest.json is a link to ../blobs/34",)),
+    "manifest of too many bytes": (
+        lambda folder: os.truncate(folder / "manifest.json", 67108865), ("it has 67108865 bytes",)),
     "model unlisted": (unlisted(MODEL), ("model.onnx",)),
     "golden unlisted": (unlisted(GOLDEN), ("golden.safetensors",)),
     "path upwards": (listed("../secret"), ("../secret",)),
@@ -299,6 +326,36 @@ def test_weights_in_a_file_of_their_own_are_checked_too(
     (copy / MODEL_DATA).unlink()
     with pytest.raises(BundleError, match=r"model\.onnx\.data is missing"):
         Bundle.open(copy)
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_links_are_read_as_files(
+    kind: str, outside_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights in a file of their own too, which the onnx package reads through no link."""
+    folder = of_links(outside_bundle, kind, tmp_path)
+    before = listing(tmp_path)
+    bundle = Bundle.open(folder)
+    assert bundle.digest == Bundle.open(outside_bundle).digest
+    cases = [case for case in bundle.golden() if case.name == "seven tokens"]
+    assert all(result.passed for result in verify(bundle, cases=cases))
+    expected, found = (read_model(path / MODEL) for path in (outside_bundle, folder))
+    assert found.SerializeToString() == expected.SerializeToString()
+    assert token_norms(bundle.model_path) is not None
+    assert run_here(["inspect", folder], capsys).code == 0
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [MODEL, PARITY])
+def test_no_report_is_written_over_what_a_link_leads_to(
+    name: str, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = of_links(bundle_folder, "cache", tmp_path)
+    before = listing(tmp_path)
+    for place in (folder / name, (folder / name).resolve()):
+        for option in ("--json", "--report"):
+            assert_refused(run_here(["verify", folder, option, place], capsys), option)
+    assert listing(tmp_path) == before
 
 
 def test_weights_of_no_digest_are_refused(outside_bundle: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from aftexport.checkpoint.program_archive import check_members, is_program_archi
 from aftexport.checkpoint.torch_file import damaged, read_torch_file
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import AftexportError, CheckpointError, UsageError
+from aftexport.exclusive_labels import check_config
 from aftexport.files import replacing_file
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.tokenization import check_tokenizer
@@ -202,6 +203,7 @@ def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
 def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Checkpoint:
     file = read_torch_file(path, factory=factory, allow_pickle=allow_pickle)
     content = file.content
+    check_config(str(path), content)
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
             raise UsageError(
@@ -255,6 +257,8 @@ def _load_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(config_path, f"not valid JSON ({error})", "Mend the file.") from error
     if not isinstance(config, dict):
         raise CheckpointError(config_path, "not a JSON object", "Mend the file.")
+    check_config(str(config_path), config)
+    config.pop("problem_type", None)  # the one that is served
     labels = config.pop("labels", None)
     tokenizer_path = folder / "tokenizer.json"
     try:

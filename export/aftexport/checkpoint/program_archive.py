@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 import aftexport.mechanisms  # noqa: F401  registers the operators that programs call
 from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
+from aftexport.stored_archives import unstored_member
 
 _HARMLESS_MEMBERS = re.compile(
     r"models/[^/]+\.json|data/weights/(weight_\d+|[^/]+_weights_config\.json)"
@@ -121,6 +122,10 @@ def _check_payload(path: Path, weight: str, meta: dict[str, Any], sizes: dict[st
         )
 
 
+def _size(file: Path | BinaryIO) -> int:
+    return file.stat().st_size if isinstance(file, Path) else file.seek(0, io.SEEK_END)
+
+
 def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -> None:
     """Checks that what torch is to read from an archive is as torch wrote it.
 
@@ -133,16 +138,12 @@ def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -
         file: what torch is to read: ``path``, or an archive within it.
 
     Raises:
-        CheckpointError: where a member is compressed, or not what its checksum says, which torch
-            does not look at for weights; or where torch finds other members.
+        CheckpointError: where a member is compressed, is said to be larger than the file, or is
+            not what its checksum says, which torch does not look at for weights; or where torch
+            finds other members.
     """
-    for member in archive.infolist():
-        if member.compress_type != zipfile.ZIP_STORED:
-            raise CheckpointError(
-                path,
-                f"{member.filename} in it is compressed",
-                "Save it again: torch compresses nothing.",
-            )
+    if (reason := unstored_member(archive, _size(file))) is not None:
+        raise CheckpointError(path, reason, "Save it again: torch compresses nothing.")
     if (changed := archive.testzip()) is not None:
         raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
     if not isinstance(file, Path):

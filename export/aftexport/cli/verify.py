@@ -50,6 +50,7 @@ def run(words: list[str]) -> int:
     from aftexport.bundle import Bundle, write_json
     from aftexport.destination import check_reports
     from aftexport.files import replacing_file
+    from aftexport.manifest import SCORES
     from aftexport.parity.check import Request, check
     from aftexport.parity.page import write_page
     from aftexport.report import escape, parity_table, stage
@@ -77,6 +78,7 @@ def run(words: list[str]) -> int:
     console.print(parity_table(report.comparisons))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+    console.print(f"Scores: {SCORES}.")
     colour = "green" if report.passed else "bold red"
     console.print(f"[{colour}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
     if report.blame is not None:

@@ -3,8 +3,8 @@
 import copy
 import io
 import shutil
+import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,12 +19,15 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.spilled import Array, Rows, Summaries, Summary
 from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
+from aftexport.stored_archives import unstored_member
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 """Stops after every part of the work; returns the outputs."""
 _Chunk = tuple[int, int]
 """Its first token and the one after its last."""
 
+_DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
+"""What zipfile raises on bytes that zipfile did not write."""
 MEMORY_BUDGET = 512 << 20
 """Bytes a document may take beside the model."""
 _MOST_TOKENS = 8192
@@ -140,7 +143,7 @@ class ChunkedModel:
         chunk_tokens: of a chunk at most; None to choose by the budget.
 
     Raises:
-        EngineError: where ``archive`` is no zip file.
+        EngineError: where ``archive`` is no zip file, or would take more memory than it has bytes.
 
     Attributes:
         whole_tokens: a document up to this fits the budget as a whole.
@@ -162,8 +165,11 @@ class ChunkedModel:
         # Open from now on: it stays this one where another is put in its place.
         try:
             self._archive = zipfile.ZipFile(archive)
-        except zipfile.BadZipFile as error:
+            reason = unstored_member(self._archive, archive.stat().st_size)
+        except _DAMAGED as error:
             raise EngineError(f"{archive}: {error}.", "Export the model again.") from error
+        if reason is not None:
+            raise EngineError(f"{archive}: {reason}.", "Export the model again.")
         self._name = archive.name
         self._plan = plan
         self._threads = threads
@@ -352,7 +358,7 @@ class ChunkedModel:
         # keeps between chunks goes with it.
         try:
             model = self._read(name)
-        except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, KeyError, *_DAMAGED) as error:
             raise EngineError(
                 f"{self._name}: {str(error) or 'it is cut off'}.",
                 "Replace a bundle, never write over it.",

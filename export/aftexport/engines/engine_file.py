@@ -8,13 +8,16 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.settings import BuildSettings, RuntimeName
+from aftexport.engines.settings import BuildSettings, Count, RuntimeName
 from aftexport.engines.tensorrt_builder import Built
 from aftexport.engines.tensorrt_runtimes import TITLES
 from aftexport.errors import EngineError
-from aftexport.files import sha256_of
+from aftexport.files import sha256, sha256_of
 
 REBUILD = "Run: aftexport build BUNDLE --rebuild"
+MAX_ENGINE_BYTES = 1 << 37
+"""No less than the memory of the GPUs there are, in which an engine lies whole."""
+MAX_RECORD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class EngineRecord(BaseModel):
     runtime: RuntimeName
     version: str
     gpu: str | None
-    capability: int | None
+    capability: Count | None
     settings: BuildSettings
     precision: str
     model: str
@@ -132,7 +135,10 @@ class EngineFile:
         if reason := record.misfit(wanted):
             raise EngineError(f"{self.engine} is not used: {reason}.", REBUILD)
         try:
-            content = self.engine.read_bytes()
+            _check_file(self.engine, MAX_ENGINE_BYTES)
+            # A digest takes no memory: what is not the engine is never held as a whole.
+            whole = sha256(self.engine) == record.sha256
+            content = self.engine.read_bytes() if whole else b""
         except OSError as error:
             raise EngineError(f"{self.engine}: {error.strerror}.", REBUILD) from error
         if sha256_of(content) != record.sha256:
@@ -146,6 +152,7 @@ class EngineFile:
             EngineError: where the record is absent or no record.
         """
         try:
+            _check_file(self.record, MAX_RECORD_BYTES)
             return EngineRecord.model_validate_json(self.record.read_text("utf-8"))
         except OSError as error:
             raise EngineError(f"{self.record}: {error.strerror}.", REBUILD) from error
@@ -157,3 +164,11 @@ class EngineFile:
         self.engine.write_bytes(engine)
         text = json.dumps(record.model_dump(), indent=2, sort_keys=True)
         self.record.write_text(text + "\n", "utf-8")
+
+
+def _check_file(path: Path, most_bytes: int) -> None:
+    """Raises EngineError for what is no file, or larger than any that aftexport writes."""
+    if (path.exists() or path.is_symlink()) and not path.is_file():
+        raise EngineError(f"{path} is not a file.", REBUILD)
+    if (size := path.stat().st_size) > most_bytes:
+        raise EngineError(f"{path} has {size} bytes, more than {most_bytes}.", REBUILD)

@@ -19,6 +19,7 @@ from aftexport.engines import Stop, Tensors
 from aftexport.engines.widening import has_bfloat16, widen
 from aftexport.errors import EngineError, UsageError
 from aftexport.memory import give_back
+from aftexport.model_file import read_model, without_links
 
 # Where this was imported before aftexport, the variable that says so came too late.
 onnxruntime.disable_telemetry_events()
@@ -39,6 +40,7 @@ _PROVIDERS = {
 _MOST_THREADS = 1024
 """The runtime would start any number, and take a machine's memory for their stacks."""
 _SMALL_BYTES = 1024
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
 """The first is of convolutions of images; ONNX Runtime 1.31 crashes in it on float16 graphs without
 any. The second makes a pooling that it then refuses, where there is no less padding than kernel."""
@@ -164,9 +166,9 @@ def session(
             "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
         )
     try:
-        source = _source(model) if isinstance(model, Path) else model
+        source = _source(model, options) if isinstance(model, Path) else model
         if isinstance(model, Path) and _is_bfloat16(model):
-            wide = onnx.load(model)
+            wide = read_model(model)
             widen(wide)
             source = wide.SerializeToString()
         # A provider that cannot start would be replaced by the CPU.
@@ -189,14 +191,25 @@ def session(
     return loaded
 
 
-def _source(model: Path) -> str | bytes:
-    """The path; or the model, where the runtime, which takes UTF-8, cannot be told the path."""
+def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
+    """The path; or the model, where the runtime cannot be told the path or does not follow links.
+
+    It takes UTF-8, and weights within the folder of the model alone.
+    """
     path = str(model)
     try:
         path.encode()
     except UnicodeEncodeError:  # a name in Linux is any bytes
         return model.read_bytes()
-    return path
+    try:
+        without = without_links(model)
+    except (OSError, DecodeError):
+        return path  # the runtime says better what is wrong with the file
+    if without is None:
+        return path
+    located, folder = without
+    options.add_session_config_entry(_WEIGHTS_FOLDER, str(folder))
+    return bytes(located.SerializeToString())
 
 
 def _is_bfloat16(model: Path) -> bool:

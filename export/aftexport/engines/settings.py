@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from annotated_types import Ge, Len
+from annotated_types import Ge, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from aftexport.errors import UsageError
 
-Count = Annotated[int, Ge(1)]
+MAX_COUNT = (1 << 31) - 1
+"""The largest number in a bundle: runtimes keep sizes in 32 bits."""
+Count = Annotated[int, Ge(1), Le(MAX_COUNT)]
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
 TARGETS: dict[str, RuntimeName] = {"trt": "tensorrt", "trt-rtx": "tensorrt_rtx"}
@@ -106,6 +108,7 @@ def build_settings(
     """
     runtime = TARGETS[to]
     check_precision(to, precision)
+    _check_sizes(options)
     longest = options.max_length or max_tokens or MAX_LENGTH
     shortest = options.min_length or 1
     best = options.opt_lengths or (min(max(OPT_LENGTH, shortest), longest),)
@@ -134,6 +137,22 @@ def build_settings(
         workspace_mib=options.workspace_mib,
         compute_capabilities=capabilities,
     )
+
+
+def _check_sizes(options: EngineOptions) -> None:
+    sizes = {
+        "--min-length": options.min_length,
+        "--opt-length": max(options.opt_lengths, default=None),
+        "--max-length": options.max_length,
+        "--max-batch": options.max_batch,
+        "--workspace": options.workspace_mib,
+        "--compute-capability": max(options.compute_capabilities, default=None),
+    }
+    for option, size in sizes.items():
+        if size is not None and size > MAX_COUNT:
+            raise UsageError(
+                f"{option} must be at most {MAX_COUNT}, got {size}.", "Give a smaller number."
+            )
 
 
 def _check_capabilities(capabilities: Sequence[int], precision: str) -> None:

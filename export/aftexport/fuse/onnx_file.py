@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
-from aftexport.bundle import MAX_MODEL_BYTES, files_beside
+from aftexport.bundle import MAX_MODEL_BYTES
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
@@ -17,6 +17,7 @@ from aftexport.fuse.measured import Measured
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.lowering import attach_bodies
+from aftexport.model_file import files_beside, load_weights
 from aftexport.parity import Case, compare
 
 _OLDEST_IR = 8
@@ -86,7 +87,8 @@ def _read_weights(model: onnx.ModelProto, source: Path) -> None:
                 f"{source}: it has {size / 2**30:.1f} GiB of weights, and one ONNX file holds 2.",
                 "Fuse a model of fewer or smaller weights.",
             )
-        onnx.load_external_data_for_model(model, str(source.parent))
+        load_weights(model, source.parent)
+        onnx.load_external_data_for_model(model, str(source.parent))  # those of attributes
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise UsageError(
             f"{source}: its weights cannot be read ({error}).", "Put the files it names beside it."

@@ -26,6 +26,8 @@ _COUNTS = (
     "window",
     "bias_rank",
 )
+_MAX_COUNT = 1 << 26
+"""The bytes of a matrix of the largest counts fit into 64 bits."""
 
 
 def _is_count(value: object) -> bool:
@@ -55,8 +57,8 @@ class ClassifierConfig:
         feature_map: of linear_attention.
 
     Raises:
-        UsageError: for a value that is none of the choices, no positive whole number, or does not
-            go with another.
+        UsageError: for a value that is none of the choices, no whole number of 1 to 67,108,864, or
+            does not go with another.
     """
 
     mechanism: str
@@ -86,6 +88,8 @@ class ClassifierConfig:
                 remedy = "Give a positive whole number"
                 remedy += ", or null." if name == "max_length" else "."
                 raise UsageError(f"{name} is {value!r}.", remedy)
+            if value is not None and value > _MAX_COUNT:
+                raise UsageError(f"{name} is {value}.", f"Give at most {_MAX_COUNT}.")
         if not isinstance(self.causal, bool):
             raise UsageError(f"causal is {self.causal!r}.", "Give true or false.")
         if self.dim % self.num_heads:

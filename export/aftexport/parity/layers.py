@@ -11,6 +11,7 @@ from aftexport.bundle import MODEL, write_model
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
 from aftexport.engines.widening import has_bfloat16, widen
+from aftexport.model_file import read_model
 from aftexport.parity.blame import find_blame
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Differences
@@ -42,7 +43,7 @@ def compare_layers(
     Raises:
         EngineError: where the runtime refuses the graph.
     """
-    model = onnx.load(path)
+    model = read_model(path)
     if has_bfloat16(model):
         widen(model)  # as it runs
     names = [name for node in model.graph.node for name in node.output if name in program]

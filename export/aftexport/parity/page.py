@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jinja2
 
+from aftexport.manifest import SCORES
 from aftexport.parity.plots import error_plot
 from aftexport.parity.report import Report, tolerance_of
 
@@ -41,6 +42,7 @@ def write_page(path: Path, report: Report) -> None:
     page = _TEMPLATES.get_template("page.html").render(
         report=report,
         tolerance=tolerance_of(report.manifest),
+        scores=SCORES,
         by_length=error_plot(by_length) if by_length else None,
         by_layer=by_layer,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aftexport.manifest import Manifest
+from aftexport.manifest import SCORES, Manifest
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.findings import Layers
@@ -114,6 +114,7 @@ class Report:
             "passed": self.passed,
             "reason": self.reason,
             "against": self.against,
+            "scores": SCORES,
             "precision": self.manifest.precision,
             "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
             "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aftexport.engines import Engine
 from aftexport.manifest import Manifest
+from aftexport.model_file import read_model
 from aftexport.parity.case import Case
 from aftexport.parity.comparison import compare
 from aftexport.parity.documents import as_inputs
@@ -137,7 +138,7 @@ class Search:
 
 def token_norms(model: Path) -> NDArray[np.float64] | None:
     """The norm of each row of the table that ``input_ids`` are looked up in; None without one."""
-    graph = onnx.load(model).graph
+    graph = read_model(model).graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights:

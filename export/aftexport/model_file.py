@@ -1,0 +1,100 @@
+"""An ONNX model on disk, and the files of its weights; each may be a link.
+
+The onnx package refuses weights behind a link, and ONNX Runtime those whose target lies outside the
+folder of the model. Caches and mounted volumes consist of such links.
+"""
+
+import os
+from pathlib import Path
+
+import onnx
+
+from aftexport.errors import EngineError
+
+
+def files_beside(model: onnx.ModelProto) -> set[str]:
+    """Return the names of the files that hold weights of a model."""
+    return {entry.value for tensor in _outside(model) for entry in _locations(tensor)}
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read a model with all its weights into memory.
+
+    Raises:
+        EngineError: if weights cannot be read.
+    """
+    model = onnx.load(path, load_external_data=False)
+    try:
+        load_weights(model, path.parent)
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"{path.name}: its weights cannot be read ({error}).", "Export the model again."
+        ) from error
+    return model
+
+
+def load_weights(model: onnx.ModelProto, folder: Path) -> None:
+    """Read the weights that lie beside a model into it, wherever links lead.
+
+    Args:
+        model: a model that was read from a file of the folder.
+        folder: the folder that the names of the files belong to.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if a name leads out of the folder, or weights lie beyond the end of their file.
+    """
+    for tensor in _outside(model):
+        tensor.raw_data = _weights(folder, tensor)
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
+    """Return a model that names the files its weights lie in, and their folder.
+
+    Returns:
+        None where no file of weights is a link, so that the path itself will do.
+
+    Raises:
+        EngineError: if the links lead to several folders.
+    """
+    if not any(file.is_symlink() for file in path.parent.iterdir()):
+        return None
+    model = onnx.load(path, load_external_data=False)
+    names = files_beside(model)
+    if not any((path.parent / name).is_symlink() for name in names):
+        return None
+    targets = {name: (path.parent / name).resolve() for name in names}
+    if len(folders := {target.parent for target in targets.values()}) > 1:
+        raise EngineError(
+            f"{path.name}: its weights must lie in one folder, got links to {len(folders)}.",
+            "Copy the bundle without links: cp -rL.",
+        )
+    for tensor in _outside(model):
+        for entry in _locations(tensor):
+            entry.value = targets[entry.value].name
+    return model, folders.pop()
+
+
+def _outside(model: onnx.ModelProto) -> list[onnx.TensorProto]:
+    return [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+
+
+def _locations(tensor: onnx.TensorProto) -> list[onnx.StringStringEntryProto]:
+    return [entry for entry in tensor.external_data if entry.key == "location"]
+
+
+def _weights(folder: Path, tensor: onnx.TensorProto) -> bytes:
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    name = Path(place.get("location", ""))
+    if name.is_absolute() or ".." in name.parts or not (folder / name).is_file():
+        raise ValueError(f"{tensor.name} names {str(name)!r}, which is not a file beside it")
+    with (folder / name).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        offset = int(place.get("offset", 0))
+        length = int(place.get("length", size - offset))
+        if not 0 <= offset <= offset + length <= size:
+            raise ValueError(f"{tensor.name} ends at {offset + length} of {size} bytes of {name}")
+        file.seek(offset)
+        return file.read(length)
