@@ -17,7 +17,7 @@ from aftserve.interface import describe_bodies, takes
 from aftserve.keys import Keys
 from aftserve.logs import RequestLog, note
 from aftserve.open_inference import routes as open_inference
-from aftserve.origins import same_origin
+from aftserve.origins import named_host, same_origin
 from aftserve.page import routes as page
 from aftserve.presence import DeadlineSeconds, while_wanted
 from aftserve.problems import GUARDED, handle_problems, responses
@@ -121,13 +121,12 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         )
     handle_problems(app)
     problems = responses(Problem)
-    # A page that has a key is meant to ask.
-    may_ask = (
-        same_origin(settings.host, settings.allowed_hosts, settings.cors_origins)
-        if keys is None
-        else keys.dependency()
-    )
-    guards = [Depends(may_ask)]
+    # A page that has a key is meant to ask, by whatever name unless some were given.
+    by_name = Depends(named_host(settings.host, settings.allowed_hosts))
+    if keys is None:
+        guards = [by_name, Depends(same_origin(settings.cors_origins))]
+    else:
+        guards = [*([by_name] if settings.allowed_hosts else []), Depends(keys.dependency())]
     guarded = APIRouter(
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
     )
@@ -225,7 +224,9 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         refusals[409] = {"model": Problem, "description": "The bundle cannot be used."}
 
         @app.post(
-            "/reload", dependencies=[Depends(keys.dependency(admin=True))], responses=refusals
+            "/reload",
+            dependencies=[*guards[:-1], Depends(keys.dependency(admin=True))],
+            responses=refusals,
         )
         async def reload() -> Reload:
             """Takes the bundle at its path anew; one that cannot be used is refused.

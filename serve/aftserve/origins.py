@@ -1,20 +1,25 @@
-"""What web pages may ask of a server that asks for no API key.
+"""Which web pages may send requests, and by which host names.
 
-A page of anybody's may have its reader's browser send a request to loopback. It may not read the
-answer; but where the name of its own host is made to lead to loopback, it may.
+A page of any site may have the browser of its reader send a request to this server. It may not
+read the answer, unless the name of its own host is made to lead here.
 """
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
 from fastapi import Request
 
 from aftserve.errors import RefusedError
 
-_PORT = re.compile(r":\d*$")
-_OWN = (None, "same-origin", "none")
-"""Values of Sec-Fetch-Site: of no browser, of a page of this server, of the reader's own."""
+_HOST = re.compile(r"(\[[^\[\]]+\]|[^\s\[\]:/@?#]+)(?::(\d{0,5}))?", re.ASCII)
+_ORIGIN = re.compile(rf"(?P<scheme>https?)://(?P<host>{_HOST.pattern})", re.ASCII | re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site: of a page of this server, and of the reader's own request."""
 
 
 class OriginError(RefusedError):
@@ -23,40 +28,108 @@ class OriginError(RefusedError):
     status = 403
 
 
-def same_origin(
-    host: str, allowed_hosts: Sequence[str], origins: Sequence[str]
-) -> Callable[..., Awaitable[None]]:
-    """What refuses a request of a page that is not meant to ask, before its body is read.
+class _Place(NamedTuple):
+    """A host as one spelling, and a port."""
+
+    host: str
+    port: int
+
+
+def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """Return a dependency that refuses a request whose Host header names another server.
 
     Args:
-        host: that the server listens on. Where that is loopback, requests must name it, or
-            another name of loopback, as their host.
-        allowed_hosts: that they may name too; ``*`` for any.
-        origins: whose pages may ask; ``*`` for all.
+        host: the address that the server listens on. Names of loopback are its own where it is one.
+        allowed_hosts: the names that requests may use beside those of loopback; ``*`` for any
+            name, none for any name where the server listens on more than loopback.
     """
-    loopback = _is_loopback(host) and "*" not in allowed_hosts
+    any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
+    own = {_canonical(name) for name in (host, *allowed_hosts)} - _ALL_ADDRESSES
 
     async def check(request: Request) -> None:
         # Not of Starlette's URL: where it finds a host odd, that has the server's own address.
-        asked = _PORT.sub("", request.headers.get("host", "")).strip("[]").lower()
-        if loopback and asked and not _is_loopback(asked) and asked not in allowed_hosts:
+        for asked in filter(None, request.headers.getlist("host")):
+            place = _place(asked, 0)
+            if any_host or (place and (place.host in own or _is_loopback(place.host))):
+                continue
             raise OriginError(
-                f"This server listens on loopback, and not as {asked[:100]}.",
-                "Where that is a name of it, give it to --allowed-hosts.",
-            )
-        foreign = request.headers.get("sec-fetch-site") not in _OWN
-        origin = request.headers.get("origin", "")
-        if foreign and request.method == "POST" and not {"*", origin} & {*origins}:
-            raise OriginError(
-                f"A page of {origin[:100]} asks, another origin.",
-                "Where it is to, give that to --cors-origins.",
+                f"The Host header must name this server, got {asked[:100]}.",
+                "Where that is a name of this server, give it to --allowed-hosts.",
             )
 
     return check
 
 
+def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """Return a dependency that refuses a request with effects from a page of another origin.
+
+    Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
+    Origin header tells whose page it is.
+
+    Args:
+        origins: the origins whose pages may send requests; ``*`` for all.
+    """
+    allowed = {_canonical_origin(origin) for origin in origins}
+
+    async def check(request: Request) -> None:
+        if request.method in _SAFE_METHODS or "*" in allowed or not _is_foreign(request):
+            return
+        given = request.headers.getlist("origin")
+        if len(given) == 1 and _canonical_origin(given[0]) in allowed:
+            return
+        raise OriginError(
+            f"A page of this server must send the request, got one of {', '.join(given)[:100]}.",
+            "Give that origin to --cors-origins to let its pages ask; where it is this server's "
+            "own behind a proxy, have the proxy pass on the Host header.",
+        )
+
+    return check
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether a page of another origin sent a request; programs send neither header."""
+    if sites := request.headers.getlist("sec-fetch-site"):
+        return any(site not in _OWN_SITES for site in sites)
+    origins, hosts = (request.headers.getlist(name) for name in ("origin", "host"))
+    if not origins:
+        return False
+    found = _ORIGIN.fullmatch(origins[0])
+    if found is None or len(origins) > 1 or len(hosts) != 1:
+        return True
+    # The page's scheme: a proxy may have ended TLS, and both leave its default port out.
+    default = _PORTS[found["scheme"].lower()]
+    page, here = _place(found["host"], default), _place(hosts[0], default)
+    return page is None or page != here
+
+
+def _place(text: str, default_port: int) -> _Place | None:
+    """The host and port that a header names; None where it names none."""
+    found = _HOST.fullmatch(text)
+    return found and _Place(_canonical(found[1]), int(found[2] or default_port))
+
+
+def _canonical(host: str) -> str:
+    """The one spelling of a name or an address: names end without a dot, and have no capitals."""
+    host = host.strip("[]").lower()
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host.removesuffix(".")
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def _canonical_origin(origin: str) -> str:
+    found = _ORIGIN.fullmatch(origin)
+    if found is None:
+        return origin  # of a browser's extension, which has no port
+    scheme = found["scheme"].lower()
+    return f"{scheme}://{_place(found['host'], _PORTS[scheme])}"
+
+
 def _is_loopback(host: str) -> bool:
-    """Whether a name or an address leads to this machine alone, whoever is asked for it."""
+    """Whether a canonical name or address leads to this machine only, whoever is asked for it."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -38,7 +38,7 @@ Location = Annotated[Path, BeforeValidator(_named)]
 """Of a file or folder."""
 Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
 """As a browser sends it, in small letters and without a path; or * for all."""
-Host = Annotated[str, Field(pattern=r"^(\*|[^/\s:A-Z]+)$")]
+Host = Annotated[str, Field(pattern=r"^(\*|\[[0-9a-f:.]+\]|[^*/\s:A-Z\[\]]+)$")]
 """As a URL has it, in small letters and without a port; or * for any."""
 Policy = Literal["exact", "reject", "head", "tail"]
 """What becomes of a document over the memory budget."""
@@ -122,8 +122,9 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],
-        description="where the server listens on loopback and asks for no API key: names that "
-        "lead to it beside localhost, as a proxy passes them on, with commas between; or * for any",
+        description="names that requests may use as their Host, beside those of loopback, with "
+        "commas between; or * for any. Left out: loopback's own where the server listens on that "
+        "and asks for no API key, else any",
     )
     cors_origins: Annotated[list[Origin], NoDecode] = Field(
         [],

@@ -1,12 +1,17 @@
 """What web pages may ask of a server without API keys."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from clients import http
+from fastapi import Request
 from servers import serving
+
+from aftserve.keys import make_key
+from aftserve.origins import OriginError, named_host, same_origin
 
 CLOSED = ["/info", "/metrics", "/parity", "/v2/models/model"]
 OPEN = ["/", "/healthz", "/readyz", "/v2/health/ready", "/openapi.json"]
@@ -18,6 +23,18 @@ FOREIGN = [
     "localhost.attacker.example",
     "a localhost",
 ]
+
+
+EFFECTS = ["POST", "PUT", "PATCH", "DELETE", "OTHER"]
+
+
+def request(method: str, **headers: list[str]) -> Request:
+    fields = [
+        (name.replace("_", "-").encode(), value.encode("latin-1"))
+        for name, values in headers.items()
+        for value in values
+    ]
+    return Request({"type": "http", "method": method, "path": "/infer", "headers": fields})
 
 
 def post(address: str, **headers: str) -> httpx.Response:
@@ -55,14 +72,48 @@ def test_a_proxy_may_pass_on_a_name_that_is_allowed(proxied: str) -> None:
         assert http.get(f"{proxied}/info", headers={"Host": host}).status_code == status
 
 
-def test_where_more_than_loopback_may_ask_every_name_will_do(
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "model.example"])
+def test_allowed_hosts_hold_at_every_address(host: str) -> None:
+    check = named_host(host, ["a.example", "[2001:db8::1]"])
+    for name in (*NAMES, "a.example", "A.EXAMPLE.:443", "[2001:DB8:0::1]:80", ""):
+        asyncio.run(check(request("GET", host=[name])))
+    for name in (
+        *FOREIGN,
+        "b.example",
+        "a.example.b.example",
+        "[::]",
+        "a.example:80:80",
+        "x@a.example",
+    ):
+        with pytest.raises(OriginError, match="--allowed-hosts"):
+            asyncio.run(check(request("GET", host=[name])))
+    with pytest.raises(OriginError):
+        asyncio.run(check(request("GET", host=["a.example", "b.example"])))
+
+
+def test_server_on_all_addresses_holds_to_allowed_hosts(
     bundle_folder: Path, tmp_path: Path
 ) -> None:
-    for number, options in enumerate((("--host", "0.0.0.0"), ("--allowed-hosts", "*"))):
-        with serving(bundle_folder, tmp_path / f"log{number}", *options) as (address, _):
-            here = address.replace("0.0.0.0", "127.0.0.1")
-            for host in ("attacker.example", "10.0.0.1:80"):
-                assert http.get(f"{here}/info", headers={"Host": host}).status_code == 200
+    """Also where it asks for API keys, and for a reload."""
+    key, section = make_key("alice", None, admin=True)
+    (tmp_path / "keys.toml").write_text(section)
+    options = ("--host", "0.0.0.0", "--allowed-hosts", "a.example")
+    keyed = (*options, "--api-keys", str(tmp_path / "keys.toml"))
+    with serving(bundle_folder, tmp_path / "log", *keyed) as (address, _):
+        here = address.replace("0.0.0.0", "127.0.0.1")
+        for host, status in (("a.example:8000", 200), ("attacker.example", 403)):
+            headers = {"Host": host, "X-API-Key": key, "Content-Type": "text/plain"}
+            for path in CLOSED:
+                assert http.get(here + path, headers=headers).status_code == status
+            assert post(here, **headers).status_code == status
+            assert http.get(f"{here}/healthz", headers=headers).status_code == 200
+        assert http.post(f"{here}/reload", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(("host", "allowed"), [("0.0.0.0", []), ("::", []), ("127.0.0.1", ["*"])])
+def test_where_more_than_loopback_may_ask_every_name_will_do(host: str, allowed: list[str]) -> None:
+    for name in ("attacker.example", "10.0.0.1:80"):
+        asyncio.run(named_host(host, allowed)(request("GET", host=[name])))
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -79,7 +130,85 @@ def test_a_page_of_the_server_and_its_reader_may(site: str, server: str) -> None
     assert post(server, Sec_Fetch_Site=site, Content_Type="text/plain").status_code == 200
 
 
+OWN = [
+    ("http://a.example", "a.example"),
+    ("http://a.example", "a.example:80"),
+    ("http://a.example:80", "A.Example"),
+    ("https://a.example", "a.example"),  # a proxy ended TLS
+    ("https://a.example:443", "a.example:443"),
+    ("HTTP://A.EXAMPLE:8000", "a.example:8000"),
+    ("http://a.example.", "a.example"),
+    ("http://[2001:db8::1]:8000", "[2001:DB8:0:0::1]:8000"),
+    ("http://[::ffff:192.0.2.7]", "192.0.2.7"),
+]
+OTHERS = [
+    ("null", "a.example"),
+    ("", "a.example"),
+    ("a.example", "a.example"),
+    ("http://b.example", "a.example"),
+    ("http://a.example:8001", "a.example:8000"),
+    ("http://a.example", "a.example:8000"),
+    ("http://a.example:443", "a.example"),
+    ("https://a.example", "a.example:80"),
+    ("http://a.example/", "a.example"),
+    ("http://a.example@b.example", "a.example"),
+    ("http://a.example b.example", "a.example"),
+    ("http://a.example, http://a.example", "a.example"),
+    ("http://xa.example", "a.example"),
+    ("http://a.example.b.example", "a.example"),
+    ("http://[::1]", "[::2]"),
+    ("http://[a.example", "a.example"),
+    ("ftp://a.example", "a.example"),
+    ("chrome-extension://abc", "a.example"),
+    ("http://a.example", ""),
+]
+
+
+@pytest.mark.parametrize(("origin", "host"), OWN)
+@pytest.mark.parametrize("method", EFFECTS)
+def test_own_page_over_plain_http_may_ask(method: str, origin: str, host: str) -> None:
+    asyncio.run(same_origin([])(request(method, origin=[origin], host=[host])))
+
+
+@pytest.mark.parametrize(("origin", "host"), OTHERS)
+@pytest.mark.parametrize("method", EFFECTS)
+def test_other_page_over_plain_http_may_not(method: str, origin: str, host: str) -> None:
+    with pytest.raises(OriginError, match="--cors-origins"):
+        asyncio.run(same_origin([])(request(method, origin=[origin], host=[host])))
+    asyncio.run(same_origin([])(request("GET", origin=[origin], host=[host])))
+
+
+def test_several_origins_or_hosts_are_foreign() -> None:
+    check, own = same_origin(["http://a.example"]), "http://a.example"
+    for origins, hosts in (([own, "http://b.example"], ["a.example"]), ([own, own], ["a.example"])):
+        with pytest.raises(OriginError):
+            asyncio.run(check(request("POST", origin=origins, host=hosts)))
+    hosts = ["a.example", "b.example"]
+    with pytest.raises(OriginError):
+        asyncio.run(same_origin([])(request("POST", origin=[own], host=hosts)))
+
+
+def test_sec_fetch_site_comes_before_the_origin() -> None:
+    check, own = same_origin([]), {"origin": ["http://a.example"], "host": ["b.example"]}
+    asyncio.run(check(request("POST", sec_fetch_site=["same-origin"], **own)))
+    for sites in (["cross-site"], [""], ["same-origin", "cross-site"]):
+        with pytest.raises(OriginError):
+            asyncio.run(check(request("POST", sec_fetch_site=sites, **own)))
+
+
+@pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
+@pytest.mark.parametrize("origin", ["null", "http://other.example"])
+def test_server_refuses_other_pages_over_plain_http(path: str, origin: str, server: str) -> None:
+    said = {"Origin": origin, "Content-Type": "text/plain"}
+    refused = http.post(server + path, content=b"a", headers=said)
+    assert refused.status_code == 403
+    assert origin in refused.text
+    assert post(server, Origin=server, Content_Type="text/plain").status_code == 200
+    assert post(server, Content_Type="text/plain").status_code == 200  # a program
+
+
 def test_a_page_that_is_named_may(proxied: str) -> None:
     for origin, status in (("https://good.example", 200), ("https://other.example", 403)):
-        headers = {"Sec_Fetch_Site": "cross-site", "Origin": origin, "Content_Type": "text/plain"}
+        headers = {"Origin": origin, "Content_Type": "text/plain"}
+        assert post(proxied, Sec_Fetch_Site="cross-site", **headers).status_code == status
         assert post(proxied, **headers).status_code == status
