@@ -42,8 +42,9 @@ _LINES_SCHEMA: dict[str, Any] = {
     "description": "Objects, one a line.",
 }
 _TEXT_SCHEMA = {"type": "string", "minLength": 1}
-_INFER = takes(InferRequest, **{streams.TEXT: _TEXT_SCHEMA, streams.LINES: _LINES_SCHEMA})
-_LINES_RESPONSE = {"content": {streams.LINES: {"schema": _LINES_SCHEMA}}}
+_LINES_CONTENT = dict.fromkeys(streams.LINES_TYPES, _LINES_SCHEMA)
+_INFER = takes(InferRequest, **{streams.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
     Query(
@@ -152,11 +153,11 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         service.check_open()
         deadline = deadline_of(request, deadline_seconds)
         most = settings.max_documents
-        match bodies.media_type(request):
+        match kind := bodies.media_type(request):
             case streams.TEXT:
                 text = await streams.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
-            case streams.LINES:
+            case _ if kind in streams.LINES_TYPES:
                 classify = partial(
                     service.classify, deadline=deadline, spans=evidence, request=Backlog()
                 )
@@ -165,9 +166,10 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
-                return Response(content, media_type=streams.LINES)
+                return Response(content, media_type=kind)
             case _:
-                body = await bodies.read(request, InferRequest, texts=most, input_ids=most)
+                others = (streams.TEXT, *streams.LINES_TYPES)
+                body = await bodies.read(request, InferRequest, *others, texts=most, input_ids=most)
         received(request)
         results = await while_wanted(
             service.classify(body.documents, deadline, spans=evidence), request.receive, deadline

@@ -18,20 +18,22 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MOST_CHARACTERS = 1024
+JSON = "application/json"
 
 
 class NotJsonError(RefusedError):
-    """A body says that it is something else."""
+    """A body says that it is something else than an address takes."""
 
     status = 415
 
 
-async def read(request: Request, model: type[Model], **most: int) -> Model:
+async def read(request: Request, model: type[Model], *others: str, **most: int) -> Model:
     """Receives and checks a body.
 
     Args:
         request: whose body was not received yet.
         model: of the body.
+        others: media types that the address takes beside JSON, for the message.
         most: entries of its lists, by field.
 
     Raises:
@@ -42,9 +44,11 @@ async def read(request: Request, model: type[Model], **most: int) -> Model:
         ClientGoneError: it did not arrive.
     """
     kind = media_type(request)
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind != JSON and not kind.endswith("+json"):
         raise NotJsonError(
-            "The body's content type is not application/json.", "Send JSON, and say so."
+            f"The body's content type must be {_one_of(JSON, *others)}, got "
+            f"{kind[:100] or 'none'}.",
+            "Send one of these, and say so." if others else "Send JSON, and say so.",
         )
     return parse(await receive(request), model, **most)
 
@@ -63,7 +67,8 @@ def check_encoding(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise NotJsonError(
-            f"The body's content encoding is {encoding[:100]}.", "Send it uncompressed."
+            f"The body's content encoding must be identity, got {encoding[:100]}.",
+            "Send it uncompressed.",
         )
 
 
@@ -72,18 +77,25 @@ def check_charset(request: Request) -> None:
     content_type = request.headers.get("content-type", "")
     if len(content_type) > _MOST_CHARACTERS:  # reading its parameters takes the square of that
         raise NotJsonError(
-            "The body's content type is too long.", "Send text/plain without parameters, in UTF-8."
+            "The body's content type is too long.", "Send it without parameters, in UTF-8."
         )
     header = Message()
     header["Content-Type"] = content_type
     charset = header.get_content_charset("utf-8")
     if charset not in _CHARSETS:
-        raise NotJsonError(f"The body's charset is {charset[:100]}.", "Send UTF-8, and say so.")
+        raise NotJsonError(
+            f"The body's charset must be utf-8, got {charset[:100]}.", "Send UTF-8, and say so."
+        )
 
 
 def media_type(request: Request) -> str:
     """What a body says that it is, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _one_of(*kinds: str) -> str:
+    *first, last = kinds
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def parse(body: bytes, model: type[Model], **most: int) -> Model:

@@ -22,7 +22,15 @@ Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
 
 TEXT = "text/plain"
 LINES = "application/x-ndjson"
-"""The media types of the two."""
+LINES_TYPES = (
+    LINES,
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonl",
+    "application/jsonlines",
+    "application/x-jsonlines",
+)
+"""What people call lines of JSON, for which no media type is registered."""
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
@@ -82,12 +90,14 @@ async def classify_lines(
         An answer or a problem for each line, in order.
 
     Raises:
+        NotJsonError: by its headers it is in another encoding, or compressed.
         InputError: where there are no lines.
         DocumentTooLongError: where there are too many.
         ClientGoneError: they did not arrive, or nobody waits any more.
         DeadlineError: where the deadline passed.
     """
     tasks: list[asyncio.Task[DocumentResult | LineProblem]] = []
+    bodies.check_charset(request)
     try:
         async for line in _lines(request):
             if len(tasks) == most:

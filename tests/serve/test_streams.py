@@ -150,6 +150,35 @@ def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
     assert metric(address, "process_resident_memory_bytes") < before + (32 << 20)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["application/jsonl", "application/ndjson", "Application/X-JSONLines; charset=utf-8"],
+)
+def test_lines_go_by_several_names(kind: str, address: str) -> None:
+    answer = post(address, b'{"text": "a"}\n{"input_ids": [1, 2]}', kind)
+    assert answer.status_code == 200, answer.text
+    assert [json.loads(line)["tokens_total"] for line in answer.text.splitlines()] == [1, 2]
+    assert answer.headers["Content-Type"] == kind.partition(";")[0].lower()
+
+
+@pytest.mark.parametrize("kind", ["", "text/html", "application/json-seq", "application/jsonx"])
+def test_refusal_of_a_type_names_those_that_are_taken(kind: str, address: str) -> None:
+    answer = post(address, b'{"text": "a"}', kind)
+    assert answer.status_code == 415
+    said = answer.json()["detail"]
+    for taken in ("application/json,", "text/plain,", LINES, "application/jsonl"):
+        assert taken in said
+    assert f"got {kind or 'none'}." in said
+    one = http.post(f"{address}/parity", content=b"a", headers={"Content-Type": kind})
+    assert f"must be application/json, got {kind or 'none'}." in one.json()["detail"]
+
+
+def test_lines_in_another_encoding_are_refused(address: str) -> None:
+    answer = post(address, b"a", f"{LINES}; charset=utf-16le")
+    assert answer.status_code == 415
+    assert "must be utf-8, got utf-16le" in answer.json()["detail"]
+
+
 def test_every_line_has_an_answer_in_its_place(address: str) -> None:
     sent = [{"text": text} for text in TEXTS] + [{"input_ids": [1, 2, 3]}]
     content = b"\n\n".join(json.dumps(line).encode() for line in sent) + b"\r\n"
