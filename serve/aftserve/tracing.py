@@ -104,10 +104,13 @@ def _provider(kind: str) -> "TracerProvider":
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from aftserve.query_redaction import QueryRedaction
+
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: _NAME}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(QueryRedaction())
     provider.add_span_processor(BatchSpanProcessor(_exporter(kind)))
     return provider
 

@@ -11,9 +11,15 @@ from clients import http
 from commands import run_python
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from servers import Stub, listening, serving
 
+from aftserve.query_redaction import QueryRedaction, redacted
+
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "sk-a5fe"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
@@ -48,10 +54,13 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         with serving(bundle_folder, tmp_path / "log") as (server, process):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"texts": ["An invoice.", "abc"]}
-            answer = http.post(f"{server}/infer", json=body, headers=headers)
+            asked = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
+            answer = http.post(asked, json=body, headers=headers)
             assert answer.status_code == 200
             process.terminate()  # what was not sent yet is sent then
             assert process.wait(30) == 0
+    assert not [request for request in received if SECRET.encode() in request.SerializeToString()]
+    assert SECRET not in (tmp_path / "log").read_text("utf-8")
     resources = [group for request in received for group in request.resource_spans]
     names = {item.key: item.value.string_value for item in resources[0].resource.attributes}
     assert names["service.name"] == "aftserve"
@@ -59,6 +68,7 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
     spans = [span for span in spans if span.trace_id.hex() == TRACE]
     (request,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
     assert attributes(request)["http.route"] == "/infer"
+    assert attributes(request)["url.query"] == "evidence=0&REDACTED"
     stages = [span for span in spans if span is not request]
     assert {span.parent_span_id for span in stages} == {request.span_id}
     assert sorted(span.name for span in stages) == [
@@ -78,6 +88,32 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         assert infer["aftserve.batch_documents"] in (1, 2)
         assert infer["aftserve.predicted_seconds"] == timings["predicted_seconds"]
         assert infer["aftserve.actual_seconds"] > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("query", "left"),
+    [
+        ("", ""),
+        ("evidence=3", "evidence=3"),
+        (f"evidence=3&key={SECRET}", "evidence=3&REDACTED"),
+        (f"{SECRET}", "REDACTED"),
+        (f"{SECRET}=", "REDACTED"),
+        (f"evidence={SECRET}", "REDACTED"),
+        (f"Evidence=1&token={SECRET}&x=", "REDACTED"),
+        ("access%5Ftoken=a&evidence=%31", "evidence=1&REDACTED"),
+    ],
+)
+def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
+    assert redacted(query) == left
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(QueryRedaction())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    named = {"url.query": query, "url.full": f"http://a/infer?{query}", "http.target": "/infer"}
+    provider.get_tracer("a").start_span("a", attributes=named).end()
+    (span,) = exporter.get_finished_spans()
+    expected = {"url.query": left, "url.full": f"http://a/infer?{left}", "http.target": "/infer"}
+    assert span.attributes == expected
 
 
 def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
