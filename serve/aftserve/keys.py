@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 import tomllib
@@ -18,7 +19,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from aftexport.errors import UsageError
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
+from aftserve.file_permissions import exposures
 from aftserve.logs import note
+
+logger = logging.getLogger(__name__)
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
 _HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same.")
@@ -107,13 +111,14 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
-        """Reads a TOML file of them.
+        """Reads a TOML file of them; warns where every user of the machine may read or replace it.
 
         Raises:
             UsageError: where it is none, or holds none.
         """
         try:
             keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
+            exposed = list(exposures(path))
         except ValidationError as error:
             first: Any = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -122,6 +127,8 @@ class Keys:
             raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
         if not keys:
             raise UsageError(f"--api-keys {path}: it holds no keys.", _REMEDY)
+        for exposure in exposed:
+            logger.warning("--api-keys: %s", exposure)
         return cls(keys)
 
     def owner(self, *given: str) -> str:

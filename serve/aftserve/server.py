@@ -46,8 +46,8 @@ def serve(settings: Settings, console: Console) -> int:
     # Nothing else ends it while it loads where it is the first process of a container.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # modules: every collection would go through them, and no request be answered
-    keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     logs.configure(settings.log_format)
+    keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     allow_more()
     traces = tracing.configure()
     check_address(settings.host, settings.port)

@@ -2,6 +2,7 @@
 
 import hmac
 import itertools
+import json
 import re
 import time
 import tracemalloc
@@ -38,6 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     rarely, second = make_key("rarely", "3/hour")
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
     file.write_text(f"{first}\n\n{second}\n")
+    file.chmod(0o644)
     return file, always, rarely
 
 
@@ -49,6 +51,9 @@ def address(
     with serving(bundle_folder, log, "--api-keys", str(made[0]), "--log-format", "json") as (a, _):
         yield a
     text = log.read_text("utf-8")
+    first = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    assert (first["level"], first["logger"]) == ("warning", "aftserve.keys")
+    assert "every user may read" in first["message"]
     assert '"key": "always"' in text
     assert made[1] not in text
     assert made[2] not in text
@@ -289,6 +294,46 @@ def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path:
     file.write_text(content)
     with pytest.raises(UsageError, match=mentioned):
         Keys.read(file)
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "said"),
+    [
+        (0o600, 0o755, []),
+        (0o640, 0o1777, []),
+        (0o604, 0o755, ["every user may read"]),
+        (0o602, 0o755, ["every user may write"]),
+        (0o646, 0o777, ["every user may write", "every user may read", "write the folder"]),
+        (0o600, 0o702, ["write the folder"]),
+    ],
+)
+@pytest.mark.parametrize("linked", [False, True])
+def test_keys_file_that_all_may_use_gives_warning(
+    linked: bool,
+    file: int,
+    folder: int,
+    said: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    keys = place / "keys.toml"
+    keys.write_text(make_key("alice", None)[1])
+    keys.chmod(file)
+    place.chmod(folder)
+    asked = keys
+    if linked:
+        asked = tmp_path / "link.toml"
+        asked.symlink_to(keys)
+    caplog.clear()
+    Keys.read(asked)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(said)
+    for message, words in zip(messages, said, strict=True):
+        assert words in message
+        assert str(asked) in message
+        assert "chmod" in message
 
 
 def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: Path) -> None:
