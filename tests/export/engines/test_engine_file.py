@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,4 +87,22 @@ def test_a_damaged_engine_is_refused_with_the_reason(kind: str, file: EngineFile
     file.write(b"engine", engines.record())
     damage(file)
     with pytest.raises(EngineError, match=reason):
+        file.read(WANTED)
+
+
+@pytest.mark.parametrize("place", ["engine", "record"])
+@pytest.mark.parametrize("kind", ["a folder", "a device", "too large"])
+def test_files_without_a_bound_are_not_read(kind: str, place: str, file: EngineFile) -> None:
+    file.write(b"engine", engines.record(wanted=WANTED))
+    path: Path = getattr(file, place)
+    path.unlink()
+    match kind:
+        case "a folder":
+            path.mkdir()
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case _:
+            path.touch()
+            os.truncate(path, (1 << 37) + 1)
+    with pytest.raises(EngineError, match=f"{place} (is not a file|has 137438953473 bytes)"):
         file.read(WANTED)

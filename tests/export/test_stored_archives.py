@@ -1,0 +1,73 @@
+"""No archive makes its reader allocate more than the file has bytes."""
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import archives
+import pytest
+import torch
+import toy
+from bundles import resealed
+from commands import assert_refused, run_here
+
+from aftexport.bundle import CHUNKED, Bundle
+from aftexport.checkpoint import load
+from aftexport.engines.chunked import ChunkedModel
+from aftexport.errors import CheckpointError, EngineError
+from aftexport.stored_archives import unstored_member
+
+Change = Callable[[Path], object]
+BAD: dict[str, tuple[Change, str]] = {
+    "compressed": (lambda path: archives.rewritten(path, "compressed"), "in it is compressed"),
+    "twice": (lambda path: archives.rewritten(path, "twice"), "stands in it twice"),
+    "nested": (lambda path: archives.nested(path, 40, 4000), "and its members up to"),
+}
+
+
+def overstating(name: str) -> Change:
+    return lambda path: archives.overstated(path, name, 3_000_000_000)
+
+
+def test_members_that_are_stored_are_taken(bundle_folder: Path, checkpoint_file: Path) -> None:
+    for path in (bundle_folder / CHUNKED, checkpoint_file):
+        with zipfile.ZipFile(path) as archive:
+            assert unstored_member(archive, path.stat().st_size) is None
+
+
+@pytest.mark.parametrize("kind", [*BAD, "overstated"])
+def test_chunked_archive_is_refused(kind: str, bundle_copy: Path) -> None:
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    change, reason = BAD.get(kind) or (overstating("pool.onnx"), "pool.onnx have 30")
+    change(bundle_copy / CHUNKED)
+    with pytest.raises(EngineError, match=f"chunked.zip: .*{reason}"):
+        ChunkedModel(bundle_copy / CHUNKED, plan)
+
+
+def test_verify_refuses_chunked_archive(
+    bundle_copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archives.rewritten(bundle_copy / CHUNKED, "compressed")
+    refused = run_here(["verify", resealed(bundle_copy)], capsys)
+    assert_refused(refused, "chunked.zip", "is compressed")
+
+
+@pytest.mark.parametrize("kind", ["compressed", "twice", "overstated"])
+def test_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(toy.Bag().state_dict(), path)
+    change, reason = BAD.get(kind) or (overstating("model/data/0"), "data/0 have 30")
+    change(path)
+    with pytest.raises(CheckpointError, match=reason):
+        load(path, factory="toy:Bag")
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000])
+def test_archive_that_is_cut_is_refused(size: int, bundle_copy: Path) -> None:
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    os.truncate(bundle_copy / CHUNKED, size)
+    with pytest.raises(EngineError, match=r"chunked\.zip"):
+        ChunkedModel(bundle_copy / CHUNKED, plan)
