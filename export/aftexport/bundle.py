@@ -262,9 +262,12 @@ def _check_is_file(path: Path, file: Path) -> None:
     """
     if file.is_symlink() and not file.exists():
         name = "it" if file == path else file.name
+        target = file.readlink()
+        # A server tells its clients why it refuses a bundle, and not where files lie.
+        shown = f".../{target.name}" if target.is_absolute() else target
         raise BundleError(
             path,
-            f"{name} is a link to {file.readlink()}, where there is no file",
+            f"{name} is a link to {shown}, where there is no file",
             "Fetch what the links of the bundle lead to, or copy it from where it is whole: "
             "cp -rL.",
         )

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from bundles import of_links
 from clients import eventually, http, metric
 from drifting import always, coarse_kernels
 from rich.console import Console
@@ -191,6 +192,29 @@ def test_a_bad_bundle_is_refused_and_the_one_before_answers_on(
     log = (tmp_path / "log").read_text("utf-8")
     assert reason in log
     assert "Traceback" not in log
+
+
+def test_volume_of_links_is_served_and_reloaded(
+    bundle_folder: Path, other_bundle: Path, tmp_path: Path
+) -> None:
+    """As Kubernetes updates a mounted ConfigMap: by a link to the folder of the new files."""
+    place = of_links(bundle_folder, "volume", tmp_path)
+    shutil.copytree(other_bundle, place / "..2026_01_02")
+
+    def point_to(folder: str) -> None:
+        (place / "..new").symlink_to(folder)
+        (place / "..new").rename(place / "..data")
+
+    with serving(place, tmp_path / "log", "--threads", "1") as (address, process):
+        assert live(address) == digest(bundle_folder)
+        point_to("..gone")
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: last_reload(address) is not None, "it was tried")
+        assert "is a link to ..data/manifest.json" in str(last_reload(address))
+        point_to("..2026_01_02")
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: live(address) == digest(other_bundle), "the new files are served")
+        assert post(address, *documents()).status_code == 200
 
 
 def test_kernels_outside_the_bound_are_refused_or_fall_back_as_at_start(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from bundles import of_links
 from drifting import always
 from load.documents import Document, bare_engine, make_documents
 
@@ -24,8 +25,9 @@ BOUND = TOLERANCES["fp32"].bound
 
 
 @pytest.fixture(scope="module")
-def offline(bundle_folder: Path) -> OfflineClassifier:
-    return OfflineClassifier(Settings.read([str(bundle_folder)]))
+def offline(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> OfflineClassifier:
+    bundle = of_links(bundle_folder, "cache", tmp_path_factory.mktemp("links"))
+    return OfflineClassifier(Settings.read([str(bundle)]))
 
 
 @pytest.fixture(scope="module")
