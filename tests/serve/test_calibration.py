@@ -12,6 +12,7 @@ from aftserve.calibration import (
     Costs,
     Measurement,
     calibrate,
+    measure_chunks,
     measured_chunk,
 )
 
@@ -65,6 +66,25 @@ def test_a_model_to_which_a_chunk_is_a_long_run_is_measured_by_shorter_ones() ->
     assert measured_chunk(Costs(FLAT), 8192) == 8192
     assert measured_chunk(Costs([Measurement(1, 1024, 1.0)]), 8192) == 2048
     assert measured_chunk(Costs([Measurement(1, 1, 60.0)]), 8192) == 1
+
+
+@pytest.mark.parametrize(
+    ("chunk", "most", "expected"),
+    [
+        (100, 1000, [100, 200]),
+        (100, 150, [75, 150]),
+        (100, 60, [30, 60]),
+        (1 << 21, 1 << 20, [1 << 19, 1 << 20]),
+        (1, 2, [1, 2]),
+    ],
+)
+def test_chunks_are_measured_within_the_longest_document(
+    chunk: int, most: int, expected: list[int]
+) -> None:
+    """A window may make one chunk longer than any document."""
+    measured = measure_chunks(lambda tokens: None, chunk, most)
+    assert [one.tokens for one in measured] == expected
+    assert Costs(FLAT, measured, most // 2).alone(most) > 0
 
 
 def test_a_token_in_chunks_costs_no_less_than_in_a_whole_document() -> None:

@@ -24,4 +24,6 @@ def test_where_each_node_has_a_precision_it_says_how_many_have_which(
     said = ", ".join(f"{count} in {name}" for name, count in counts.items())
     assert manifest.precision_title == f"auto: {said}"
     assert sum(counts.values()) == len(manifest.node_precisions) > 0
-    assert http.get(f"{server}/info").json()["node_precisions"] is None
+    other = http.get(f"{server}/info").json()
+    assert other["node_precisions"] is None
+    assert other["scores"] == info["scores"] == "softmax over exclusive labels"
