@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from aftexport.engines.settings import BuildSettings, Count
+from aftexport.engines.settings import LONGEST, BuildSettings, Count
 
 SCHEMA_VERSION = 1
-MAX_TOKENS = 1 << 20
+MAX_TOKENS = LONGEST
 """The longest document a graph is traced for where the model states no bound.
 
 A bound keeps the exporter's shape arithmetic exact.

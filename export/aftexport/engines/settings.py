@@ -12,6 +12,10 @@ from aftexport.errors import UsageError
 MAX_COUNT = (1 << 31) - 1
 """The largest number in a bundle: runtimes keep sizes in 32 bits."""
 Count = Annotated[int, Ge(1), Le(MAX_COUNT)]
+LONGEST = 1 << 20
+"""Most tokens that any document may have; see ``aftexport.manifest.MAX_TOKENS``."""
+Length = Annotated[int, Ge(1), Le(LONGEST)]
+_MAX_BATCH = 1 << 16
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
 TARGETS: dict[str, RuntimeName] = {"trt": "tensorrt", "trt-rtx": "tensorrt_rtx"}
@@ -64,10 +68,10 @@ class BuildSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     runtime: RuntimeName
-    min_length: Count
-    opt_lengths: Annotated[tuple[Count, ...], Len(1)]
-    max_length: Count
-    max_batch: Count
+    min_length: Length
+    opt_lengths: Annotated[tuple[Length, ...], Len(1)]
+    max_length: Length
+    max_batch: Annotated[int, Ge(1), Le(_MAX_BATCH)]
     workspace_mib: Count | None
     compute_capabilities: tuple[Count, ...]
 
@@ -141,18 +145,15 @@ def build_settings(
 
 def _check_sizes(options: EngineOptions) -> None:
     sizes = {
-        "--min-length": options.min_length,
-        "--opt-length": max(options.opt_lengths, default=None),
-        "--max-length": options.max_length,
-        "--max-batch": options.max_batch,
-        "--workspace": options.workspace_mib,
-        "--compute-capability": max(options.compute_capabilities, default=None),
+        "--min-length": (options.min_length, LONGEST),
+        "--opt-length": (max(options.opt_lengths, default=None), LONGEST),
+        "--max-length": (options.max_length, LONGEST),
+        "--max-batch": (options.max_batch, _MAX_BATCH),
+        "--workspace": (options.workspace_mib, MAX_COUNT),
     }
-    for option, size in sizes.items():
-        if size is not None and size > MAX_COUNT:
-            raise UsageError(
-                f"{option} must be at most {MAX_COUNT}, got {size}.", "Give a smaller number."
-            )
+    for option, (size, most) in sizes.items():
+        if size is not None and size > most:
+            raise UsageError(f"{option} must be at most {most}, got {size}.", f"Give {most}.")
 
 
 def _check_capabilities(capabilities: Sequence[int], precision: str) -> None:

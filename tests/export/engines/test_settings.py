@@ -1,6 +1,9 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from aftexport.engines.settings import (
     RTX_CAPABILITIES,
@@ -29,6 +32,28 @@ def test_settings_are_a_profile_or_are_refused(
     assert settings.max_length == (longest or limit or settings.max_length)
     # What the manifest stores is what is read from it.
     assert BuildSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("option", "options", "most"),
+    [
+        ("--min-length", EngineOptions(min_length=10**12, max_length=10**12), 1 << 20),
+        ("--opt-length", EngineOptions(opt_lengths=(5, 10**12)), 1 << 20),
+        ("--max-length", EngineOptions(max_length=(1 << 20) + 1), 1 << 20),
+        ("--max-batch", EngineOptions(max_batch=10**12), 1 << 16),
+        ("--workspace", EngineOptions(workspace_mib=10**12), (1 << 31) - 1),
+    ],
+)
+def test_sizes_have_an_upper_bound(option: str, options: EngineOptions, most: int) -> None:
+    with pytest.raises(UsageError, match=f"{option} must be at most {most}, got"):
+        build_settings("trt", options, precision="fp16", max_tokens=None)
+    settings = build_settings("trt", EngineOptions(), precision="fp16", max_tokens=300)
+    name = {"--opt-length": "opt_lengths", "--workspace": "workspace_mib"}.get(
+        option, option[2:].replace("-", "_")
+    )
+    size = [most + 1] if name == "opt_lengths" else most + 1
+    with pytest.raises(ValidationError, match=name):
+        BuildSettings.model_validate_json(json.dumps(settings.model_dump() | {name: size}))
 
 
 def test_the_gpus_are_those_of_the_wheel() -> None:
