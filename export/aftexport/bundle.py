@@ -236,7 +236,8 @@ def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:
 
 def is_bundle(path: Path) -> bool:
     """Tells whether a folder is, or claims to be, a bundle."""
-    return (path / MANIFEST).is_file()
+    file = path / MANIFEST
+    return file.is_file() or (file.is_symlink() and not file.exists())
 
 
 def is_replaceable(path: Path) -> bool:

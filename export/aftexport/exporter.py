@@ -53,7 +53,7 @@ from aftexport.report import (
     size_table,
     stage,
 )
-from aftexport.tokenization import check_tokenizer
+from aftexport.tokenization import check_tokenizer, check_vocabulary
 from aftexport.trace import PRECISIONS, Traced, trace
 from aftexport.verification import verify
 
@@ -148,6 +148,7 @@ def export(
         console.print("Each document has a run of its own (--no-batching).")
     if traced.recognition is not None:
         show_recognition(traced.recognition, console)
+    check_vocabulary(traced.spec.vocab_size)
     if text is not None:
         check_tokenizer(text, traced.spec.vocab_size)
 

@@ -54,7 +54,7 @@ def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
     """Return a model that names the files its weights lie in, and their folder.
 
     Returns:
-        None where no file of weights is a link, so that the path itself will do.
+        None where no link leads to the model or its weights, so that the path itself will do.
 
     Raises:
         EngineError: if the links lead to several folders.
@@ -63,7 +63,9 @@ def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
         return None
     model = onnx.load(path, load_external_data=False)
     names = files_beside(model)
-    if not any((path.parent / name).is_symlink() for name in names):
+    if not names or any(Path(name).name != name for name in names):
+        return None  # the runtime refuses names that lead out of the folder
+    if not any((path.parent / name).is_symlink() for name in (path.name, *names)):
         return None
     targets = {name: (path.parent / name).resolve() for name in names}
     if len(folders := {target.parent for target in targets.values()}) > 1:

@@ -3,6 +3,7 @@
 from tokenizers import Tokenizer
 
 from aftexport.errors import UsageError
+from aftexport.manifest import MAX_VOCABULARY
 
 
 def parse_tokenizer(text: str) -> Tokenizer:
@@ -23,6 +24,15 @@ def parse_tokenizer(text: str) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def check_vocabulary(size: int) -> None:
+    """Raises UsageError for more token ids than a bundle may have."""
+    if size > MAX_VOCABULARY:
+        raise UsageError(
+            f"The model must know at most {MAX_VOCABULARY} token ids, got {size}.",
+            "Take the rows of the embedding that no token has out of it.",
+        )
 
 
 def check_tokenizer(text: str, vocab_size: int) -> None:

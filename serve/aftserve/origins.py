@@ -125,7 +125,9 @@ def _canonical_origin(origin: str) -> str:
     if found is None:
         return origin  # of a browser's extension, which has no port
     scheme = found["scheme"].lower()
-    return f"{scheme}://{_place(found['host'], _PORTS[scheme])}"
+    place = _place(found["host"], _PORTS[scheme])
+    assert place is not None  # the pattern of an origin holds that of a host
+    return f"{scheme}://{place.host}:{place.port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -195,6 +195,8 @@ def test_a_damaged_bundle_is_refused_by_name_and_reason(
         assert_refused(outcome, *reasons)
     inspected = run_here(["inspect", bundle_copy], capsys)
     assert inspected.code in (0, 2)
+    if "link" in kind:
+        assert_refused(inspected, *reasons)
     assert listing(bundle_copy.parent) == before
 
 
@@ -356,6 +358,18 @@ def test_no_report_is_written_over_what_a_link_leads_to(
         for option in ("--json", "--report"):
             assert_refused(run_here(["verify", folder, option, place], capsys), option)
     assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [MODEL, MODEL_DATA])
+def test_link_beside_a_file_is_read(name: str, outside_bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(outside_bundle, tmp_path / "copy"))
+    (tmp_path / "elsewhere").mkdir()
+    target = Path(shutil.move(copy / name, tmp_path / "elsewhere" / "blob"))
+    (copy / name).symlink_to(target)
+    bundle = Bundle.open(copy)
+    engine = OnnxRuntimeEngine(bundle.model_path, threads=1)
+    (case,) = [case for case in bundle.golden() if case.name == "seven tokens"]
+    np.testing.assert_allclose(engine.run(case.inputs)["logits"], case.expected, atol=1e-4)
 
 
 def test_weights_of_no_digest_are_refused(outside_bundle: Path, tmp_path: Path) -> None:

@@ -178,6 +178,22 @@ def test_other_page_over_plain_http_may_not(method: str, origin: str, host: str)
     asyncio.run(same_origin([])(request("GET", origin=[origin], host=[host])))
 
 
+@pytest.mark.parametrize(
+    ("named", "origin"),
+    [
+        ("https://a.example", "https://a.example:443"),
+        ("http://[2001:db8::1]:80", "http://[2001:DB8::1]"),
+        ("chrome-extension://abc", "chrome-extension://abc"),
+        ("*", "null"),
+    ],
+)
+def test_named_origin_may_be_spelled_otherwise(named: str, origin: str) -> None:
+    asyncio.run(same_origin([named])(request("POST", origin=[origin], host=["b.example"])))
+    if named != "*":
+        with pytest.raises(OriginError):
+            asyncio.run(same_origin([named])(request("POST", origin=["null"], host=["b.example"])))
+
+
 def test_several_origins_or_hosts_are_foreign() -> None:
     check, own = same_origin(["http://a.example"]), "http://a.example"
     for origins, hosts in (([own, "http://b.example"], ["a.example"]), ([own, own], ["a.example"])):
