@@ -180,7 +180,6 @@ def export(
                 "deferred": manifest.engine.deferred if manifest.engine else (),
                 "cases": [r.to_dict() for r in compared],
             }
-        record["scores"] = SCORES
         write_json(folder / PARITY, record)
         write_page(folder / PARITY_PAGE, _report(manifest, results, cases))
         write_manifest(folder, manifest)
