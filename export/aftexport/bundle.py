@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
+from aftexport.bundle_files import EXPORT_AGAIN, check_file, check_link
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.domain import operators_in
 from aftexport.engines.engine_file import EngineFile
@@ -47,8 +48,6 @@ RECORD = ".engine.json"
 MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
 """Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 MAX_MANIFEST_BYTES = 1 << 26
-
-_EXPORT_AGAIN = "Export the model again."
 
 
 @dataclass(frozen=True)
@@ -90,21 +89,14 @@ class Bundle:
             file = path / name
             if not re.fullmatch(r"[\w-][\w.-]*", name):
                 raise BundleError(
-                    path, f"{MANIFEST} names {name!r}, which is no file in it", _EXPORT_AGAIN
+                    path, f"{MANIFEST} names {name!r}, which is no file in it", EXPORT_AGAIN
                 )
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked when it is loaded: it can be built anew from the rest
-            _check_is_file(path, file)
-            size = file.stat().st_size
-            if size != entry.bytes:
-                raise BundleError(
-                    path, f"{name} has {size} bytes instead of {entry.bytes}", _EXPORT_AGAIN
-                )
-            if sha256(file) != entry.sha256:
-                raise BundleError(path, f"{name} was changed or damaged", _EXPORT_AGAIN)
+            check_file(path, file, entry)
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
-                raise BundleError(path, f"{MANIFEST} does not list {required}", _EXPORT_AGAIN)
+                raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
         bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()}, digest)
         bundle.check_model()
@@ -119,10 +111,10 @@ class Bundle:
         try:
             model = onnx.load(self.model_path, load_external_data=False)
         except (DecodeError, ValueError) as error:
-            raise BundleError(self.path, f"{MODEL} is not an ONNX model", _EXPORT_AGAIN) from error
+            raise BundleError(self.path, f"{MODEL} is not an ONNX model", EXPORT_AGAIN) from error
         for name in files_beside(model) - self.files.keys():
             raise BundleError(
-                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", _EXPORT_AGAIN
+                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", EXPORT_AGAIN
             )
         inputs = tuple(value.name for value in model.graph.input)
         if inputs != self.manifest.inputs:
@@ -130,18 +122,18 @@ class Bundle:
                 self.path,
                 f"{MODEL} takes {', '.join(inputs)}, {MANIFEST} says "
                 f"{', '.join(self.manifest.inputs)}",
-                _EXPORT_AGAIN,
+                EXPORT_AGAIN,
             )
         if operators_in(model) != self.manifest.operators:
             raise BundleError(
-                self.path, f"{MANIFEST} names other operators than {MODEL} has", _EXPORT_AGAIN
+                self.path, f"{MANIFEST} names other operators than {MODEL} has", EXPORT_AGAIN
             )
         shape = model.graph.output[0].type.tensor_type.shape.dim
         if len(shape) != 2 or shape[1].dim_value != len(self.manifest.labels):
             raise BundleError(
                 self.path,
                 f"{MANIFEST} has {len(self.manifest.labels)} labels, which {MODEL} does not",
-                _EXPORT_AGAIN,
+                EXPORT_AGAIN,
             )
 
     def check_source(self, path: Path) -> None:
@@ -175,16 +167,16 @@ class Bundle:
         try:
             return parse_tokenizer((self.path / TOKENIZER).read_text("utf-8"))
         except (AftexportError, UnicodeDecodeError) as error:
-            raise BundleError(self.path, f"{TOKENIZER} cannot be read", _EXPORT_AGAIN) from error
+            raise BundleError(self.path, f"{TOKENIZER} cannot be read", EXPORT_AGAIN) from error
 
     def golden(self) -> list[Case]:
         """The golden cases, with PyTorch's outputs."""
         try:
             cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
-            raise BundleError(self.path, f"{GOLDEN}: {error}", _EXPORT_AGAIN) from error
+            raise BundleError(self.path, f"{GOLDEN}: {error}", EXPORT_AGAIN) from error
         if not any(case.subject == "model" for case in cases):
-            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", _EXPORT_AGAIN)
+            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", EXPORT_AGAIN)
         return cases
 
 
@@ -255,35 +247,11 @@ def _manifest_bytes(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _check_is_file(path: Path, file: Path) -> None:
-    """Checks that a file of the bundle at ``path`` is there, be it at the end of links.
-
-    Raises:
-        BundleError: where it is not.
-    """
-    if file.is_symlink() and not file.exists():
-        name = "it" if file == path else file.name
-        target = file.readlink()
-        # A server tells its clients why it refuses a bundle, and not where files lie.
-        shown = f".../{target.name}" if target.is_absolute() else target
-        raise BundleError(
-            path,
-            f"{name} is a link to {shown}, where there is no file",
-            "Fetch what the links of the bundle lead to, or copy it from where it is whole: "
-            "cp -rL.",
-        )
-    if not file.exists():
-        raise BundleError(path, f"{file.name} is missing", _EXPORT_AGAIN)
-    if not file.is_file():
-        raise BundleError(path, f"{file.name} is not a file", _EXPORT_AGAIN)
-
-
 def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     """What it says, and its digest."""
     manifest_file = path / MANIFEST
     for link in (path, manifest_file):
-        if link.is_symlink() and not link.exists():
-            _check_is_file(path, link)
+        check_link(path, link)
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
     if not is_bundle(path):
@@ -304,9 +272,9 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
             )
         manifest = ManifestFile.model_validate_json(text)
     except ValidationError as error:
-        raise BundleError(path, f"{MANIFEST}: {problem(error)}", _EXPORT_AGAIN) from error
+        raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
     except (ValueError, RecursionError) as error:
-        raise BundleError(path, f"{MANIFEST} cannot be read ({error})", _EXPORT_AGAIN) from error
+        raise BundleError(path, f"{MANIFEST} cannot be read ({error})", EXPORT_AGAIN) from error
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(
             path,

@@ -127,6 +127,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "model changed": (flip(MODEL), ("model.onnx was changed",)),
     "golden changed": (flip(GOLDEN), ("golden.safetensors was changed",)),
     "parity changed": (flip(PARITY), ("parity.json was changed",)),
+    "model not fetched": (
+        put(MODEL, b"version https://git-lfs.github.com/spec/v1\n"), ("pointer", "git lfs pull")),
     "model cut": (put(MODEL, b"short"), ("model.onnx has 5 bytes",)),
     "model linked to another": (linked_to_another, ("model.onnx was changed",)),
     "model linked to nothing": (
