@@ -34,7 +34,7 @@ from aftexport.bundle import (
     write_model,
 )
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.errors import AftexportError, BundleError, UsageError
+from aftexport.errors import AftexportError, BundleError, EngineError, UsageError
 from aftexport.model_file import read_model
 from aftexport.parity.search import token_norms
 from aftexport.verification import verify
@@ -372,6 +372,15 @@ def test_link_beside_a_file_is_read(name: str, outside_bundle: Path, tmp_path: P
     engine = OnnxRuntimeEngine(bundle.model_path, threads=1)
     (case,) = [case for case in bundle.golden() if case.name == "seven tokens"]
     np.testing.assert_allclose(engine.run(case.inputs)["logits"], case.expected, atol=1e-4)
+
+
+def test_model_in_memory_reads_no_file_of_the_current_folder(
+    outside_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph of chunked.zip could, which has its weights with it."""
+    monkeypatch.chdir(outside_bundle)
+    with pytest.raises(EngineError, match=r"model\.onnx\.data"):
+        OnnxRuntimeEngine((outside_bundle / MODEL).read_bytes())
 
 
 def test_weights_of_no_digest_are_refused(outside_bundle: Path, tmp_path: Path) -> None:

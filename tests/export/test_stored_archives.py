@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import archives
+import numpy as np
 import pytest
 import torch
 import toy
@@ -44,6 +45,17 @@ def test_chunked_archive_is_refused(kind: str, bundle_copy: Path) -> None:
     change(bundle_copy / CHUNKED)
     with pytest.raises(EngineError, match=f"chunked.zip: .*{reason}"):
         ChunkedModel(bundle_copy / CHUNKED, plan)
+
+
+def test_graph_beyond_a_message_is_not_read(
+    bundle_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Bundle.open(bundle_copy).manifest.chunked
+    assert plan is not None
+    model = ChunkedModel(bundle_copy / CHUNKED, plan)
+    monkeypatch.setattr("aftexport.engines.chunked._MAX_GRAPH_BYTES", 1000)
+    with pytest.raises(EngineError, match=r"0\.reduce has \d+ bytes, more than 1000"):
+        model.run(np.arange(3))
 
 
 def test_verify_refuses_chunked_archive(

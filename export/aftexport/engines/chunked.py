@@ -28,6 +28,8 @@ _Chunk = tuple[int, int]
 
 _DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
 """What zipfile raises on bytes that zipfile did not write."""
+_MAX_GRAPH_BYTES = 1 << 31
+"""Of a protobuf message."""
 MEMORY_BUDGET = 512 << 20
 """Bytes a document may take beside the model."""
 _MOST_TOKENS = 8192
@@ -373,8 +375,11 @@ class ChunkedModel:
             if "+" in member and name in member.removesuffix(".onnx").split("+")
         )
         members = [f"{name}.onnx", *shared]
+        size = sum(self._archive.getinfo(m).file_size for m in members)
+        if size > _MAX_GRAPH_BYTES:
+            raise zipfile.BadZipFile(f"{name} has {size} bytes, more than {_MAX_GRAPH_BYTES}")
         # Of that size from the start, its value is no second copy.
-        model = io.BytesIO(bytes(sum(self._archive.getinfo(m).file_size for m in members)))
+        model = io.BytesIO(bytes(size))
         for member in members:
             with self._archive.open(member) as part:
                 shutil.copyfileobj(part, model, 1 << 20)

@@ -1,5 +1,6 @@
 """ONNX Runtime: the embedded default."""
 
+import os
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -166,7 +167,12 @@ def session(
             "Run: pip uninstall onnxruntime; pip install onnxruntime-gpu.",
         )
     try:
-        source = _source(model, options) if isinstance(model, Path) else model
+        if isinstance(model, Path):
+            source = _source(model, options)
+        else:
+            # Where it names files of weights, the runtime would look in the current folder.
+            options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
+            source = model
         if isinstance(model, Path) and _is_bfloat16(model):
             wide = read_model(model)
             widen(wide)
