@@ -5,8 +5,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import archives
 import numpy as np
+import overstated_archives as archives
 import pytest
 import torch
 import toy
