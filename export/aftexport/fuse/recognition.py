@@ -16,6 +16,7 @@ from aftexport.fuse import _matching as matching
 from aftexport.fuse.axes import Dims, LayoutError, flat
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
+from aftexport.fuse.no_ops import remove_no_ops
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
@@ -94,6 +95,7 @@ def recognise(model: ir.Model) -> Recognition:
         measured = measure(ir.to_proto(model))
     except UnmeasurableError as error:
         return Recognition(unexamined=str(error))
+    remove_no_ops(model, measured)
     found = _Recogniser(model, measured).run()
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if given and not found.matches and not found.near_misses:
