@@ -1,5 +1,7 @@
 """Removes nodes that give what they are given, as exporters write where nothing optimizes.
 
+So is a bias of zeros, which some exporters give every convolution.
+
 A node counts only where it does nothing at any size. The first 1,000 tokens are all there are in
 every measured run, yet a slice that takes them is no no-op: what it is given has to say so.
 """
@@ -8,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.fuse.measured import Measured
@@ -23,14 +24,18 @@ _OF_SIZES = frozenset({
 
 
 def remove_no_ops(model: ir.Model, measured: Measured) -> None:
-    """Has everything read what such a node reads; the outputs of the graph stay.
+    """Makes everything read what such a node reads; the outputs of the graph stay.
 
     Args:
         model: the graph, changed in place.
         measured: its values.
     """
     for node in list(model.graph):
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _NO_OPS:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Conv" and len(node.inputs) > 2 and _is_zero(node.inputs[2], measured):
+            node.replace_input_with(2, None)
+        if node.op_type not in _NO_OPS:
             continue
         source, output = node.inputs[0], node.outputs[0]
         if source is None or output.is_graph_output() or any(o.uses() for o in node.outputs[1:]):
@@ -49,6 +54,11 @@ def _looks_the_same(source: ir.Value, output: ir.Value, measured: Measured) -> b
     )
 
 
+def _is_zero(value: ir.Value | None, measured: Measured) -> bool:
+    array = measured.steady(value)
+    return array is not None and not array.any()
+
+
 def _always(node: ir.Node, measured: Measured) -> bool:
     return True
 
@@ -61,8 +71,7 @@ def _is_of_inference(node: ir.Node, measured: Measured) -> bool:
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if training is None:
         return True
-    array = measured.constant(training)
-    return array is not None and not array.any()
+    return _is_zero(training, measured)
 
 
 def _keeps_order(node: ir.Node, measured: Measured) -> bool:
@@ -71,8 +80,7 @@ def _keeps_order(node: ir.Node, measured: Measured) -> bool:
 
 
 def _pads_nothing(node: ir.Node, measured: Measured) -> bool:
-    pads = measured.steady(node.inputs[1])
-    return pads is not None and not pads.any()
+    return _is_zero(node.inputs[1], measured)
 
 
 def _has_no_bounds(node: ir.Node, measured: Measured) -> bool:
@@ -118,7 +126,7 @@ def _is_of_sizes(value: ir.Value | None, measured: Measured) -> bool:
     waiting, seen = [value], set[ir.Value | None]()
     while waiting:
         made = waiting.pop()
-        if made is None or made in seen or _steady(made, measured) is not None:
+        if made is None or made in seen or measured.steady(made) is not None:
             continue
         seen.add(made)
         node = made.producer()
@@ -127,11 +135,6 @@ def _is_of_sizes(value: ir.Value | None, measured: Measured) -> bool:
         if node.op_type not in ("Shape", "Size"):
             waiting += node.inputs
     return True
-
-
-def _steady(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
-    array = measured.constant(value)
-    return array if array is not None else measured.steady(value)
 
 
 _NO_OPS: dict[str, Callable[[ir.Node, Measured], bool]] = {
