@@ -48,6 +48,7 @@ class Operand:
         weights: factors whose logarithm is added to it.
         floored: it may hold -inf, which the operators do not take.
         beside: what stands in the first channels of the head that is added.
+        is_spread: axes of ``groups`` that the formula lacks repeat it; they are fixed.
     """
 
     formula: Product
@@ -55,6 +56,7 @@ class Operand:
     weights: Product = ONE
     floored: bool = False
     beside: Sequence[Product] = ()
+    is_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Rewrite:
         opened: leaves whose producers belong to what is replaced.
         extra_head: operands get one head more, and the output loses it again.
         lowest: of a tensor, where the original itself loses its digits below.
+        outside: the product that multiplies the operator's result.
     """
 
     mechanism: str
@@ -80,6 +83,7 @@ class Rewrite:
     opened: Sequence[ir.Value] = ()
     extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
+    outside: Product = ONE
 
 
 @dataclass(frozen=True)

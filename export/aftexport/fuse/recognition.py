@@ -4,7 +4,7 @@ Every value is read as a formula and held against the patterns in ``mechanisms``
 first, so that a gate is found together with what it gates.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,10 +13,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
+from aftexport.fuse.algebra import times
 from aftexport.fuse.axes import Dims, LayoutError, flat
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
 from aftexport.fuse.no_ops import remove_no_ops
+from aftexport.fuse.outside_factors import without_outside
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
@@ -138,8 +140,10 @@ class _Recogniser:
             try:
                 formula, dims = reader.read_output(value)
                 subject = Subject(formula, dims, reader, self._measured, self._opset)
-                rewrite = pattern(subject)
+                bare, outside = without_outside(subject)
+                rewrite = pattern(bare)
                 if rewrite is not None:
+                    rewrite = replace(rewrite, outside=times(rewrite.outside, outside))
                     self._replace(value, dims, rewrite, list(reader.ends))
                     return
             except NearMissError as miss:
@@ -219,6 +223,8 @@ def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
     output = node.outputs[0]
     if rewrite.extra_head:
         output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
+    if rewrite.outside.factors or not np.isclose(rewrite.outside.coefficient, 1.0, rtol=1e-12):
+        return writer.multiplied(output, rewrite.groups, rewrite.outside, dims)
     return writer.laid_out(output, rewrite.groups, dims)
 
 
@@ -226,9 +232,11 @@ def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.flo
     if not isinstance(operand, Operand):
         return writer.constant(operand)
     if operand.weights.factors:
-        return writer.plus_log(operand.formula, operand.weights, operand.groups)
+        return writer.plus_log(
+            operand.formula, operand.weights, operand.groups, is_spread=operand.is_spread
+        )
     if rewrite.extra_head:
         channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
         return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
-    value = writer.tensor(operand.formula, operand.groups)
+    value = writer.tensor(operand.formula, operand.groups, is_spread=operand.is_spread)
     return writer.floored(value) if operand.floored else value

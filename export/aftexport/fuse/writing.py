@@ -28,22 +28,39 @@ class Writer:
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, NDArray[np.generic]] = {}
+        self._places: dict[Axis, tuple[ir.Value, int]] = {}
 
-    def tensor(self, product: Product, groups: Dims) -> ir.Value:
+    def tensor(self, product: Product, groups: Dims, *, is_spread: bool = False) -> ir.Value:
         """A formula as a tensor whose dims are ``groups`` of axes.
+
+        Args:
+            product: the formula.
+            groups: the dims.
+            is_spread: repeat it along the axes that it lacks.
 
         Raises:
             LayoutError: where it lacks one of the axes, depends on another, or cannot be laid out.
         """
         groups = flat_dims(groups)
         order = [axis for axes in groups for axis in axes]
-        if free(product) != set(order):
+        lacking = set(order) - free(product)
+        if not is_spread and lacking or free(product) - set(order):
             raise LayoutError
         atom = sole(product)
-        if _is_held(atom):
+        if _is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
-        return self.laid_out(self._product(product, order), apart, groups)
+        value = self._spread(self._product(product, order), order, lacking)
+        return self.laid_out(value, apart, groups)
+
+    def _spread(self, value: ir.Value, order: Sequence[Axis], lacking: set[Axis]) -> ir.Value:
+        """A tensor with a dim for each axis in ``order``, of which it gets the size it lacks."""
+        if not lacking:
+            return value
+        if not all(axis.is_fixed for axis in lacking):
+            raise LayoutError
+        shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
+        return self.node("Expand", value, self.constant(shape))
 
     def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
         """A constant: of integers int64, else of the rewrite's type."""
@@ -63,6 +80,7 @@ class Writer:
     def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
         """A tensor of ``dims`` with the dims ``groups``; axes it lacks have size 1."""
         dims, groups = flat_dims(dims), flat_dims(groups)
+        self._note_places(value, dims)
         have = [axis for axes in dims for axis in axes]
         wanted = [axis for axes in groups for axis in axes if axis in have]
         if set(have) - set(wanted):
@@ -74,6 +92,26 @@ class Writer:
             value = self.node("Transpose", value, perm=[have.index(a) for a in wanted])
             dims = tuple((axis,) for axis in wanted)
         return self._reshaped(value, dims, groups)
+
+    def _note_places(self, value: ir.Value, dims: Dims) -> None:
+        """Notes of dynamic axes which tensor of the graph has one as a dim of its own."""
+        if self._measured.has(value):
+            for place, axes in enumerate(dims):
+                if len(axes) == 1 and not axes[0].is_fixed:
+                    self._places.setdefault(axes[0], (value, place))
+
+    def _size(self, axes: Sequence[Axis]) -> ir.Value:
+        """The entries of axes together, ``[1]``; raises LayoutError where no tensor has them."""
+        fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
+        size = self.constant([int(np.prod(fixed, dtype=np.int64))])
+        for axis in axes:
+            if axis.is_fixed:
+                continue
+            if axis not in self._places:
+                raise LayoutError
+            value, place = self._places[axis]
+            size = self.node("Mul", size, self.node("Shape", value, start=place, end=place + 1))
+        return size
 
     def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
         if dims == groups:
@@ -90,7 +128,7 @@ class Writer:
                 at = dims.index(axes)
                 shape.append(self.node("Shape", value, start=at, end=at + 1))
             else:
-                raise LayoutError
+                shape.append(self._size(axes))
         if not any(isinstance(size, ir.Value) for size in shape):
             return self.node("Reshape", value, self.constant([int(s) for s in shape]))  # type: ignore[arg-type]
         pieces = [s if isinstance(s, ir.Value) else self.constant([s]) for s in shape]
@@ -149,7 +187,24 @@ class Writer:
                 return self.node("Exp", self._product(atom.argument, order))
         raise LayoutError
 
-    def plus_log(self, product: Product, factors: Product, groups: Dims) -> ir.Value:
+    def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
+        """A tensor of ``groups`` times a formula, with the dims ``dims``."""
+        order = [axis for axes in flat_dims(dims) for axis in axes]
+        apart: Dims = tuple((axis,) for axis in order)
+        numbers = Product(
+            tuple(f for f in by.factors if not isinstance(f[0], Truth)), by.coefficient, by.exponent
+        )
+        if not by.factors:
+            scaled = self.node("Mul", value, self._product(by, ()))
+            return self.laid_out(scaled, groups, dims)
+        value = self.laid_out(value, groups, apart)
+        if numbers.factors or numbers.coefficient * np.exp(numbers.exponent) != 1.0:
+            value = self.node("Mul", value, self._product(numbers, order))
+        return self.laid_out(self._where(by, value, 0.0, order), apart, dims)
+
+    def plus_log(
+        self, product: Product, factors: Product, groups: Dims, *, is_spread: bool = False
+    ) -> ir.Value:
         """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
         order = [axis for axes in flat_dims(groups) for axis in axes]
         numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Truth)))
@@ -159,6 +214,8 @@ class Writer:
             log = self.node("Log", self._product(numbers, order))
             total = self.node("Add", self._product(product, order), log) if product.factors else log
         total = self._where(factors, total, -np.inf, order)
+        if is_spread:
+            total = self._spread(total, order, set(order) - free(product) - free(factors))
         return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
 
     def with_head(

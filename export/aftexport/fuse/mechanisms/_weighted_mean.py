@@ -3,13 +3,13 @@
 G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import free
-from aftexport.fuse.atoms import Exp, Function, Over, Product, UpTo, one, sole
+from aftexport.fuse.atoms import Count, Exp, Function, Over, Product, UpTo, one, sole
 from aftexport.fuse.axes import Axis, Dims, flat
 from aftexport.fuse.constants import evaluated
 from aftexport.fuse.elementwise import gate
@@ -27,6 +27,7 @@ from aftexport.fuse.pattern import (
     refuse_clamped,
     refuse_input_weights,
     same_size,
+    size_of,
     sums,
     without,
 )
@@ -48,6 +49,7 @@ class WeightedMean:
         batch: axes that are packed into the first dim.
         channels: axes that are packed into the last.
         causal: whether keys after the query's position are left out.
+        scale: the number that multiplies the mean.
     """
 
     subject: Subject
@@ -60,6 +62,7 @@ class WeightedMean:
     batch: tuple[Axis, ...]
     channels: tuple[Axis, ...]
     causal: bool
+    scale: float = 1.0
 
     def groups(self, positions: tuple[Axis, ...]) -> Dims:
         """Dims of ``[B, T, D]``."""
@@ -74,6 +77,12 @@ class WeightedMean:
         floored = holds_infinity(logits, self.subject.measured)
         own = tuple(axis for axis in self.channels if axis in free(self.keys))
         return Operand(logits, (self.batch, self.summed, own), weights, floored)
+
+    @property
+    def spread_key_operand(self) -> Operand:
+        """The keys, one for each channel: what channels share is repeated."""
+        shared = any(axis not in free(self.keys) for axis in self.channels)
+        return replace(self.key_operand, groups=self.groups(self.summed), is_spread=shared)
 
     @property
     def value_operand(self) -> Operand:
@@ -128,8 +137,10 @@ def _with_roles(
     reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
     biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
     _refuse_mixed_logits(biases, value)
-    if not keys.factors or free(keys) != free(value):
-        return None  # attention of another kind: its weights are not of each key channel
+    others = [axis for axis in subject.axes if axis not in tokens]
+    batch, channels = packed(subject, others)
+    if not {*summed, *batch} <= free(keys) <= free(value):
+        return None  # attention of another kind: its weights are not of each key
     if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
         return None  # logits that are products of queries and keys
     if not tokens:
@@ -148,10 +159,10 @@ def _with_roles(
         for atom, p in formula.factors
         if not (isinstance(atom, Over) and p in (1.0, -1.0))
     )
-    others = [axis for axis in subject.axes if axis not in tokens]
-    batch, channels = packed(subject, others)
-    if not np.isclose(formula.coefficient * np.exp(formula.exponent), 1.0, rtol=1e-12):
-        raise NearMissError("the mean is scaled, as where it is divided by the number of tokens")
+    scale = float(formula.coefficient * np.exp(formula.exponent))
+    count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
+    if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
+        raise NearMissError("the mean is divided by the number of tokens")
     return WeightedMean(
         subject,
         keys,
@@ -163,6 +174,7 @@ def _with_roles(
         batch,
         channels,
         bool(reach),
+        scale,
     )
 
 

@@ -45,13 +45,15 @@ class WindowedSums:
         everywhere: the sum over all keys.
         offsets: of the window's keys from the query, ascending.
         weights: ``[channels ..., offsets]``, ``a / c``.
-        common: what all is multiplied by.
+        common: what all is multiplied by, but for constants.
+        constants: those, ``c``.
     """
 
     everywhere: Term
     offsets: tuple[int, ...]
     weights: NDArray[np.float64]
     common: Product
+    constants: Product
 
 
 def parts(atom: Atom) -> tuple[Product, ...]:
@@ -146,9 +148,8 @@ def windowed_sums(
             offset = term.window.shift + step * place
             found[offset] = found.get(offset, 0.0) + weights[..., place]
     offsets = tuple(sorted(found))
-    return WindowedSums(
-        base, offsets, np.stack([found[offset] for offset in offsets], -1) / scale, common
-    )
+    weights = np.stack([found[offset] for offset in offsets], -1) / scale
+    return WindowedSums(base, offsets, weights, common, without(base.outside, common))
 
 
 def _apart(

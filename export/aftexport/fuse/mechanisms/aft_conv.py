@@ -23,6 +23,7 @@ from aftexport.fuse.mechanisms._windowed_sums import (
     weighs_keys,
     windowed_sums,
 )
+from aftexport.fuse.outside_factors import split
 from aftexport.fuse.pattern import (
     NearMissError,
     Rewrite,
@@ -59,13 +60,26 @@ def match(subject: Subject) -> Rewrite | None:
     refuse_clamped(keys)
     check_maxima(subject, [denominator.everywhere.total])
     check_tokens(subject, (tokens,), (summed,), keys)
-    rest = Product(tuple(f for f in factors if f[0] not in (above[0], below[0])))
+    rest = Product(
+        tuple(f for f in factors if f[0] not in (above[0], below[0])),
+        subject.formula.coefficient,
+        subject.formula.exponent,
+    )
+    outer, outside = split(
+        subject,
+        times(
+            rest,
+            numerator.common,
+            numerator.constants,
+            power(times(denominator.common, denominator.constants), -1.0),
+        ),
+    )
     mean = WeightedMean(
         subject,
         keys,
         ONE,
         value,
-        times(rest, numerator.common, power(denominator.common, -1.0)),
+        Product(outer.factors),
         (summed,),
         (tokens,),
         batch,
@@ -75,8 +89,6 @@ def match(subject: Subject) -> Rewrite | None:
     gating = mean.gating
     if gating is None:
         raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
-    if not np.isclose(subject.formula.coefficient * np.exp(subject.formula.exponent), 1.0):
-        raise NearMissError("the mean is scaled")
     filters = _filters(numerator, channels, axes_of(keys), causal=causal)
     return Rewrite(
         "aft_conv",
@@ -84,6 +96,7 @@ def match(subject: Subject) -> Rewrite | None:
         [gating[1], mean.key_operand, mean.value_operand, filters],
         mean.groups((tokens,)),
         {"num_heads": len(filters), "gate": gating[0]},
+        outside=times(Product((), outer.coefficient, outer.exponent), outside),
     )
 
 

@@ -6,7 +6,7 @@ gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.fuse.atoms import Exp, Product
+from aftexport.fuse.atoms import Exp, Product, number
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.pattern import LOWEST, Operand, Rewrite, holds_infinity, logits_of, without
 
@@ -33,9 +33,10 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
     return Rewrite(
         "aft_full",
         "CausalAftFull" if causal else "AftFull",
-        [gating[1], mean.key_operand, mean.value_operand, operand],
+        [gating[1], mean.spread_key_operand, mean.value_operand, operand],
         mean.groups(mean.tokens),
         {"gate": gating[0], "precision": "fp32"},
+        outside=number(mean.scale),
     )
 
 

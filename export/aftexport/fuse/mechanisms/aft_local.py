@@ -9,6 +9,7 @@ will do for 0.
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.fuse.atoms import number
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.mechanisms.aft_full import is_causal
 from aftexport.fuse.pattern import LOWEST, Rewrite
@@ -26,9 +27,10 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
     return Rewrite(
         "aft_local",
         "CausalAftLocal" if causal else "AftLocal",
-        [gating[1], mean.key_operand, mean.value_operand, band],
+        [gating[1], mean.spread_key_operand, mean.value_operand, band],
         mean.groups(mean.tokens),
         {"gate": gating[0]},
+        outside=number(mean.scale),
     )
 
 

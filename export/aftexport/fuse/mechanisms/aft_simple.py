@@ -6,6 +6,7 @@ gate(Q[b,t,c]) * sum_u softmax_u(K[b,u,c]) V[b,u,c]
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.fuse.atoms import number
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.pattern import LOWEST, NearMissError, Rewrite
 from aftexport.fuse.tokens import check_tokens
@@ -27,9 +28,10 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
     return Rewrite(
         "aft_simple",
         "CausalAftSimple" if causal else "AftSimple",
-        [gating[1], mean.key_operand, mean.value_operand],
+        [gating[1], mean.spread_key_operand, mean.value_operand],
         mean.groups(mean.tokens),
         {"gate": gating[0]},
+        outside=number(mean.scale),
     )
 
 

@@ -49,7 +49,7 @@ def match(subject: Subject) -> Rewrite | None:
     refuse_clamped(key)
     refuse_clamped(query)
     check_maxima(subject, normalisers)
-    check_tokens(subject, tokens, summed, key)
+    check_tokens(subject, tokens, summed, key, channels)
     order = tuple(a for a in flat(bound) if a in channels)
     key_logits, query_logits = logits_of(key), logits_of(query)
     if any(isinstance(atom, Truth) for atom, _ in query.factors):

@@ -6,7 +6,7 @@ sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(
 import numpy as np
 
 from aftexport.fuse.algebra import free
-from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, one
+from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, number, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
@@ -57,7 +57,9 @@ def match(subject: Subject) -> Rewrite | None:
     if found is None:
         raise NearMissError("numerator and denominator have different weights")
     weights, value = found[0], without(body, found[0])
-    return _with_roles(subject, bound, weights, value, eps, subject.formula.coefficient / scale)
+    if formula.coefficient == 1.0 != scale:
+        raise NearMissError("the denominator is scaled, and the numerator is not")
+    return _with_roles(subject, bound, weights, value, eps, formula.coefficient / scale)
 
 
 def _with_roles(
@@ -95,9 +97,9 @@ def _with_roles(
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
         raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
-    check_tokens(subject, tokens, summed, mapped[1][1])
-    if eps < 0.0 or not np.isclose(scale, 1.0, rtol=1e-12):
-        raise NearMissError("the result is scaled, or eps is negative")
+    check_tokens(subject, tokens, summed, mapped[1][1], channels)
+    if eps < 0.0:
+        raise NearMissError(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
     return Rewrite(
         "linear_attention",
         "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
@@ -115,6 +117,7 @@ def _with_roles(
             for v in leaves(formula)
             if subject.measured.is_float(v)
         },
+        outside=number(scale),
     )
 
 

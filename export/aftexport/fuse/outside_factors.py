@@ -1,0 +1,56 @@
+"""Factors of a result that no operator takes, and that multiply the operator's result instead.
+
+They are the same for all keys: a mask of query rows, numbers that a value, a head or a channel is
+scaled by, and tensors without channels.
+"""
+
+from dataclasses import replace
+
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, Truth, key, one
+from aftexport.fuse.pattern import Subject
+
+
+def without_outside(subject: Subject) -> tuple[Subject, Product]:
+    """A subject less its outside factors, and these.
+
+    Under a mask of rows that mask is 1 everywhere else, so it leaves the denominators too:
+    ``m n / (m d + eps) = m n / (d + eps)``.
+    """
+    rest, outside = split(subject, subject.formula)
+    names = {key(one(atom)) for atom, _ in outside.factors if isinstance(atom, Truth)}
+    factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
+    formula = Product(factors, rest.coefficient, rest.exponent)
+    return (replace(subject, formula=formula) if outside.factors else subject), outside
+
+
+def split(subject: Subject, product: Product) -> tuple[Product, Product]:
+    """The factors of a product that a pattern has to account for, and the outside ones."""
+    outside = tuple(f for f in product.factors if _is_outside(subject, *f))
+    rest = tuple(f for f in product.factors if f not in outside)
+    return Product(rest, product.coefficient, product.exponent), Product(outside)
+
+
+def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
+    if isinstance(atom, Truth):
+        return power == 1.0
+    if not isinstance(atom, Leaf):
+        return False
+    axes = free(one(atom))
+    moving = bool(axes) and not any(axis.is_fixed for axis in axes)
+    return subject.measured.constant(atom.value) is not None or (moving and power == 1.0)
+
+
+def _where_true(atom: Atom, names: set[str]) -> Atom:
+    """A sum with the conditions of these names taken for true."""
+    if not isinstance(atom, Plus) or not names:
+        return atom
+    terms = tuple(
+        Product(
+            tuple(f for f in term.factors if key(one(f[0])) not in names),
+            term.coefficient,
+            term.exponent,
+        )
+        for term in atom.terms
+    )
+    return Plus(terms, None, atom.dims)
