@@ -16,7 +16,7 @@ _FARTHEST = 12
 
 
 def channel_axes(product: Product, reader: Reader) -> set[Axis]:
-    """The axes of a formula that are known to be channels: what linear layers and convolutions give.
+    """The axes of a formula that are known to be channels, of linear layers and convolutions.
 
     Args:
         product: the formula.

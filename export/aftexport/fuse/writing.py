@@ -44,7 +44,7 @@ class Writer:
         groups = flat_dims(groups)
         order = [axis for axes in groups for axis in axes]
         lacking = set(order) - free(product)
-        if not is_spread and lacking or free(product) - set(order):
+        if (not is_spread and lacking) or free(product) - set(order):
             raise LayoutError
         atom = sole(product)
         if _is_held(atom) and not lacking:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import free, substitute, times
-from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, key, number, one, sole
+from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, Truth, key, number, one, sole
 from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.mechanisms._additive_masks import additive_terms
 from aftexport.fuse.mechanisms._roles import heads_of
 from aftexport.fuse.pattern import (
     NearMissError,
@@ -83,8 +84,8 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
-    if any(pooling.mask.factors for pooling in poolings):
-        raise NearMissError("tokens are left out by another mask than a number added to the logits")
+    if not all(isinstance(atom, Truth) for p in poolings for atom, _ in p.mask.factors):
+        raise NearMissError("the weights of tokens are multiplied by something else than a mask")
     if beta is None:
         raise NearMissError("the second logits are not of keys times the pooled query")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
@@ -191,8 +192,7 @@ def _logits(
     channels: tuple[Axis, ...],
 ) -> _Logits | None:
     """Takes logits apart, where they are a linear layer of ``expected``."""
-    atom = sole(pooling.logits)
-    terms = atom.terms if isinstance(atom, Plus) else (pooling.logits,)
+    terms = additive_terms(subject, pooling.logits, pooling.mask)
     for term in terms:
         if len(term.factors) != 1 or not isinstance(term.factors[0][0], Leaf):
             continue
