@@ -7,8 +7,8 @@ scaled by, and tensors without channels.
 from dataclasses import replace
 
 from aftexport.fuse.algebra import free
-from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, Truth, key, one
-from aftexport.fuse.pattern import Subject
+from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, key, one
+from aftexport.fuse.pattern import Subject, is_condition
 
 
 def without_outside(subject: Subject) -> tuple[Subject, Product]:
@@ -18,7 +18,7 @@ def without_outside(subject: Subject) -> tuple[Subject, Product]:
     ``m n / (m d + eps) = m n / (d + eps)``.
     """
     rest, outside = split(subject, subject.formula)
-    names = {key(one(atom)) for atom, _ in outside.factors if isinstance(atom, Truth)}
+    names = {key(one(atom)) for atom, _ in outside.factors if is_condition(atom)}
     factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
     formula = Product(factors, rest.coefficient, rest.exponent)
     return (replace(subject, formula=formula) if outside.factors else subject), outside
@@ -32,7 +32,7 @@ def split(subject: Subject, product: Product) -> tuple[Product, Product]:
 
 
 def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
-    if isinstance(atom, Truth):
+    if is_condition(atom):
         return power == 1.0
     if not isinstance(atom, Leaf):
         return False

@@ -117,6 +117,22 @@ Raises NearMissError where it is nearly the mechanism.
 """
 
 
+def is_condition(atom: Atom) -> bool:
+    """Whether an atom is a mask, or made of masks by and, or, not: 1 or 0."""
+    if isinstance(atom, Truth):
+        return True
+    if not isinstance(atom, Plus) or len(atom.terms) != 2:
+        return False
+    constants = [term.coefficient for term in atom.terms if not term.factors]
+    left_out = [term for term in atom.terms if term.factors and term.coefficient == -1.0]
+    return constants == [1.0] and len(left_out) == 1 and are_conditions(left_out[0])
+
+
+def are_conditions(product: Product) -> bool:
+    """Whether a product is of masks alone."""
+    return all(is_condition(atom) for atom, _ in product.factors)
+
+
 def sums(factors: Iterable[Factor], power: float) -> list[Over]:
     """The sums over axes that occur with a power."""
     return [atom for atom, p in factors if isinstance(atom, Over) and p == power]

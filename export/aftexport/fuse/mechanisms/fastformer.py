@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import free, substitute, times
-from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, Truth, key, number, one, sole
+from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, key, number, one, sole
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._additive_masks import additive_terms
 from aftexport.fuse.mechanisms._roles import heads_of
@@ -27,6 +27,7 @@ from aftexport.fuse.pattern import (
     Rewrite,
     Subject,
     aligned,
+    are_conditions,
     check_maxima,
     leaves,
     logits_of,
@@ -84,7 +85,7 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
-    if not all(isinstance(atom, Truth) for p in poolings for atom, _ in p.mask.factors):
+    if not all(are_conditions(pooling.mask) for pooling in poolings):
         raise NearMissError("the weights of tokens are multiplied by something else than a mask")
     if beta is None:
         raise NearMissError("the second logits are not of keys times the pooled query")
