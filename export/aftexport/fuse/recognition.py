@@ -22,6 +22,7 @@ from aftexport.fuse.outside_factors import without_outside
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
+from aftexport.fuse.unrecognised import failed_condition
 from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 
@@ -34,6 +35,9 @@ _SIGNS = frozenset(
     ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
 )
 """Without any of these in it, a graph has no mechanism."""
+NO_SUM = "there is no weighted sum over tokens"
+_ANY_SUM = "weighted sum"
+"""What a place is called that resembles no mechanism in particular."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,23 @@ class Recognition:
         matches: what was rewritten, in the order of the graph.
         near_misses: what was not, though it resembles a mechanism.
         unexamined: why the graph could not be looked at.
+        absence: why there is neither a match nor a near miss.
+        unread: the names of values that no formula could be made of.
         measured: the values of the graph before; None where there was nothing to look for.
     """
 
     matches: list[Match] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     unexamined: str = ""
+    absence: str = ""
+    unread: list[str] = field(default_factory=list)
     measured: Measured | None = None
 
 
 def recognise(model: ir.Model) -> Recognition:
     """Rewrites ``model``, which is normalised and has no model-local functions, in place."""
-    if not any(node.op_type in _SIGNS for node in model.graph):
-        return Recognition()
+    if not any(node.op_type in _SIGNS or _may_weigh(node) for node in model.graph):
+        return Recognition(absence=NO_SUM)
     try:
         measured = measure(ir.to_proto(model))
     except UnmeasurableError as error:
@@ -100,12 +108,37 @@ def recognise(model: ir.Model) -> Recognition:
     remove_no_ops(model, measured)
     found = _Recogniser(model, measured).run()
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
-    if given and not found.matches and not found.near_misses:
+    if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
         found.unexamined = (
             f"{len(given)} of its weights are inputs too, as {given[0]}, and may be any numbers:"
             " export it without keep_initializers_as_inputs"
         )
+    if not found.matches and not found.near_misses:
+        found.absence = NO_SUM
+        if found.unread:
+            found.absence += f" in what could be read as formulas, without {found.unread[0]}"
     return found
+
+
+_Missed = tuple[NearMiss, ir.Node, set[ir.Node]]
+"""A place that was left alone, the node it ends in, and the nodes it is made of."""
+
+
+def _is_better(other: _Missed, than: _Missed) -> bool:
+    """Whether a place says what another one says, and more: of all of it, or by its mechanism."""
+    lies_in, holds = than[1] in other[2], other[1] in than[2]
+    if other is than or not (lies_in or holds):
+        return False
+    named, named_too = (missed[0].mechanism != _ANY_SUM for missed in (other, than))
+    return lies_in if named == named_too else named
+
+
+def _may_weigh(node: ir.Node) -> bool:
+    """Whether a node may be a sum of products of which no factor is a constant."""
+    constants = [v for v in node.inputs if v is not None and v.const_value is not None]
+    return node.op_type in ("CumSum", "ReduceSum") or (
+        node.op_type in ("Einsum", "MatMul") and not constants
+    )
 
 
 class _Recogniser:
@@ -116,7 +149,7 @@ class _Recogniser:
         # From the last node on: nothing that is read later rests on what was replaced before.
         self._reader = Reader(measured)
         self._covered: set[ir.Node] = set()
-        self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._missed: list[_Missed] = []
         self._result = Recognition(measured=measured)
 
     def run(self) -> Recognition:
@@ -125,16 +158,17 @@ class _Recogniser:
             if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
-        # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
-        for miss, end, part in reversed(self._missed):
-            larger = any(end in others for _, other, others in self._missed if other is not end)
-            if not larger and not part & self._covered:
-                self._result.near_misses.append(miss)
+        for missed in reversed(self._missed):
+            if not missed[2] & self._covered and not any(
+                _is_better(other, missed) for other in self._missed
+            ):
+                self._result.near_misses.append(missed[0])
         return self._result
 
     def _examine(self, value: ir.Value) -> None:
         if not self._measured.is_float(value):
             return
+        subject: Subject | None = None
         for mechanism, pattern in PATTERNS.items():
             reader = self._reader.anew()
             try:
@@ -147,13 +181,20 @@ class _Recogniser:
                     self._replace(value, dims, rewrite, list(reader.ends))
                     return
             except NearMissError as miss:
-                end = value.producer()
-                assert end is not None
-                part = part_of(value, reader.ends, self._measured).nodes
-                self._missed.append((NearMiss(mechanism, str(value.name), str(miss)), end, {*part}))
+                self._miss(mechanism, value, str(miss), reader)
                 return
             except (LayoutError, ArithmeticError, ValueError):
                 continue  # no formula can be made of it
+        if subject is None:
+            self._result.unread.append(str(value.name))
+        elif (condition := failed_condition(subject)) is not None:
+            self._miss(_ANY_SUM, value, condition, subject.reader)
+
+    def _miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> None:
+        end = value.producer()
+        assert end is not None
+        part = part_of(value, reader.ends, self._measured).nodes
+        self._missed.append((NearMiss(mechanism, str(value.name), reason), end, {*part}))
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, ends: list[ir.Value]) -> None:
         """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""

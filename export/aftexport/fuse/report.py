@@ -26,6 +26,8 @@ def show_recognition(found: Recognition, console: Console) -> None:
         console.print(table)
     else:
         console.print("No mechanism was recognised; the model stays as it is.")
+        if found.absence:
+            console.print(f"The reason: {escape(found.absence)}.", soft_wrap=True)
     if found.near_misses:
         table = plain_table("left alone", "computes", "because")
         for miss in found.near_misses:
@@ -43,6 +45,7 @@ def to_dict(found: Recognition) -> dict[str, Any]:
         "matches": [asdict(match) for match in found.matches],
         "near_misses": [asdict(miss) for miss in found.near_misses],
         "unexamined": found.unexamined or None,
+        "absence": found.absence or None,
     }
 
 

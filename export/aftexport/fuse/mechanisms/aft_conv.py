@@ -7,13 +7,17 @@ with u = t + j - (s - 1) // 2; causal, u = t + j - (s - 1) and v up to t. A cons
 that it was an exponential less 1, and need not: every number above -1 is one.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import free as axes_of
 from aftexport.fuse.algebra import power, substitute, times
 from aftexport.fuse.atoms import ONE, Atom, Product, key
 from aftexport.fuse.axes import Axis
+from aftexport.fuse.formulas import layout
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.mechanisms._windowed_sums import (
     WindowedSums,
@@ -29,6 +33,7 @@ from aftexport.fuse.pattern import (
     Rewrite,
     Subject,
     check_maxima,
+    leaves,
     refuse_clamped,
     without,
 )
@@ -43,9 +48,7 @@ def match(subject: Subject) -> Rewrite | None:
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
     if len(above) != 1 or len(below) != 1:
         if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
-            raise NearMissError(
-                "what is added to the sums over all keys is no convolution of each channel alone"
-            )
+            raise NearMissError(_added(atom for atom, p in factors if p == 1.0 and _is_mixed(atom)))
         sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
         if (above or below) and {1.0, -1.0} <= sides:
             raise NearMissError("not both numerator and denominator are sums over a window")
@@ -108,6 +111,23 @@ def _is_mixed(atom: Atom) -> bool:
     """Whether something is added to a sum of the keys' weights."""
     weighed = [weighs_keys(part) for part in parts(atom) if part.factors]
     return any(weighed) and not all(weighed)
+
+
+def _added(numerators: Iterable[Atom]) -> str:
+    """What is wrong with what is added to the sums of the keys' weights."""
+    what = "what is added to the sums over all keys is no"
+    for atom in numerators:
+        for part in parts(atom):
+            if not weighs_keys(part) and any(map(_is_of_convolution, leaves(part))):
+                return f"{what} convolution of each channel alone"
+    return f"{what} sum over a window of keys"
+
+
+def _is_of_convolution(value: ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and node.op_type in (*layout.FORMULAS, "Gather", "Slice"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node is not None and node.op_type == "Conv"
 
 
 def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple[Product, Product]:

@@ -3,7 +3,10 @@
 scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
 
-from aftexport.fuse.atoms import Exp, Product, Truth
+from collections.abc import Sequence
+
+from aftexport.fuse.algebra import free
+from aftexport.fuse.atoms import Exp, Over, Product, Truth, one
 from aftexport.fuse.axes import flat
 from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.pattern import (
@@ -32,6 +35,7 @@ def match(subject: Subject) -> Rewrite | None:
     body, bound = numerators[0].body, flat(numerators[0].axes)
     inner = sums(body.factors, -1.0)
     normalisers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
+    _refuse_one_softmax(numerators[0], normalisers)
     if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
         return None
     if len(inner) != 1:
@@ -76,6 +80,21 @@ def match(subject: Subject) -> Rewrite | None:
         (batch, tokens, (*heads, *wide)),
         {"num_heads": size_of(heads), "normalization": "softmax", "scale": scale},
     )
+
+
+def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
+    """Raises NearMissError where query or key has a softmax, and the other has none."""
+    body, bound = numerator.body, flat(numerator.axes)
+    found = aligned(normalisers[0], body, bound) if len(normalisers) == 1 else None
+    if found is None or not found[1] < set(bound):
+        return
+    others = set(bound) - found[1]
+    readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    if normalisers[0] not in sums(body.factors, -1.0):
+        if not any(isinstance(atom, Exp) for atom in readers):
+            raise NearMissError("the keys are not normalised by a softmax over the tokens")
+    elif others & free(found[0]) and not any(isinstance(atom, Exp) for atom in readers):
+        raise NearMissError("the query is not normalised by a softmax over its channels")
 
 
 def _is_of_weights(body: Product) -> bool:

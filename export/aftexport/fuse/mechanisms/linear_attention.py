@@ -50,6 +50,7 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     denominator = fixed_sum(one(below[0]))
     if denominator is None:
+        _refuse_masked_denominator(below[0])
         refuse_changed_denominator(formula.factors)
         return None
     total, eps, scale = denominator
@@ -119,6 +120,16 @@ def _with_roles(
         },
         outside=number(scale),
     )
+
+
+def _refuse_masked_denominator(atom: Atom) -> None:
+    """Raises NearMissError where a sum below is multiplied by more than the one above it."""
+    for term in atom.terms if isinstance(atom, Plus) else ():
+        if sums(term.factors, 1.0) and len(term.factors) > 1:
+            raise NearMissError(
+                "the denominator is multiplied by a mask, or another tensor, and the numerator is"
+                " not known to be"
+            )
 
 
 def _refuse_other_parts(subject: Subject) -> None:
