@@ -147,7 +147,7 @@ class Reader:
         """Whether it is exponentials times something, and whether it is windows of such."""
         if value not in self._of_weights:
             formula = self.apart(value)
-            exponentials = any(isinstance(atom, Exp) and p > 0 for atom, p in formula.factors)
+            exponentials = any(isinstance(atom, Exp) for atom, _ in formula.factors)
             self._of_weights[value] = exponentials, has_window(formula)
         return self._of_weights[value]
 

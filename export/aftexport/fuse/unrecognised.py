@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from aftexport.fuse.algebra import free
 from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Over, Plus, Product, UpTo, Window, one
-from aftexport.fuse.axes import Axis, flat, flat_dims
+from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.channels import channel_axes
 from aftexport.fuse.measured import rests_on_inputs
-from aftexport.fuse.pattern import Subject, is_condition, sums
+from aftexport.fuse.pattern import Subject, is_condition, leaves, sums
 
 
 def failed_condition(subject: Subject) -> str | None:
@@ -52,7 +52,7 @@ def _weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
     return [
         atom
         for atom, power in body.factors
-        if power > 0.0
+        if (power > 0.0 or isinstance(atom, Exp))
         and free(one(atom)) & tokens
         and not isinstance(atom, UpTo | Window)
         and not is_condition(atom)
@@ -65,10 +65,11 @@ def _of_sum(subject: Subject, total: Over, tokens: set[Axis]) -> str:
     normalisers = [atom for atom in divisors if _sums_tokens(subject, atom)]
     exponentials = [atom for atom in weighed if isinstance(atom, Exp)]
     contracted = {*flat(total.axes)} - tokens
-    constant = [a for a in weighed if isinstance(a, Leaf) and not rests_on_inputs(a.value)]
-    if any(_over_within(atom.argument) for atom in exponentials):
-        return "the weights are exponentials of products of queries and keys, of every pair of them"
-    if not exponentials and not contracted and constant:
+    constant = [a for a in weighed if not _rests_on_inputs(one(a))]
+    rows = _rows(subject, tokens)
+    if any(free(one(a)) & rows and _rests_on_inputs(one(a)) for a in exponentials):
+        return "the weights are of pairs of query and key, as in dot-product attention"
+    if constant and not contracted:
         return "the weights are constants, and not of keys"
     if not exponentials and not contracted:
         return "the weights are neither exponentials of keys nor products of features"
@@ -76,9 +77,22 @@ def _of_sum(subject: Subject, total: Over, tokens: set[Axis]) -> str:
         return "nothing divides the weighted sum by the sum of its weights"
     if not exponentials or contracted:
         return _of_features(subject, bool(exponentials))
-    if not _has_rows(subject, total, tokens):
+    if not rows:
         return "the weighted mean is one row for all tokens, as in pooling, and no gate makes more"
     return _of_gate(subject)
+
+
+def _rests_on_inputs(product: Product) -> bool:
+    bodies = [atom.body for atom in _sums_within(product)]
+    return any(rests_on_inputs(value) for part in (product, *bodies) for value in leaves(part))
+
+
+def _sums_within(product: Product) -> Iterator[Over]:
+    for atom, _ in product.factors:
+        if isinstance(atom, Over):
+            yield atom
+        for inner in _parts(atom):
+            yield from _sums_within(inner)
 
 
 def _of_features(subject: Subject, exponential: bool) -> str:
@@ -100,23 +114,19 @@ def _sums_tokens(subject: Subject, atom: Atom) -> bool:
     """Whether something is a sum over tokens, or made of one."""
     if isinstance(atom, Over):
         return bool(_summed_tokens(subject, atom))
-    return any(_sums_tokens(subject, inner) for inner in _parts(atom))
+    return any(_sums_tokens(subject, a) for part in _parts(atom) for a, _ in part.factors)
 
 
-def _over_within(product: Product) -> bool:
-    return any(
-        isinstance(atom, Over) or any(_over_within(one(inner)) for inner in _parts(atom))
-        for atom, _ in product.factors
-    )
+def _parts(atom: Atom) -> tuple[Product, ...]:
+    match atom:
+        case Plus(terms=parts) | Function(arguments=parts):
+            return parts
+        case Exp(argument=part):
+            return (part,)
+    return ()
 
 
-def _parts(atom: Atom) -> Iterator[Atom]:
-    products = {Plus: "terms", Function: "arguments"}.get(type(atom))
-    for product in getattr(atom, products) if products else ():
-        yield from (inner for inner, _ in product.factors)
-
-
-def _has_rows(subject: Subject, total: Over, tokens: set[Axis]) -> bool:
-    """Whether a value has an axis of as many entries as are summed."""
-    own = {axis.sizes for axes in flat_dims(subject.dims) for axis in axes}
-    return any(axis.sizes in own for axis in tokens)
+def _rows(subject: Subject, tokens: set[Axis]) -> set[Axis]:
+    """The axes of a value that have as many entries as are summed."""
+    sizes = {axis.sizes for axis in tokens}
+    return {axis for axis in subject.axes if axis.sizes in sizes}

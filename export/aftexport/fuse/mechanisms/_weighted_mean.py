@@ -107,7 +107,7 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     (numerator,) = numerators
     summed = flat(numerator.axes)
-    if not any(isinstance(atom, Exp) and p > 0 for atom, p in numerator.body.factors):
+    if not any(isinstance(atom, Exp) for atom, _ in numerator.body.factors):
         return None
     denominators = sums(formula.factors, -1.0)
     if not denominators:
