@@ -114,10 +114,10 @@ def _takes_all(node: ir.Node, measured: Measured) -> bool:
     source = node.inputs[0]
     assert source is not None
     sizes = list(zip(*(measured.shapes(source) or ()), strict=True))
-    cut = range(len(last)) if along is None else along.reshape(-1)
+    cut = range(len(last)) if along is None else [int(axis) for axis in along.reshape(-1)]
     return all(
         end >= _UNBOUNDED or (len({*sizes[axis]}) == 1 and end >= sizes[axis][0])
-        for axis, end in zip(cut, last.reshape(-1), strict=True)
+        for axis, end in zip(cut, map(int, last.reshape(-1)), strict=True)
     )
 
 

@@ -15,6 +15,7 @@ from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
 from aftexport.fuse.algebra import times
 from aftexport.fuse.axes import Dims, LayoutError, flat
+from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
 from aftexport.fuse.no_ops import remove_no_ops
@@ -36,6 +37,7 @@ _SIGNS = frozenset(
 )
 """Without any of these in it, a graph has no mechanism."""
 NO_SUM = "there is no weighted sum over tokens"
+_LAYOUTS = (*layout.FORMULAS, "Slice", "Split")
 _ANY_SUM = "weighted sum"
 """What a place is called that resembles no mechanism in particular."""
 
@@ -126,11 +128,21 @@ _Missed = tuple[NearMiss, ir.Node, set[ir.Node]]
 
 def _is_better(other: _Missed, than: _Missed) -> bool:
     """Whether a place says what another one says, and more: of all of it, or by its mechanism."""
-    lies_in, holds = than[1] in other[2], other[1] in than[2]
+    lies_in = than[1] in other[2] or _is_read_by(than[1], other[2])
+    holds = other[1] in than[2]
     if other is than or not (lies_in or holds):
         return False
     named, named_too = (missed[0].mechanism != _ANY_SUM for missed in (other, than))
     return lies_in if named == named_too else named
+
+
+def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
+    """Whether one of some nodes reads what a node gives, or parts of that in another layout."""
+    readers = {user for output in node.outputs for user, _ in output.uses()}
+    return any(
+        reader in part or (reader.op_type in _LAYOUTS and _is_read_by(reader, part))
+        for reader in readers
+    )
 
 
 def _may_weigh(node: ir.Node) -> bool:

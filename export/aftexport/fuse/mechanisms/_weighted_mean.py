@@ -123,6 +123,8 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         raise NearMissError("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)
+    if any(isinstance(atom, UpTo) for atom, _ in value.factors):
+        raise NearMissError("numerator and denominator are sums over different keys")
     if not set(summed) <= free(value):
         return None
     return _with_roles(subject, denominators[0], weights, value, summed)

@@ -48,7 +48,9 @@ def match(subject: Subject) -> Rewrite | None:
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
     if len(above) != 1 or len(below) != 1:
         if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
-            raise NearMissError(_added(atom for atom, p in factors if p == 1.0 and _is_mixed(atom)))
+            raise NearMissError(
+                _added(subject, (a for a, p in factors if p == 1.0 and _is_mixed(a)))
+            )
         sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
         if (above or below) and {1.0, -1.0} <= sides:
             raise NearMissError("not both numerator and denominator are sums over a window")
@@ -113,21 +115,33 @@ def _is_mixed(atom: Atom) -> bool:
     return any(weighed) and not all(weighed)
 
 
-def _added(numerators: Iterable[Atom]) -> str:
-    """What is wrong with what is added to the sums of the keys' weights."""
-    what = "what is added to the sums over all keys is no"
-    for atom in numerators:
-        for part in parts(atom):
-            if not weighs_keys(part) and any(map(_is_of_convolution, leaves(part))):
-                return f"{what} convolution of each channel alone"
-    return f"{what} sum over a window of keys"
+def _added(subject: Subject, numerators: Iterable[Atom]) -> str:
+    """The condition that fails for what is added to the sums of the keys' weights."""
+    what = "what is added to the sums over all keys is"
+    mixed = [atom for atom in numerators if _is_mixed(atom)]
+    others = [part for atom in mixed for part in parts(atom) if not weighs_keys(part)]
+    for convolution in filter(None, (_convolution(v) for part in others for v in leaves(part))):
+        if _is_of_each_channel(subject, convolution):
+            return f"{what} a convolution of keys that are padded with something else than zeros"
+        return f"{what} no convolution of each channel alone, of stride 1 and without a bias"
+    return f"{what} not a sum over a window of keys"
 
 
-def _is_of_convolution(value: ir.Value) -> bool:
+def _convolution(value: ir.Value) -> ir.Node | None:
+    """The convolution that a value is entries of."""
     node = value.producer()
     while node is not None and node.op_type in (*layout.FORMULAS, "Gather", "Slice"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
-    return node is not None and node.op_type == "Conv"
+    return node if node is not None and node.op_type == "Conv" else None
+
+
+def _is_of_each_channel(subject: Subject, convolution: ir.Node) -> bool:
+    attributes, weight = convolution.attributes, subject.reader.input(convolution, 1)
+    return (
+        set(subject.reader.shape(weight)[0]) == {attributes.get_int("group", 1)}
+        and set(attributes.get_ints("strides", [1])) == {1}
+        and len([v for v in convolution.inputs if v is not None]) == 2
+    )
 
 
 def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple[Product, Product]:

@@ -72,6 +72,8 @@ def _with_roles(
     scale: float,
 ) -> Rewrite | None:
     reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
+    if any(isinstance(a, UpTo) or _is_lower(subject, a) for a, _ in value.factors):
+        raise NearMissError("numerator and denominator are sums over different keys")
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
     summed = tuple(a for a in bound if a in free(value))
     channels = [a for a in bound if a not in free(value)]
