@@ -36,6 +36,7 @@ class Reader:
         maxima: every maximum that was read; a match has to account for each.
         ends: the tensors at which reading ended.
         parts: axes of dims of which only a part is read.
+        shapes: what tensors were reshaped to, with the dims that came of it.
     """
 
     def __init__(self, measured: Measured) -> None:
@@ -43,6 +44,7 @@ class Reader:
         self.maxima: list[Greatest] = []
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
+        self.shapes: list[tuple[ir.Value, Dims]] = []
         self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
 
     def anew(self) -> "Reader":

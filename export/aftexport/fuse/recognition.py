@@ -190,7 +190,7 @@ class _Recogniser:
                 rewrite = pattern(bare)
                 if rewrite is not None:
                     rewrite = replace(rewrite, outside=times(rewrite.outside, outside))
-                    self._replace(value, dims, rewrite, list(reader.ends))
+                    self._replace(value, dims, rewrite, reader)
                     return
             except NearMissError as miss:
                 self._miss(mechanism, value, str(miss), reader)
@@ -208,17 +208,17 @@ class _Recogniser:
         part = part_of(value, reader.ends, self._measured).nodes
         self._missed.append((NearMiss(mechanism, str(value.name), reason), end, {*part}))
 
-    def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, ends: list[ir.Value]) -> None:
+    def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
         """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
         dtype = self._measured.dtype(value)
         if dtype == np.float64:
             raise NearMissError("it is computed in float64")
-        writer = Writer(self._measured, dtype, str(value.name))
+        writer = Writer(self._measured, dtype, str(value.name), reader.shapes)
         try:
             output = _write(writer, rewrite, dims)
         except LayoutError:
             raise NearMissError("its tensors cannot be laid out as [B, T, D]") from None
-        ends = [end for end in ends if end not in rewrite.opened]
+        ends = [end for end in reader.ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
         after = part_of(output, ends, self._measured, writer.constants)
         operator = in_float64(ALL_OPERATORS[rewrite.op_type], rewrite.attributes)

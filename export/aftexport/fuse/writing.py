@@ -22,12 +22,27 @@ class Writer:
         prefix: of their names.
     """
 
-    def __init__(self, measured: Measured, dtype: np.dtype[np.generic], prefix: str) -> None:
+    def __init__(
+        self,
+        measured: Measured,
+        dtype: np.dtype[np.generic],
+        prefix: str,
+        shapes: Sequence[tuple[ir.Value, Dims]] = (),
+    ) -> None:
+        """Begins a rewrite.
+
+        Args:
+            measured: the graph's values.
+            dtype: the type of the rewrite's numbers.
+            prefix: the start of the names of its nodes.
+            shapes: shapes that the graph computes, with the dims that they are the sizes of.
+        """
         self._measured = measured
         self._dtype = dtype
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
         self.constants: dict[ir.Value, NDArray[np.generic]] = {}
+        self._shapes = shapes
         self._places: dict[Axis, tuple[ir.Value, int]] = {}
 
     def tensor(self, product: Product, groups: Dims, *, is_spread: bool = False) -> ir.Value:
@@ -105,24 +120,49 @@ class Writer:
         fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
         size = self.constant([int(np.prod(fixed, dtype=np.int64))])
         for axis in axes:
-            if axis.is_fixed:
-                continue
-            if axis not in self._places:
-                raise LayoutError
-            value, place = self._places[axis]
-            size = self.node("Mul", size, self.node("Shape", value, start=place, end=place + 1))
+            if not axis.is_fixed:
+                size = self.node("Mul", size, self._size_of(axis))
         return size
+
+    def _size_of(self, axis: Axis) -> ir.Value:
+        if axis in self._places:
+            value, place = self._places[axis]
+            return self.node("Shape", value, start=place, end=place + 1)
+        value, place = self._entry(axis)
+        start, end, along = (self.constant([n]) for n in (place, place + 1, 0))
+        return self.node("Slice", value, start, end, along)
+
+    def _entry(self, axis: Axis) -> tuple[ir.Value, int]:
+        """The shape, of those that the graph computes, that has the size of an axis, and where."""
+        for value, dims in self._shapes:
+            runs = self._measured.in_every_run(value) or []
+            for place, axes in enumerate(flat_dims(dims)):
+                if axes == (axis,) and all(run[place] > 0 for run in runs) and runs:
+                    return value, place
+        raise LayoutError
+
+    def _is_known(self, axes: Sequence[Axis]) -> bool:
+        """Whether the size of each of these axes is in the graph."""
+        try:
+            return all(axis.is_fixed or axis in self._places or self._entry(axis) for axis in axes)
+        except LayoutError:
+            return False
 
     def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
         if dims == groups:
             return value
+        same = {i for i, axes in enumerate(groups) if i < len(dims) and dims[i] == axes}
+        moving = [i for i, axes in enumerate(groups) if not all(axis.is_fixed for axis in axes)]
+        left = [index for index in moving if index not in same]
+        # One size is found by the runtime: best one that no tensor has.
+        unknown = [i for i in left if groups[i] not in dims and not self._is_known(groups[i])]
         shape: list[int | ir.Value] = []
         for index, axes in enumerate(groups):
-            if all(axis.is_fixed for axis in axes):
+            if index not in moving:
                 shape.append(int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64)))
-            elif index < len(dims) and dims[index] == axes:
+            elif index in same:
                 shape.append(0)
-            elif -1 not in shape:
+            elif index == (unknown or left)[0]:
                 shape.append(-1)
             elif axes in dims:
                 at = dims.index(axes)

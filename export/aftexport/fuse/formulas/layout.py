@@ -18,6 +18,8 @@ def _transpose(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
 
 def _reshape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     source = reader.input(node, 0)
+    if node.op_type == "Reshape":
+        reader.shapes.append((reader.input(node, 1), dims))
     return reader.read(source, regroup([a for axes in dims for a in axes], reader.shape(source)))
 
 
