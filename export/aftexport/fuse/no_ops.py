@@ -16,6 +16,8 @@ from aftexport.fuse.measured import Measured
 
 _UNBOUNDED = 2**31 - 1
 """The end of a slice that takes all there is, as exporters write it: this or more."""
+_CUTTING = ("Pad", "Reshape", "Slice")
+"""Operators that may take documents apart once they are longer than some number of tokens."""
 _OF_SIZES = frozenset({
     "Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
     "Unsqueeze",
@@ -23,13 +25,17 @@ _OF_SIZES = frozenset({
 """Operators that make no size another at some sizes only, as a minimum or a remainder does."""
 
 
-def remove_no_ops(model: ir.Model, measured: Measured) -> None:
+def remove_no_ops(model: ir.Model, measured: Measured) -> set[ir.Node]:
     """Makes everything read what such a node reads; the outputs of the graph stay.
 
     Args:
         model: the graph, changed in place.
         measured: its values.
+
+    Returns:
+        The nodes that did nothing in every run, and may do something to longer documents.
     """
+    doubtful = set()
     for node in list(model.graph):
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -38,11 +44,18 @@ def remove_no_ops(model: ir.Model, measured: Measured) -> None:
         if node.op_type not in _NO_OPS:
             continue
         source, output = node.inputs[0], node.outputs[0]
-        if source is None or output.is_graph_output() or any(o.uses() for o in node.outputs[1:]):
+        if source is None or not _looks_the_same(source, output, measured):
             continue
-        if _looks_the_same(source, output, measured) and _NO_OPS[node.op_type](node, measured):
+        if not _NO_OPS[node.op_type](node, measured):
+            moves = any(
+                len({*sizes}) > 1 for sizes in zip(*measured.shapes(source) or (), strict=True)
+            )
+            if moves and node.op_type in _CUTTING:
+                doubtful.add(node)
+        elif not output.is_graph_output() and not any(o.uses() for o in node.outputs[1:]):
             output.replace_all_uses_with(source)
     RemoveUnusedNodesPass()(model)
+    return doubtful
 
 
 def _looks_the_same(source: ir.Value, output: ir.Value, measured: Measured) -> bool:

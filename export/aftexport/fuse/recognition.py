@@ -15,6 +15,7 @@ from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
 from aftexport.fuse.algebra import times
 from aftexport.fuse.axes import Dims, LayoutError, flat
+from aftexport.fuse.cuts import Cuts
 from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
@@ -107,8 +108,8 @@ def recognise(model: ir.Model) -> Recognition:
         measured = measure(ir.to_proto(model))
     except UnmeasurableError as error:
         return Recognition(unexamined=str(error))
-    remove_no_ops(model, measured)
-    found = _Recogniser(model, measured).run()
+    doubtful = remove_no_ops(model, measured)
+    found = _Recogniser(model, measured, doubtful).run()
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
         found.unexamined = (
@@ -154,8 +155,9 @@ def _may_weigh(node: ir.Node) -> bool:
 
 
 class _Recogniser:
-    def __init__(self, model: ir.Model, measured: Measured) -> None:
+    def __init__(self, model: ir.Model, measured: Measured, doubtful: set[ir.Node]) -> None:
         self._model = model
+        self._cuts = Cuts(model, doubtful)
         self._measured = measured
         self._opset = model.opset_imports[""]
         # From the last node on: nothing that is read later rests on what was replaced before.
@@ -220,6 +222,7 @@ class _Recogniser:
             raise NearMissError("its tensors cannot be laid out as [B, T, D]") from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
+        self._cuts.check(before, ends)
         after = part_of(output, ends, self._measured, writer.constants)
         operator = in_float64(ALL_OPERATORS[rewrite.op_type], rewrite.attributes)
         try:
