@@ -10,7 +10,7 @@ _SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
            "InstanceNormalization")  # fmt: skip
 _LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
-_PARTS = ("Concat", "Pad", "Slice", "Split")
+_PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
 _FARTHEST = 12
 """Nodes between a tensor and the layer that made its channels."""
 
@@ -49,17 +49,25 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
 
 def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
     """The channels, of axes of ``dims``, that the layer below ``value`` made."""
+    parts: list[tuple[Dims, Dims]] = []
     for _ in range(_FARTHEST):
         node = value.producer()
-        if node is None or not dims:
+        if node is None or len(dims) < 2:
             return set()
         if node.op_type in (*_SECOND, *_LAST):
-            place = 1 if node.op_type in _SECOND else -1
-            return set(flat(dims[place])) if len(dims) > 1 else set()
+            found = set(flat(dims[1 if node.op_type in _SECOND else -1]))
+            # A part of channels is channels.
+            for whole, part in reversed(parts):
+                for axes, own in zip(whole, part, strict=True):
+                    found |= {*flat(own)} if found & {*flat(axes)} else set()
+            return found
         below = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
         if below is None:
             return set()
-        value, dims = below, _dims_below(node, below, dims, reader)
+        value, whole = below, _dims_below(node, below, dims, reader)
+        if node.op_type in _PARTS and len(whole) == len(dims):
+            parts.append((whole, dims))
+        dims = whole
     return set()
 
 
@@ -75,7 +83,7 @@ def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> D
         place = node.attributes.get_int("axis", 0) % len(shape)
         return (*dims[:place], fresh(shape[place]), *dims[place:])
     own = reader.shape(node.outputs[0])
-    if len(shape) != len(dims) or (node.op_type not in (*_PARTS, "Gather") and own != shape):
+    if len(shape) != len(dims) or (node.op_type not in _PARTS and own != shape):
         raise LayoutError
     kept = zip(dims, own, shape, strict=True)
     return tuple(axes if size == whole else fresh(whole) for axes, size, whole in kept)

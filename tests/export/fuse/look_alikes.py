@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from . import look_alikes_aft_conv, look_alikes_masks, look_alikes_parts
+from . import look_alikes_aft_conv, look_alikes_forms, look_alikes_masks, look_alikes_parts
 from .layer import DIM, HEADS, TOKENS, Layer, bias, elu_features, heads, merged
 
 # Wrong axes
@@ -283,6 +283,7 @@ def layers() -> dict[str, nn.Module]:
     found |= {f.__name__: Layer(f, w) for f in biased}
     found |= look_alikes_masks.layers(w)
     found |= look_alikes_parts.layers()
+    found |= look_alikes_forms.layers()
     found |= look_alikes_aft_conv.layers(0.5 * w[:HEADS, :5])
     found["fastformer_pools_keys"] = FastformerPoolsKeys()
     found["fastformer_other_logits"] = FastformerOtherLogits()

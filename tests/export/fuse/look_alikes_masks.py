@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .layer import DIM, HEADS, Layer, bias, elu_features, heads, merged
+from .layer import HEADS, Layer, bias, elu_features, heads, merged
 
 
 def _scores(q: Tensor, k: Tensor, first: int, *, upper: bool) -> Tensor:
@@ -105,25 +105,6 @@ def full_mask_of_queries_and_keys(q: Tensor, k: Tensor, v: Tensor, w: Tensor) ->
     return (weight * v[:, None]).sum(2) * q.sigmoid()
 
 
-class FastformerLeavesOut(nn.Module):
-    """A Fastformer but for tokens that have no weight, which is no number added to the logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-        self.alpha, self.beta = nn.Linear(DIM, HEADS), nn.Linear(DIM, HEADS)
-
-    def pooled(self, logits: Tensor, x: Tensor, left_out: Tensor) -> Tensor:
-        weight = logits.transpose(1, 2).masked_fill(left_out, -torch.inf).softmax(-1).unsqueeze(2)
-        return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left_out = (x[..., 0] < -1.0)[:, None]
-        q, k = self.query(x), self.key(x)
-        p = k * self.pooled(self.alpha(q), q, left_out)
-        return self.pooled(self.beta(p), p, left_out) * q
-
-
 def layers(w: Tensor) -> dict[str, nn.Module]:
     """By name; ``w`` is a position bias."""
     plain = [
@@ -135,5 +116,4 @@ def layers(w: Tensor) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {f.__name__: Layer(f) for f in plain}
     for f in (full_keys_much_lower, full_mask_of_queries_and_keys):
         found[f.__name__] = Layer(f, w)
-    found["fastformer_leaves_out"] = FastformerLeavesOut()
     return found

@@ -11,7 +11,7 @@ import torch
 from aftexport.domain import opset_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 
-from . import implementations, look_alikes
+from . import implementations, look_alikes, look_alikes_forms
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
 from .implementations.efficient_attention import EfficientImages
 from .implementations.linear_attention import LiteImages
@@ -97,6 +97,20 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
     found, _ = fused(scripted(LOOK_ALIKES[name], example(), axes=axes))
     assert operators(found) == []
     assert not found.unexamined
+    assert bool(found.near_misses) != bool(found.absence), "one reason, and no other"
+
+
+@pytest.mark.parametrize("name", look_alikes_forms.of_longer_documents())
+def test_what_only_longer_documents_show_is_left_alone(name: str) -> None:
+    found, _ = fused(scripted(look_alikes_forms.of_longer_documents()[name], example()))
+    assert operators(found) == []
+    assert "documents longer than were tried" in found.near_misses[0].reason
+
+
+@pytest.mark.parametrize("name", ["simple_greatest_value", "mean_of_tokens"])
+def test_no_weighted_sum_is_said(name: str) -> None:
+    found, _ = fused(scripted(LOOK_ALIKES[name], example()))
+    assert (found.near_misses, found.absence) == ([], "there is no weighted sum over tokens")
 
 
 @pytest.mark.parametrize("name", OF_LONG_DOCUMENTS)
@@ -143,10 +157,33 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("full_clamped_bias", "go through Clip once the position bias is added"),
         ("full_keys_much_lower", "go through Where once the position bias is added"),
         ("full_mask_of_queries_and_keys", "more than two positions"),
-        ("fastformer_leaves_out", "another mask than a number"),
+        ("fastformer_weights_multiplied", "something else than a mask"),
         ("linear_opposite_mask_below", "different weights"),
         ("linear_of_keys_before", "mask is not known to be of the keys after"),
         ("linear_of_keys_up_to_the_next", "mask is not known to be of the keys after"),
+        ("fastformer_filled_with_ten", "a linear layer of what is pooled"),
+        ("linear_causal_above_alone", "sums over different keys"),
+        ("simple_causal_above_alone", "sums over different keys"),
+        ("linear_rows_masked_below_alone", "denominator is multiplied by a mask"),
+        ("linear_scaled_below_alone", "the denominator is scaled"),
+        ("simple_mean_of_values", "divided by the number of tokens"),
+        ("simple_numbers_added", "added to the weighted sum before it is divided"),
+        ("simple_not_normalised", "nothing divides the weighted sum"),
+        ("linear_unnormalised", "nothing divides the weighted sum"),
+        ("sum_of_products", "nothing divides the weighted sum"),
+        ("simple_relu_weights", "neither exponentials of keys nor products of features"),
+        ("simple_one_key_by_softplus", "neither sigmoid nor tanh"),
+        ("simple_rows_filled_with_one", "no gate multiplies"),
+        ("pooling", "one row for all tokens"),
+        ("pooling_of_one_key", "one row for all tokens"),
+        ("dot_product", "of pairs of query and key"),
+        ("dot_product_of_one_key", "of pairs of query and key"),
+        ("positions_alone", "the weights are constants"),
+        ("efficient_query_not_normalised", "the query is not normalised"),
+        ("efficient_keys_not_normalised", "the keys are not normalised"),
+        ("ConvCircular", "padded with something else than zeros"),
+        ("ConvPaddedByOnes", "padded with something else than zeros"),
+        ("ConvOfAllChannels", "no convolution of each channel alone"),
     ],
 )
 def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:

@@ -82,7 +82,7 @@ def match(subject: Subject) -> Rewrite | None:
         if alpha is not None:
             break
     else:
-        return None
+        raise NearMissError("the logits of neither pooling are a linear layer of what is pooled")
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
     if not all(are_conditions(pooling.mask) for pooling in poolings):

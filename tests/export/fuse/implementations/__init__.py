@@ -11,6 +11,9 @@ from . import (
     efficient_attention,
     fastformer,
     linear_attention,
+    no_ops,
+    outside_factors,
+    shared_keys,
 )
 
 
@@ -19,7 +22,8 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     torch.manual_seed(0)
     found: dict[str, tuple[str, nn.Module]] = {}
     for mechanism in (
-        aft_full, aft_local, aft_simple, aft_conv, efficient_attention, linear_attention, fastformer
+        aft_full, aft_local, aft_simple, aft_conv, efficient_attention, linear_attention,
+        fastformer, no_ops, outside_factors, shared_keys,
     ):  # fmt: skip
         found |= mechanism.layers()
     return found

@@ -45,6 +45,30 @@ class MaskedFastformer(Fastformer):
         return super().forward(x, (x[..., 0] > -1.0).float())
 
 
+class FilledFastformer(Fastformer):
+    """Logits of tokens that do not count are filled, and their rows are 0; the first one counts."""
+
+    def __init__(self, filling: float, *, scaled_first: bool) -> None:
+        super().__init__()
+        self.filling, self.scaled_first = filling, scaled_first
+
+    def pooled(self, x: Tensor, att: nn.Linear, mask: Tensor) -> Tensor:
+        logits, root = att(x).transpose(1, 2), math.sqrt(DIM // HEADS)
+        if self.scaled_first:
+            logits = (logits / root).masked_fill(mask, self.filling)
+        else:
+            logits = torch.where(mask, self.filling, logits) / root
+        weight = torch.softmax(logits, -1).unsqueeze(2)
+        return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        left_out = ((x[..., 0] < -1.0) & (torch.arange(x.shape[1]) > 0))[:, None]
+        q, k = self.query(x), self.key(x)
+        p = k * self.pooled(q, self.query_att, left_out)
+        mixed = self.pooled(p, self.key_att, left_out) * q
+        return self.transform(mixed.masked_fill(left_out.transpose(1, 2), 0.0)) + q
+
+
 def layers() -> dict[str, tuple[str, nn.Module]]:
     """By name: the operator that is expected, and a layer."""
     found: dict[str, tuple[str, nn.Module]] = {
@@ -52,4 +76,10 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
         for pool in ("matmul", "einsum", "exp-sum")
     }
     found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
+    lowest = torch.finfo(torch.float32).min
+    for name, filling, scaled_first in (
+        ("infinity", -math.inf, False), ("lowest", lowest, True), ("low", -1e9, False),
+    ):  # fmt: skip
+        layer = FilledFastformer(filling, scaled_first=scaled_first)
+        found[f"fastformer_filled_with_{name}"] = "Fastformer", layer
     return found
