@@ -123,27 +123,17 @@ def recognise(model: ir.Model) -> Recognition:
     return found
 
 
-_Missed = tuple[NearMiss, ir.Node, set[ir.Node]]
-"""A place that was left alone, the node it ends in, and the nodes it is made of."""
-
-
-def _is_better(other: _Missed, than: _Missed) -> bool:
-    """Whether a place says what another one says, and more: of all of it, or by its mechanism."""
-    lies_in = than[1] in other[2] or _is_read_by(than[1], other[2])
-    holds = other[1] in than[2]
-    if other is than or not (lies_in or holds):
-        return False
-    named, named_too = (missed[0].mechanism != _ANY_SUM for missed in (other, than))
-    return lies_in if named == named_too else named
-
-
 def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
     """Whether one of some nodes reads what a node gives, or parts of that in another layout."""
-    readers = {user for output in node.outputs for user, _ in output.uses()}
-    return any(
-        reader in part or (reader.op_type in _LAYOUTS and _is_read_by(reader, part))
-        for reader in readers
-    )
+    waiting, seen = [node], set[ir.Node]()
+    while waiting:
+        reader = waiting.pop()
+        if reader in part:
+            return True
+        if reader not in seen and (reader is node or reader.op_type in _LAYOUTS):
+            seen.add(reader)
+            waiting += [user for output in reader.outputs for user, _ in output.uses()]
+    return False
 
 
 def _may_weigh(node: ir.Node) -> bool:
@@ -163,7 +153,9 @@ class _Recogniser:
         # From the last node on: nothing that is read later rests on what was replaced before.
         self._reader = Reader(measured)
         self._covered: set[ir.Node] = set()
-        self._missed: list[_Missed] = []
+        self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._explained: set[ir.Node] = set()
         self._result = Recognition(measured=measured)
 
     def run(self) -> Recognition:
@@ -172,12 +164,23 @@ class _Recogniser:
             if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
-        for missed in reversed(self._missed):
-            if not missed[2] & self._covered and not any(
-                _is_better(other, missed) for other in self._missed
-            ):
-                self._result.near_misses.append(missed[0])
+        # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
+        for miss, end, part in reversed(self._missed):
+            larger = any(end in others for _, other, others in self._missed if other is not end)
+            if not larger and not part & self._covered:
+                self._result.near_misses.append(miss)
+        self._result.near_misses += self._other_sums()
         return self._result
+
+    def _other_sums(self) -> list[NearMiss]:
+        """The weighted sums of which no match and no near miss of a mechanism tells."""
+        told = self._covered | {end for _, end, _ in self._missed}
+        named = {node for _, _, part in self._missed for node in part}
+        return [
+            miss
+            for miss, end, part in reversed(self._sums)
+            if not (part & told or _is_read_by(end, named))
+        ]
 
     def _examine(self, value: ir.Value) -> None:
         if not self._measured.is_float(value):
@@ -195,20 +198,26 @@ class _Recogniser:
                     self._replace(value, dims, rewrite, reader)
                     return
             except NearMissError as miss:
-                self._miss(mechanism, value, str(miss), reader)
+                self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
             except (LayoutError, ArithmeticError, ValueError):
                 continue  # no formula can be made of it
         if subject is None:
             self._result.unread.append(str(value.name))
-        elif (condition := failed_condition(subject)) is not None:
-            self._miss(_ANY_SUM, value, condition, subject.reader)
+        elif value.producer() not in self._explained:
+            condition = failed_condition(subject)
+            if condition is not None:
+                left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
+                self._sums.append(left)
+                self._explained |= left[2]
 
-    def _miss(self, mechanism: str, value: ir.Value, reason: str, reader: Reader) -> None:
+    def _left_alone(
+        self, mechanism: str, value: ir.Value, reason: str, reader: Reader
+    ) -> tuple[NearMiss, ir.Node, set[ir.Node]]:
         end = value.producer()
         assert end is not None
         part = part_of(value, reader.ends, self._measured).nodes
-        self._missed.append((NearMiss(mechanism, str(value.name), reason), end, {*part}))
+        return NearMiss(mechanism, str(value.name), reason), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
         """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
