@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from aftexport.fuse.algebra import free
 from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, key, one
+from aftexport.fuse.formulas import layout
 from aftexport.fuse.pattern import Subject, is_condition
 
 
@@ -18,7 +19,7 @@ def without_outside(subject: Subject) -> tuple[Subject, Product]:
     ``m n / (m d + eps) = m n / (d + eps)``.
     """
     rest, outside = split(subject, subject.formula)
-    names = {key(one(atom)) for atom, _ in outside.factors if is_condition(atom)}
+    names = {key(one(a)) for a, _ in outside.factors if is_condition(a) or _is_integer(subject, a)}
     factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
     formula = Product(factors, rest.coefficient, rest.exponent)
     return (replace(subject, formula=formula) if outside.factors else subject), outside
@@ -39,6 +40,17 @@ def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
     axes = free(one(atom))
     moving = bool(axes) and not any(axis.is_fixed for axis in axes)
     return subject.measured.constant(atom.value) is not None or (moving and power == 1.0)
+
+
+def _is_integer(subject: Subject, atom: Atom) -> bool:
+    """Whether an atom is an input of integers, which is taken for 0 and 1 where it is a mask."""
+    node = atom.value.producer() if isinstance(atom, Leaf) else None
+    while node is not None and node.op_type in ("Cast", *layout.FORMULAS):
+        source = node.inputs[0]
+        if source is None or source.is_graph_input():
+            return source is not None and not subject.measured.is_float(source)
+        node = source.producer()
+    return False
 
 
 def _where_true(atom: Atom, names: set[str]) -> Atom:

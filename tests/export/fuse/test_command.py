@@ -161,6 +161,7 @@ def test_models_with_nothing_to_recognise_are_exported_and_say_so(
     )
     assert done.code == 0, done.err
     assert "No mechanism was recognised" in done.out
+    assert "there is no weighted sum over tokens" in " ".join(done.out.split())
     bundle = Bundle.open(tmp_path / "plain.bundle")
     assert all(np.isfinite(r.error) and r.passed for r in verify(bundle))
 

@@ -164,7 +164,7 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("fastformer_filled_with_ten", "a linear layer of what is pooled"),
         ("linear_causal_above_alone", "sums over different keys"),
         ("simple_causal_above_alone", "sums over different keys"),
-        ("linear_rows_masked_below_alone", "denominator is multiplied by a mask"),
+        ("linear_rows_masked_below_alone", "multiplied by a mask, and the numerator is not"),
         ("linear_scaled_below_alone", "the denominator is scaled"),
         ("simple_mean_of_values", "divided by the number of tokens"),
         ("simple_numbers_added", "added to the weighted sum before it is divided"),
@@ -327,6 +327,36 @@ def test_an_input_of_any_numbers_is_no_mask() -> None:
     found, _ = fused(onnx.parser.parse_model(_masked("float", "e = Mul(all, mask)")))
     assert operators(found) == []
     assert "the input mask, which may be any number" in found.near_misses[0].reason
+
+
+_MASKED_ROWS = """
+<ir_version: 9, opset_import: ["" : 20]>
+g (float[batch, tokens, 8] q, float[batch, tokens, 8] k, float[batch, tokens, 8] v,
+   %s[batch, tokens, 1] mask) => (float[batch, tokens, 8] y)
+<float eps = {1e-3}, int64[1] one = {1}, int64[1] two = {2}>
+{
+  counts = Cast <to = 1> (mask)
+  of_queries = Relu(q)
+  rows = Mul(of_queries, counts)
+  of_keys = Relu(k)
+  columns = Transpose <perm = [0, 2, 1]> (of_keys)
+  context = MatMul(columns, v)
+  numerator = MatMul(rows, context)
+  total = ReduceSum(of_keys, one)
+  products = Mul(rows, total)
+  sums = ReduceSum(products, two)
+  denominator = Add(sums, eps)
+  y = Div(numerator, denominator)
+}
+"""
+
+
+@pytest.mark.parametrize(("kind", "found_too"), [("bool", True), ("int64", True), ("float", False)])
+def test_a_mask_of_query_rows_has_to_be_known_for_one(kind: str, found_too: bool) -> None:
+    found, _ = fused(onnx.parser.parse_model(_MASKED_ROWS % kind))
+    assert operators(found) == ["NormalizedLinearAttention"] * found_too, found.near_misses
+    if not found_too:
+        assert "make it one of true and false" in found.near_misses[0].reason
 
 
 @pytest.mark.parametrize(("ir_version", "expected"), [(3, ["AftFull"]), (8, [])])

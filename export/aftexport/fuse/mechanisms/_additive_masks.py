@@ -15,7 +15,8 @@ from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import LOWEST, Subject, leaves
 
 _FILLING = -1e4
-"""The highest number that logits are filled with to leave a token out."""
+"""The highest number that logits are filled with to leave a token out; masks have factors as large.
+"""
 
 
 def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
@@ -34,14 +35,14 @@ def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Pr
         term = waiting.pop()
         atom = sole(Product(term.factors))
         filled = _filled(atom) if isinstance(atom, Function) and term.coefficient > 0.0 else None
-        if isinstance(atom, Plus):
+        if isinstance(atom, Plus) and abs(term.coefficient) < -_FILLING:
             waiting += [algebra.scaled(part, term.coefficient) for part in atom.terms]
         elif filled is not None:
             kept, condition = filled
             waiting.append(algebra.scaled(kept, term.coefficient))
             left_out.append(condition)
         else:
-            terms.append(_not_below(term, lowest))
+            terms.append(_limited(term, lowest))
     different = {key(condition): condition for condition in left_out}
     return (*terms, *(algebra.scaled(condition, lowest) for condition in different.values()))
 
@@ -60,10 +61,9 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
     return None
 
 
-def _not_below(term: Product, lowest: float) -> Product:
-    if term.coefficient >= lowest or term.exponent:
-        return term
-    return Product(term.factors, lowest)
+def _limited(term: Product, lowest: float) -> Product:
+    """A term whose factor is no lower, and no higher than the negative of that."""
+    return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
 
 
 def _is_half(logits: Product, measured: Measured) -> bool:

@@ -6,7 +6,19 @@ sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(
 import numpy as np
 
 from aftexport.fuse.algebra import free
-from aftexport.fuse.atoms import Atom, Exp, Function, Leaf, Plus, Product, Truth, UpTo, number, one
+from aftexport.fuse.atoms import (
+    Atom,
+    Exp,
+    Function,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    Truth,
+    UpTo,
+    number,
+    one,
+)
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import whole
 from aftexport.fuse.elementwise import Elementwise, classified
@@ -125,13 +137,18 @@ def _with_roles(
 
 
 def _refuse_masked_denominator(atom: Atom) -> None:
-    """Raises NearMissError where a sum below is multiplied by more than the one above it."""
+    """Raises NearMissError where a sum below is multiplied by something before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
-        if sums(term.factors, 1.0) and len(term.factors) > 1:
-            raise NearMissError(
-                "the denominator is multiplied by a mask, or another tensor, and the numerator is"
-                " not known to be"
-            )
+        others = [a for a, _ in term.factors if not isinstance(a, Over)]
+        if not sums(term.factors, 1.0) or not others:
+            continue
+        if any(isinstance(other, Truth) for other in others):
+            raise NearMissError("the denominator is multiplied by a mask, and the numerator is not")
+        names = [str(other.value.name) for other in others if isinstance(other, Leaf)]
+        raise NearMissError(
+            f"the denominator is multiplied by {', '.join(names) or 'a tensor'} before eps is"
+            " added: make it one of true and false, if it is a mask of queries"
+        )
 
 
 def _refuse_other_parts(subject: Subject) -> None:

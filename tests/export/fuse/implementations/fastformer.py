@@ -11,9 +11,9 @@ from ..layer import DIM, HEADS, heads
 class Fastformer(nn.Module):
     """As its authors have it: heads apart, and a mask that is added to the logits."""
 
-    def __init__(self, pool: str = "matmul", masked: bool = False) -> None:
+    def __init__(self, pool: str = "matmul", masked: bool = False, added: float = -10000.0) -> None:
         super().__init__()
-        self.pool, self.masked = pool, masked
+        self.pool, self.masked, self.added = pool, masked, added
         self.query, self.key = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
         self.query_att, self.key_att = nn.Linear(DIM, HEADS), nn.Linear(DIM, HEADS)
         self.transform = nn.Linear(DIM, DIM)
@@ -34,7 +34,7 @@ class Fastformer(nn.Module):
         return (weight @ heads(x)).transpose(1, 2).reshape(-1, 1, DIM)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mask = (1.0 - (x[..., 0] if mask is None else mask))[:, None] * -10000.0
+        mask = (1.0 - (x[..., 0] if mask is None else mask))[:, None] * self.added
         q, k = self.query(x), self.key(x)
         p = k * self.pooled(q, self.query_att, mask).repeat(1, x.shape[1], 1)
         return self.transform(self.pooled(p, self.key_att, mask) * q) + q
@@ -77,6 +77,7 @@ def layers() -> dict[str, tuple[str, nn.Module]]:
     }
     found["fastformer_masked"] = "Fastformer", MaskedFastformer(masked=True)
     lowest = torch.finfo(torch.float32).min
+    found["fastformer_lowest_added"] = "Fastformer", MaskedFastformer(masked=True, added=lowest)
     for name, filling, scaled_first in (
         ("infinity", -math.inf, False), ("lowest", lowest, True), ("low", -1e9, False),
     ):  # fmt: skip
