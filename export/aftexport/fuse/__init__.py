@@ -8,11 +8,13 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
 
     normalise    constants folded, functions inlined (libraries do it)
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
+    no_ops       nodes that do nothing are removed; ``cuts`` are those that may do something
     reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's, of
                  the ``atoms`` there are ...
     algebra      ... in a normal form that no longer knows how it was written; ``windows`` too
-    mechanisms   a pattern for each, held against formulas; ``pattern``, ``elementwise`` and
-                 ``tokens`` have what they share
+    mechanisms   a pattern for each, held against formulas less their ``outside_factors``;
+                 ``pattern``, ``elementwise``, ``tokens`` and ``channels`` have what they share
+    failed_conditions  why any other weighted sum is no mechanism
     writing      the operator, and the layout it asks for, as nodes
     proof        original and rewrite in float64, on inputs meant to tell them apart
 

@@ -16,7 +16,7 @@ _FARTHEST = 12
 
 
 def channel_axes(product: Product, reader: Reader) -> set[Axis]:
-    """The axes of a formula that are known to be channels, of linear layers and convolutions.
+    """Return the axes of a formula that are known to be channels: those that a layer makes.
 
     Args:
         product: the formula.

@@ -16,7 +16,7 @@ class Cuts:
     """The nodes above each value that may cut long documents."""
 
     def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
-        """Finds them, once for the whole graph.
+        """Find them, once for the whole graph.
 
         Args:
             model: the graph, in the order that it runs in.
@@ -32,7 +32,7 @@ class Cuts:
             self._above |= dict.fromkeys(node.outputs, above)
 
     def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
-        """Raises NearMissError where a part cuts, or is given tensors that are cut and others.
+        """Raise NearMissError where a part cuts, or is given tensors that are cut and others.
 
         Args:
             part: the nodes that a rewrite replaces.

@@ -1,4 +1,4 @@
-"""Removes nodes that give what they are given, as exporters write where nothing optimizes.
+"""Remove nodes that give what they are given, as exporters write where nothing optimizes.
 
 So is a bias of zeros, which some exporters give every convolution.
 
@@ -26,7 +26,7 @@ _OF_SIZES = frozenset({
 
 
 def remove_no_ops(model: ir.Model, measured: Measured) -> set[ir.Node]:
-    """Makes everything read what such a node reads; the outputs of the graph stay.
+    """Make everything read what such a node reads; the outputs of the graph stay.
 
     Args:
         model: the graph, changed in place.

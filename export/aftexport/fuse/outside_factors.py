@@ -13,7 +13,7 @@ from aftexport.fuse.pattern import Subject, is_condition
 
 
 def without_outside(subject: Subject) -> tuple[Subject, Product]:
-    """A subject less its outside factors, and these.
+    """Return a subject less its outside factors, and these.
 
     Under a mask of rows that mask is 1 everywhere else, so it leaves the denominators too:
     ``m n / (m d + eps) = m n / (d + eps)``.
@@ -26,7 +26,7 @@ def without_outside(subject: Subject) -> tuple[Subject, Product]:
 
 
 def split(subject: Subject, product: Product) -> tuple[Product, Product]:
-    """The factors of a product that a pattern has to account for, and the outside ones."""
+    """Return the factors of a product that a pattern has to account for, and the outside ones."""
     outside = tuple(f for f in product.factors if _is_outside(subject, *f))
     rest = tuple(f for f in product.factors if f not in outside)
     return Product(rest, product.coefficient, product.exponent), Product(outside)

@@ -16,6 +16,7 @@ from aftexport.fuse import _matching as matching
 from aftexport.fuse.algebra import times
 from aftexport.fuse.axes import Dims, LayoutError, flat
 from aftexport.fuse.cuts import Cuts
+from aftexport.fuse.failed_conditions import failed_condition
 from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
@@ -24,7 +25,6 @@ from aftexport.fuse.outside_factors import without_outside
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
-from aftexport.fuse.unrecognised import failed_condition
 from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 

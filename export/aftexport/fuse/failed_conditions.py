@@ -14,7 +14,7 @@ from aftexport.fuse.pattern import Subject, is_condition, leaves, sums
 
 
 def failed_condition(subject: Subject) -> str | None:
-    """The condition that a weighted sum over tokens fails; None where there is no such sum.
+    """Return the condition that a weighted sum over tokens fails; None where there is no such sum.
 
     Args:
         subject: the value that is or has the sum.
