@@ -61,11 +61,6 @@ class ShapeBranch(Bag):
         return self.head(mean * 2 if input_ids.shape[1] > 10 else mean)
 
 
-class FixedBatch(Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.mean(input_ids) + torch.zeros(len(input_ids), 16))
-
-
 class ValueBranch(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         mean = self.mean(input_ids)

@@ -28,10 +28,28 @@ IN_TORCH = (
     "other operators."
 )
 """What to do where torch fails itself, see ``failed_in_torch``."""
-_BOUND = (
-    "It is so for short documents alone: bound --max-length, or give the table of that line a row "
-    "for every token."
+BRANCHES = "Take branches on the number of tokens out of forward."
+ONE_WAY = "Or export the one way: --max-length {}."
+_TABLE = "Give the table of that line a row for every token."
+_WINDOWS = (
+    "Count the windows by -(-tokens // w) and pad to as many, without a branch: that pads nothing "
+    "where tokens are a multiple of w (export/README.md, Windows)."
 )
+_NUMBERS = {
+    "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
+    "float holds for one length.",
+    "int": "Write the size in integers, tokens // 2 in place of int(tokens * 0.5): a Python int "
+    "holds for one length.",
+    "index": "Take loops over the tokens out of forward: cumsum does the same for every length, "
+    "and so does one operator on windows (export/README.md, Windows).",
+}
+"""What to write in place of what makes a number of Python of a size."""
+_PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
+
+
+def is_of_pieces(taken: Taken) -> bool:
+    """Whether it is the number of pieces of a tensor, which is not the same for every length."""
+    return taken.operator.rpartition(".")[2] in _PIECES
 
 
 def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | None:
@@ -60,6 +78,7 @@ def remedy(
     model: nn.Module,
     complaint: str,
     taken: Taken | None = None,
+    one_way: int | None = None,
     *,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
@@ -70,6 +89,7 @@ def remedy(
         model: that was to be captured.
         complaint: torch.export's, or the module's own.
         taken: see ``decisive``.
+        one_way: the most tokens up to which the model was captured; None where it was not.
         otherwise: where nothing better is known.
     """
     if not any(isinstance(module, nn.Embedding) for module in model.modules()):
@@ -89,16 +109,21 @@ def remedy(
         return (
             "Take the number of documents from input_ids.shape, and loops over them out of forward."
         )
+    bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
+    if taken is not None and taken.conversion:
+        return _NUMBERS[taken.conversion]
     if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
-        return _BOUND
+        return _WINDOWS if is_of_pieces(taken) else _TABLE + bounded
     if taken is not None and taken.operator:
         return _INSTEAD.get(
             taken.operator.rpartition(".")[2],
             "Write that line so that it does the same for every document, of 1 token too: pad the "
             "tokens to as many as it needs, or to a multiple (export/README.md, Windows).",
         )
+    if taken is not None and taken.is_of_multiples:
+        return _WINDOWS
     if violation(complaint) is not None:
-        return "Take branches on shapes out of forward, or bound --max-length."
+        return "Take branches on shapes out of forward." + bounded
     return otherwise
 
 
