@@ -67,6 +67,7 @@ def export(
     precision: str = "fp32",
     tolerance: float | None = None,
     max_length: int | None = None,
+    vocab_size: int | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -92,6 +93,7 @@ def export(
             the encoder the cheapest of int8, bf16 and fp32 that holds ``tolerance``.
         tolerance: on the error of the model, with auto; fp32's by default.
         max_length: most tokens of a document.
+        vocab_size: token ids are below this; by default as many as the model has rows for.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
         opset: of the standard operators.
@@ -128,7 +130,7 @@ def export(
         )
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
-        traced = trace(checkpoint, to, precision, max_length, opset)
+        traced = trace(checkpoint, to, precision, max_length, opset, vocab_size=vocab_size)
         give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 _aten = torch.ops.aten
 _DOUBLE, _INTEGER = ir.DataType.DOUBLE, ir.DataType.INT64
-_BY_TENSOR = {
+_BY_TENSOR: dict[Any, Any] = {
     _aten.pow.Tensor_Scalar: _aten.pow.Tensor_Tensor,
     _aten.pow.Scalar: _aten.pow.Tensor_Tensor,
     _aten.add.Scalar: _aten.add.Tensor,
@@ -94,7 +94,7 @@ def size_translations() -> dict[Any, Callable[..., Any]]:
     """For torch.onnx: what each of these functions of sizes becomes."""
     return {
         torch.sym_float: _double,
-        torch._sym_sqrt: _sqrt,
+        torch._sym_sqrt: _sqrt,  # type: ignore[attr-defined]
         python.add: _add,
         python.sub: _sub,
         python.mul: _mul,
@@ -105,16 +105,20 @@ def size_translations() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def _double(self):  # type: ignore[no-untyped-def]
-    if isinstance(self, int | float):
-        return op.Constant(value=ir.tensor(np.float64(self)))
-    return self if self.dtype == _DOUBLE else op.Cast(self, to=_DOUBLE)
+def _wide(number: Any) -> Any:
+    if isinstance(number, int | float):
+        return op.Constant(value=ir.tensor(np.float64(number)))
+    return number if number.dtype == _DOUBLE else op.Cast(number, to=_DOUBLE)
 
 
-def _alike(*numbers):  # type: ignore[no-untyped-def]
+def _alike(*numbers: Any) -> tuple[Any, ...]:
     """The numbers in float64 where one of them is no integer."""
     is_float = any(isinstance(n, float) or getattr(n, "dtype", None) == _DOUBLE for n in numbers)
-    return tuple(map(_double, numbers)) if is_float else numbers
+    return tuple(map(_wide, numbers)) if is_float else numbers
+
+
+def _double(self):  # type: ignore[no-untyped-def]
+    return _wide(self)
 
 
 def _add(self, other):  # type: ignore[no-untyped-def]
@@ -130,7 +134,7 @@ def _mul(self, other):  # type: ignore[no-untyped-def]
 
 
 def _truediv(self, other):  # type: ignore[no-untyped-def]
-    return op.Div(_double(self), _double(other))
+    return op.Div(_wide(self), _wide(other))
 
 
 def _pow(self, exponent):  # type: ignore[no-untyped-def]
@@ -138,7 +142,7 @@ def _pow(self, exponent):  # type: ignore[no-untyped-def]
 
 
 def _sqrt(self):  # type: ignore[no-untyped-def]
-    return op.Sqrt(_double(self))
+    return op.Sqrt(_wide(self))
 
 
 def _round(self, digits=None):  # type: ignore[no-untyped-def]

@@ -53,13 +53,19 @@ class Traced:
 
 
 def trace(
-    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+    checkpoint: Checkpoint,
+    to: str,
+    precision: str,
+    max_length: int | None,
+    opset: int,
+    *,
+    vocab_size: int | None = None,
 ) -> Traced:
     """Traces a model, and runs PyTorch on the cases.
 
     Args:
         checkpoint: that holds it.
-        to, precision, max_length, opset: see ``exporter.export``.
+        to, precision, max_length, opset, vocab_size: see ``exporter.export``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -84,7 +90,7 @@ def trace(
         dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
         program = capture(module, dtype=dtype, max_tokens=limit)
         double = True
-    spec = input_spec(program)
+    spec = input_spec(program, vocab_size)
     if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
         raise UsageError(
             f"--max-length {max_length} is over the {spec.max_tokens} tokens the model can be "

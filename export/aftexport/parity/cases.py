@@ -19,6 +19,7 @@ from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 
 LONG = 4096
+_MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
 """Of the operator cases: past a block of 64 and of 32, odd, with a window."""
 
@@ -75,16 +76,22 @@ def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
 
 
 def _few_tokens(spec: InputSpec) -> dict[str, Array]:
-    ids = np.arange(spec.vocab_size)[: min(7, spec.max_tokens or 7)][None]
+    ids = np.arange(min(7, spec.vocab_size, spec.max_tokens or 7))[None]
     inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
     return {name: inputs[name] for name in spec.names}
 
 
 def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
     generator = np.random.default_rng(0)
+    rows = _FEW_IDS if embedding is None else len(embedding)
 
     def tokens(*sizes: int) -> Array:
-        return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+        ids = generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+        if spec.vocab_size <= _MANY_IDS:
+            return ids
+        # Clamped, nearly all of so many are the same row.
+        few = generator.integers(0, rows, sizes, dtype=np.int64)
+        return np.where(generator.random(sizes) < 0.5, ids, few)
 
     def whole(ids: Array) -> dict[str, Array]:
         return {"input_ids": ids, "lengths": np.full(ids.shape[0], ids.shape[1], np.int64)}
@@ -103,7 +110,7 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
         lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
         inputs["padded batch"] = {"input_ids": tokens(4, width), "lengths": lengths}
     if embedding is not None:
-        order = embedding.norm(dim=1).argsort().numpy()
+        order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
         width = fit(1024)
         inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
         pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
