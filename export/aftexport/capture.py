@@ -30,6 +30,7 @@ from aftexport.refusals import (
 )
 from aftexport.sizes import Taken
 from aftexport.torch_logs import quiet
+from aftexport.torch_script import scripted_parts
 
 
 def capture(
@@ -47,15 +48,16 @@ def capture(
         TraceError: where the forward signature differs, or the model cannot be
             captured for every batch and length.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise _scripted("The model is")
     names = ForwardSignature.of(model.forward).inputs
-    model = with_plain_inputs(copied(model).eval().to(dtype))
-    for module in model.modules():
-        if callable(fold := getattr(module, "fold", None)):
-            fold()
+    model = prepared(model, dtype)
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, names, limit)
     if isinstance(captured, ExportedProgram):
         return captured
+    if parts := scripted_parts(model):
+        raise _scripted(f"{', '.join(parts)} in the model is") from captured[-1].error
     bound = _most_tokens(captured, limit)
     # The last length can be one more than the bound.
     if bound < limit and _takes(model, names, bound) and not _takes(model, names, bound + 2):
@@ -70,6 +72,22 @@ def capture(
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         ) from error
     raise _refusal(model, names, error, taken, one_way) from error
+
+
+def _scripted(whole: str) -> TraceError:
+    return TraceError(
+        f"{whole} in TorchScript, whose code torch.export does not see.",
+        "Build it without torch.jit.script and torch.jit.trace, and load the same weights.",
+    )
+
+
+def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of a module as it is captured: in evaluation mode, cast, folded, with plain inputs."""
+    model = with_plain_inputs(copied(model).eval().to(dtype))
+    for module in model.modules():
+        if callable(fold := getattr(module, "fold", None)):
+            fold()
+    return model
 
 
 def _most_tokens(failures: Sequence[Failure], limit: int) -> int:

@@ -47,6 +47,7 @@ from aftexport.parity.page import write_page
 from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
 from aftexport.report import (
+    escape,
     operator_table,
     parity_table,
     size_table,
@@ -141,6 +142,9 @@ def export(
     names = _labels(checkpoint, labels, traced)
     if max_length is None and (most := traced.spec.max_tokens) is not None:
         console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
+    notes = _notes(traced)
+    for note in notes:
+        console.print(f"[yellow]{escape(note)}[/]")
     if traced.recognition is not None:
         show_recognition(traced.recognition, console)
     if text is not None:
@@ -163,6 +167,7 @@ def export(
             with stage(console, "Comparing with PyTorch"):
                 results = verify(draft)
                 record = {"checked": True, "cases": [r.to_dict() for r in results]}
+                record["reference"] = manifest.reference
         else:
             record = {"checked": False, "cases": []}
         if settings is not None and all(r.passed for r in results):
@@ -175,7 +180,7 @@ def export(
                 "cases": [r.to_dict() for r in compared],
             }
         write_json(folder / PARITY, record)
-        write_page(folder / PARITY_PAGE, _report(manifest, results, cases))
+        write_page(folder / PARITY_PAGE, _report(manifest, results, cases, notes))
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:
@@ -298,6 +303,7 @@ def _manifest(
             "max_tokens": traced.spec.max_tokens,
             "labels": labels,
             "precision": traced.precision,
+            "reference": traced.reference,
             "opset": opset,
             "operators": operators_in(traced.model),
             "position_biases": position_biases(traced.model),
@@ -346,13 +352,37 @@ def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:
     )
 
 
-def _report(manifest: Manifest, results: Sequence[Comparison], cases: Sequence[Case]) -> Report:
+def _notes(traced: Traced) -> list[str]:
+    """Of what the export does otherwise than a user may expect."""
+    notes = []
+    if traced.left_out:
+        notes.append(
+            f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "
+            "documents without padding."
+            if "lengths" not in traced.spec.names
+            else f"Left out, at its default: {', '.join(traced.left_out)}. Padding is told by "
+            "lengths alone."
+        )
+    if traced.why_not_float64:
+        notes.append(
+            f"PyTorch was run in {traced.reference}, as the model's forward does not run in "
+            f"float64 ({traced.why_not_float64}): its own rounding is part of every error."
+        )
+    return notes
+
+
+def _report(
+    manifest: Manifest,
+    results: Sequence[Comparison],
+    cases: Sequence[Case],
+    notes: Sequence[str],
+) -> Report:
     deferred = manifest.engine.deferred if manifest.engine else ()
     return Report(
         manifest,
         results,
-        against="PyTorch in float64",
-        notes=[f"Deferred: {line}" for line in deferred],
+        against=f"PyTorch in {manifest.reference}",
+        notes=[*notes, *(f"Deferred: {line}" for line in deferred)],
         inputs=inputs_of(cases),
     )
 
@@ -362,7 +392,7 @@ def _print_summary(
 ) -> None:
     console.print(operator_table(bundle.manifest.operators, paths))
     if results:
-        console.print(parity_table(results))
+        console.print(parity_table(results, bundle.manifest.reference))
     else:
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:

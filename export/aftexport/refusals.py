@@ -164,7 +164,8 @@ def cause(error: BaseException) -> str:
     """The type of the innermost cause, what it says, and the user's line that led to it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+    kind, words = type(error).__name__, first_line(error)
+    said = kind if words == kind else f"{kind}: {words}".rstrip(".")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if is_the_users(frame):
             return f"{said} ({line_of(frame, line)})"

@@ -2,6 +2,7 @@ import inspect
 import math
 import re
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -402,3 +403,25 @@ def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
         with torch.inference_mode():
             expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
         assert engine.run({"input_ids": ids})["logits"].shape == expected
+
+
+class Scripted(toy.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.inner(self.mean(input_ids)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(Scripted, "inner in the model is in"), (lambda: torch.jit.script(toy.Bag()), "model is in")],
+)
+def test_a_scripted_part_is_refused_for_what_it_is(
+    build: Callable[[], nn.Module], said: str
+) -> None:
+    with pytest.raises(TraceError, match=f"{said} TorchScript") as refused:
+        capture(build())
+    assert "torch.jit.script" in refused.value.remedy

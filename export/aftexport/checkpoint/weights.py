@@ -71,7 +71,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
             module = module.module
-        elif (compiled := module._modules.get(_COMPILED)) is not None:
+        elif (compiled := dict(module._modules.items()).get(_COMPILED)) is not None:
             module = compiled  # asked for by getattr, it may be that of a module within
         else:
             return module

@@ -8,14 +8,12 @@ import onnx
 import torch
 from torch import nn
 
-from aftexport.capture import copied
 from aftexport.domain import operators_in
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import EngineError, TraceError
+from aftexport.errors import TraceError
 from aftexport.input_spec import InputSpec
 from aftexport.operators import OnnxOperator
 from aftexport.parity import Array, Case
-from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 
 LONG = 4096
@@ -24,25 +22,20 @@ _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24
 """Of the operator cases: past a block of 64 and of 32, odd, with a window."""
 
 
-def model_cases(
-    module: nn.Module, spec: InputSpec, embedding: torch.Tensor | None, *, double: bool
-) -> list[Case]:
+def model_cases(module: nn.Module, spec: InputSpec, embedding: torch.Tensor | None) -> list[Case]:
     """Lengths, batches, padding and extreme tokens, with the module's outputs.
 
     Args:
-        module: the model as trained; not changed.
+        module: the model as trained, a ``ReferenceModule`` or a captured program.
         spec: what it takes.
         embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
             the extreme cases; None leaves those out.
-        double: run the module in float64, the truth; a captured program cannot.
 
     Raises:
-        TraceError: where the module is random, or runs in the type of its weights alone.
+        TraceError: where the module is random.
     """
-    reference = TorchEngine(copied(module).double() if double else module, spec.names)
-    if double:
-        _refuse_fixed_types(reference, module, spec)
-    _refuse_random(reference, spec)
+    reference = TorchEngine(module, spec.names)
+    _refuse_random(reference, module, spec)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
         chosen = {key: inputs[key] for key in spec.names}
@@ -50,29 +43,35 @@ def model_cases(
     return cases
 
 
-def _refuse_fixed_types(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
+def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
     inputs = _few_tokens(spec)
-    try:
-        reference.run(inputs)
-    except EngineError as error:
-        TorchEngine(copied(module), spec.names).run(inputs)
-        raise TraceError(
-            "The module runs as it is, but not in float64, in which its outputs are what is "
-            f"compared with: {first_line(error)}.",
-            "Take fixed types out of its forward: x.to(weight.dtype) in place of x.float().",
-        ) from error
 
+    def run(seed: int) -> Array:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return reference.run(inputs)["logits"]
 
-def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
-    inputs = _few_tokens(spec)
-    first, second = (reference.run(inputs)["logits"] for _ in range(2))
-    # Threads may add in another order.
-    if not np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True):
+    def are_equal(first: Array, second: Array) -> bool:
+        # Threads may add in another order.
+        return np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    first = run(0)
+    if are_equal(first, run(1)):
+        return
+    problem = "The module gives other outputs for the same input: "
+    if are_equal(first, run(0)):
         raise TraceError(
-            "The module gives other outputs for the same input: something in its forward is "
-            "random in evaluation mode too.",
+            f"{problem}something in its forward is random in evaluation mode too.",
             "Give F.dropout training=self.training, or use nn.Dropout.",
         )
+    after = dict(module.named_buffers())
+    changed = [n for n, old in before.items() if n in after and not torch.equal(after[n], old)]
+    what = f"its buffer {changed[0].removeprefix('module.')}" if changed else "what it keeps"
+    raise TraceError(
+        f"{problem}its forward changes {what} in evaluation mode too.",
+        "Change it only if self.training, or keep nothing between documents.",
+    )
 
 
 def _few_tokens(spec: InputSpec) -> dict[str, Array]:
