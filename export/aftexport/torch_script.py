@@ -16,8 +16,10 @@ def scripted_parts(model: nn.Module) -> list[str]:
 
 
 def _functions(module: nn.Module) -> list[str]:
+    if isinstance(module, ScriptModule):
+        return []
     code = getattr(type(module).forward, "__code__", None)
-    if code is None or isinstance(module, ScriptModule):
+    if code is None:
         return []
     around = getattr(type(module).forward, "__globals__", {})
     known = {name: around.get(name, vars(module).get(name)) for name in code.co_names}
