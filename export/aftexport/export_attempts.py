@@ -1,7 +1,7 @@
 """The ways to have ``torch.export`` capture a model, tried in turn."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,25 +78,40 @@ def attempt_export(
     arguments = tuple(examples(names, min(16, limit)).values())
     failures: list[Failure] = []
     for attempt in _ATTEMPTS:
-        converts = any(taken.conversion for failure in failures for taken in failure.sizes)
-        if attempt.strict and not converts:
+        if attempt.strict and not any(t.is_of_the_model for f in failures for t in f.sizes):
             break
+        outcome = _run(attempt, model, arguments, shapes)
+        if isinstance(outcome, ExportedProgram):
+            return outcome
+        of_sizes = violation(str(outcome.error)) is not None
+        if not failures or (of_sizes and not attempt.strict):
+            failures.append(outcome)
+        if not of_sizes and not failed_in_torch(outcome.error):
+            break
+    return failures
+
+
+def _run(
+    attempt: _Attempt, model: nn.Module, arguments: tuple[Tensor, ...], shapes: dict[str, Any]
+) -> ExportedProgram | Failure:
+    # With functions of math that give tensors, unless one of these is asked for its value.
+    for has_math in (False,) if attempt.strict else (True, False):
         sizes: list[Taken] = []
-        free = nullcontext() if attempt.strict else free_sizes_in_math()
-        options = _config.patch(backed_size_oblivious=attempt.may_be_one)  # type: ignore[attr-defined]
-        try:
-            noting = noting_sizes(sizes, decide=attempt.decide)
-            with options, quiet(), torch.no_grad(), free, noting:
+        free: AbstractContextManager[list[str]] = (
+            free_sizes_in_math(model) if has_math else nullcontext([])
+        )
+        options: Any = _config.patch(backed_size_oblivious=attempt.may_be_one)  # type: ignore[attr-defined]
+        noting = noting_sizes(sizes, decide=attempt.decide)
+        with options, quiet(), torch.no_grad(), free as tensors, noting:
+            try:
                 return torch.export.export(
                     model, arguments, dynamic_shapes=shapes, strict=attempt.strict
                 )
-        except Exception as error:  # torch raises anything
-            of_sizes = violation(str(error)) is not None
-            if not failures or (of_sizes and not attempt.strict):
-                failures.append(Failure(error, sizes))
-            if not of_sizes and not failed_in_torch(error):
-                break
-    return failures
+            except Exception as error:  # torch raises anything
+                failure = Failure(error, sizes)
+        if not tensors or violation(str(failure.error)) is not None:
+            break
+    return failure
 
 
 def examples(names: Iterable[str], tokens: int) -> dict[str, Tensor]:

@@ -160,7 +160,7 @@ def _compute(known: _Known, node: Node, name: str) -> Range:
         return _CONSTANTS[name](known, node)
     if name in _COMPUTED:
         return _COMPUTED[name](known, node)
-    return Range(of_ids=name not in _POSITIONS)
+    return Range(of_ids=name not in _INDEPENDENT)
 
 
 def _in_type(node: Node, found: Range) -> Range:
@@ -211,8 +211,12 @@ _JOINED = {
 }
 """Operators whose numbers are those of these arguments."""
 _WITH_PLACES = ("sort", "topk", "max", "min", "cummax", "cummin", "median", "mode", "kthvalue")
-_POSITIONS = ("argmax", "argmin", "argsort", "nonzero", "searchsorted", "bucketize", "size")
-"""Operators whose numbers are places, however many ids there are."""
+_EMBEDDINGS = ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+_INDEPENDENT = (
+    *("argmax", "argmin", "argsort", "nonzero", "searchsorted", "bucketize"),
+    *("size", "numel", "sym_size", "sym_numel", "sym_stride", "one_hot", *_EMBEDDINGS),
+)
+"""Operators whose numbers are places, sizes or a table's, however many ids there are."""
 
 
 def _padded(known: _Known, node: Node) -> Range:
@@ -357,7 +361,7 @@ def _lookups(known: _Known, node: Node) -> Iterator[Lookup]:
 def _places(node: Node, name: str) -> Iterator[tuple[Any, int, Any]]:
     """Table, axis of its rows and index of each lookup; of ``one_hot`` the number of classes."""
     args: Any = node.args
-    if name in ("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"):
+    if name in _EMBEDDINGS:
         yield args[0], 0, args[1]
     elif name in _BY_AXIS and len(args) > 2 and isinstance(args[1], int):
         yield args[0], args[1], args[2]

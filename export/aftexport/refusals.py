@@ -40,10 +40,16 @@ _NUMBERS = {
     "float holds for one length.",
     "int": "Write the size in integers, tokens // 2 in place of int(tokens * 0.5): a Python int "
     "holds for one length.",
-    "index": "Take loops over the tokens out of forward: cumsum does the same for every length, "
+    "index": "Write the size in integers, with + - * // and min and max: a function that needs a "
+    "Python number holds for one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
+    "loop": "Take loops over the tokens out of forward: cumsum does the same for every length, "
     "and so does one operator on windows (export/README.md, Windows).",
 }
 """What to write in place of what makes a number of Python of a size."""
+_FLOAT = (
+    "Give that operator a float that is the same for every length, and multiply a tensor by the "
+    "one that is not: of scaled_dot_product_attention the query, with scale=1.0."
+)
 _PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
 
 
@@ -109,11 +115,15 @@ def remedy(
         return (
             "Take the number of documents from input_ids.shape, and loops over them out of forward."
         )
+    if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
+        return "NumPy takes no size that is free: write tokens ** 0.5, or math.log(tokens)."
     bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
     if taken is not None and taken.conversion:
         return _NUMBERS[taken.conversion]
     if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
         return _WINDOWS if is_of_pieces(taken) else _TABLE + bounded
+    if taken is not None and taken.operator and taken.is_of_floats:
+        return _FLOAT
     if taken is not None and taken.operator:
         return _INSTEAD.get(
             taken.operator.rpartition(".")[2],

@@ -95,6 +95,8 @@ def size_translations() -> dict[Any, Callable[..., Any]]:
     return {
         torch.sym_float: _double,
         torch._sym_sqrt: _sqrt,  # type: ignore[attr-defined]
+        torch.sym_max: _max,
+        torch.sym_min: _min,
         python.add: _add,
         python.sub: _sub,
         python.mul: _mul,
@@ -131,6 +133,14 @@ def _sub(self, other):  # type: ignore[no-untyped-def]
 
 def _mul(self, other):  # type: ignore[no-untyped-def]
     return op.Mul(*_alike(self, other))
+
+
+def _max(self, other):  # type: ignore[no-untyped-def]
+    return op.Max(*_alike(self, other))
+
+
+def _min(self, other):  # type: ignore[no-untyped-def]
+    return op.Min(*_alike(self, other))
 
 
 def _truediv(self, other):  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from linecache import getline
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -21,7 +22,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import get_current_meta
 from torch.overrides import resolve_name
-from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.functions import FloatPow, FloatTrueDiv, IntTrueDiv, Mod, PythonMod, ToFloat
 
 from aftexport.manifest import MAX_TOKENS
 from aftexport.size_conditions import Ranges, decided, step
@@ -31,6 +32,7 @@ _NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
 _FOLDERS = tuple(str(Path(f).parent) for f in (torch.__file__, __file__))
 _STARTS = ("aftexport.export_attempts", "aftexport.capture", "aftexport.lowering")
 """Where torch is called, and what is above has no part in the model."""
+_LOOP = re.compile(r"\bfor\b.*\brange\(")
 _CONVERSIONS = ("__float__", "__int__", "__index__")
 _LOCK = threading.RLock()
 _FEW = range(1, 65)
@@ -47,8 +49,8 @@ class Taken:
         operator: that takes it; empty where the model itself does, or none is known.
         line: of the user's code; empty where none is known.
         of_memory: it decides how a convolution's result lies in memory, and no number of it.
-        conversion: what makes a number of Python of a size, ``float``, ``int`` or ``index``, which
-            a loop does; empty where nothing does.
+        conversion: what makes a number of Python of a size, ``float``, ``int``, ``index`` or
+            ``loop``; empty where nothing does.
         example: what each symbol is in the example.
         ranges: the sizes that there can be.
     """
@@ -72,6 +74,16 @@ class Taken:
         """Operator and line, to follow a word; empty where neither is known."""
         known = ", ".join(filter(None, (self.operator, self.line)))
         return f" ({known})" if known else ""
+
+    @property
+    def is_of_the_model(self) -> bool:
+        """Whether the forward itself asks for it, and no operator."""
+        return not self.operator
+
+    @property
+    def is_of_floats(self) -> bool:
+        """Whether it is of a float that was computed of sizes."""
+        return bool(self.condition.has(ToFloat, IntTrueDiv, FloatTrueDiv, FloatPow))
 
     @property
     def is_of_multiples(self) -> bool:
@@ -201,6 +213,8 @@ def _where() -> tuple[str, str, bool, str]:
         if function == "__torch_function__" and "func" in frame.f_locals:
             operator = resolve_name(frame.f_locals["func"]) or operator
         if is_the_users(frame):
+            if conversion == "index" and _LOOP.search(getline(frame.f_code.co_filename, line)):
+                conversion = "loop"
             return operator, line_of(frame, line), of_memory, "" if operator else conversion
     node = get_current_meta()
     lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.get("stack_trace") or "")

@@ -1,10 +1,11 @@
 """What torch logs beside its errors."""
 
+import io
 import logging
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 _LIBRARIES = ("torch", "onnxscript", "onnx_ir")
 _LOCK = threading.RLock()
@@ -14,7 +15,7 @@ _LOCK = threading.RLock()
 def quiet() -> Iterator[None]:
     """Keeps from the user what torch says beside its errors.
 
-    Deprecation notes, warnings of a missing torchvision, and tracebacks that it logs of an attempt
+    Deprecation notes, warnings of a missing torchvision, and tracebacks and graphs of an attempt
     that fails, whose error says the same.
     """
     with _LOCK:  # loggers are those of the process
@@ -28,7 +29,8 @@ def quiet() -> Iterator[None]:
         for handler, silence in silenced:
             handler.addFilter(silence)
         try:
-            with warnings.catch_warnings():
+            # torch prints the graph of an attempt that fails.
+            with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
                 warnings.simplefilter("ignore")
                 yield
         finally:
@@ -40,5 +42,5 @@ def quiet() -> Iterator[None]:
 
 class _Silence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps back every record."""
-        return False
+        """Keeps back the records of these libraries."""
+        return record.name.partition(".")[0] not in _LIBRARIES

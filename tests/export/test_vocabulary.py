@@ -49,6 +49,12 @@ def from_positions(m: Tables, ids: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0]), ids.argmax(-1)]
 
 
+def quantized(m: Tables, ids: Tensor) -> Tensor:
+    """By what was computed of embeddings, which is no id."""
+    scores = m.embedding(ids).mean(2)
+    return m.small((scores * 10).long().clamp(0, 99)).mean(1)
+
+
 def bigrams(m: Tables, ids: Tensor) -> Tensor:
     return m.mean(ids) + m.small((ids * 31 + ids.roll(1, 1)) % 100).mean(1)
 
@@ -62,6 +68,7 @@ def bigrams(m: Tables, ids: Tensor) -> Tensor:
         (lambda m, ids: m.mean(torch.where(ids == 7, 0, ids.masked_fill(ids == 3, 1))), 300, 1),
         (assigned, 300, 1),
         (from_positions, 300, 1),
+        (quantized, 300, 1),
         (bigrams, 300, 1),
         (lambda m, ids: m.mean(ids) + m.small(ids).mean(1), 100, 2),
         (lambda m, ids: m.bag(ids), 250, 3),
