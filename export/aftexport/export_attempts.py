@@ -77,7 +77,8 @@ def attempt_export(
     # A batch or a length of 1 in the example would be taken for a constant.
     arguments = tuple(examples(names, min(16, limit)).values())
     failures: list[Failure] = []
-    for attempt in _ATTEMPTS:
+    # Of at most 2 tokens, a size that is never 1 is always 2.
+    for attempt in _ATTEMPTS[limit == 2 :]:
         if attempt.strict and not any(t.is_of_the_model for f in failures for t in f.sizes):
             break
         outcome = _run(attempt, model, arguments, shapes)

@@ -216,6 +216,13 @@ def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
         assert "--max-length" not in refused.value.remedy
 
 
+@pytest.mark.parametrize("limit", [8, 2])
+def test_a_loop_over_tokens_is_refused_for_few_too(limit: int) -> None:
+    """Of 2 at most, torch alone would take 2 for the only length."""
+    with pytest.raises(TraceError, match=rf"Eq\(tokens, {limit}\).*loops over the tokens"):
+        capture(EachToken(), max_tokens=limit)
+
+
 def test_a_bound_that_is_advised_works() -> None:
     with pytest.raises(TraceError, match="--max-length 10"):
         capture(toy.ShapeBranch())
