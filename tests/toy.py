@@ -69,11 +69,6 @@ class ShapeBranch(Bag):
         return self.head(mean * 2 if input_ids.shape[1] > 10 else mean)
 
 
-class FixedBatch(Bag):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.mean(input_ids) + torch.zeros(len(input_ids), 16))
-
-
 class ValueBranch(Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         mean = self.mean(input_ids)
@@ -181,10 +176,26 @@ class Tied(Bag):
 
 
 class FixedType(Bag):
-    """Its head is given float32, whatever the type of its weights."""
+    """Takes weights of float32 alone, and a mask that need not be given."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if self.head.weight.dtype != torch.float32:
+            raise TypeError("float32 is expected")
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return self.head((self.embedding(input_ids) * mask[..., None]).mean(1))
+
+
+class RunningMean(Bag):
+    """Updates a buffer in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running", torch.zeros(16))
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.mean(input_ids).float())
+        mean = self.mean(input_ids)
+        self.running.mul_(0.9).add_(mean.mean(0) * 0.1)
+        return self.head(mean - self.running)
 
 
 class FilledHeads(Bag):

@@ -48,6 +48,7 @@ from aftexport.parity.page import write_page
 from aftexport.parity.report import Report, inputs_of
 from aftexport.position_bias import position_biases
 from aftexport.report import (
+    escape,
     operator_table,
     parity_table,
     size_table,
@@ -68,6 +69,7 @@ def export(
     precision: str = "fp32",
     tolerance: float | None = None,
     max_length: int | None = None,
+    vocab_size: int | None = None,
     engine: EngineOptions | None = None,
     timing_cache: Path | None = None,
     opset: int = DEFAULT_OPSET,
@@ -94,6 +96,7 @@ def export(
             the encoder the cheapest of int8, bf16 and fp32 that holds ``tolerance``.
         tolerance: on the error of the model, with auto; fp32's by default.
         max_length: most tokens of a document.
+        vocab_size: token ids are below this; by default as many as the model has rows for.
         engine: what else an engine is built for.
         timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
         opset: of the standard operators.
@@ -133,7 +136,15 @@ def export(
         check_task(checkpoint.path, checkpoint.module)
         text = _tokenizer_text(checkpoint, tokenizer)
     with stage(console, "Tracing to ONNX"):
-        traced = trace(checkpoint, to, precision, max_length, opset, batching=batching)
+        traced = trace(
+            checkpoint,
+            to,
+            precision,
+            max_length,
+            opset,
+            batching=batching,
+            vocab_size=vocab_size,
+        )
         give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None
@@ -146,6 +157,9 @@ def export(
         console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
     if not batching:
         console.print("Each document has a run of its own (--no-batching).")
+    notes = _notes(traced)
+    for note in notes:
+        console.print(f"[yellow]{escape(note)}[/]")
     if traced.recognition is not None:
         show_recognition(traced.recognition, console)
     check_vocabulary(traced.spec.vocab_size)
@@ -169,6 +183,7 @@ def export(
             with stage(console, "Comparing with PyTorch"):
                 results = verify(draft)
                 record = {"checked": True, "cases": [r.to_dict() for r in results]}
+                record["reference"] = manifest.reference
         else:
             record = {"checked": False, "cases": []}
         if settings is not None and all(r.passed for r in results):
@@ -181,7 +196,7 @@ def export(
                 "cases": [r.to_dict() for r in compared],
             }
         write_json(folder / PARITY, record)
-        write_page(folder / PARITY_PAGE, _report(manifest, results, cases))
+        write_page(folder / PARITY_PAGE, _report(manifest, results, cases, notes))
         write_manifest(folder, manifest)
         failed = not all(r.passed for r in results)
         if failed:
@@ -311,6 +326,7 @@ def _manifest(
             "batching": batching,
             "labels": labels,
             "precision": traced.precision,
+            "reference": traced.reference,
             "opset": opset,
             "operators": operators_in(traced.model),
             "position_biases": position_biases(traced.model),
@@ -359,13 +375,37 @@ def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:
     )
 
 
-def _report(manifest: Manifest, results: Sequence[Comparison], cases: Sequence[Case]) -> Report:
+def _notes(traced: Traced) -> list[str]:
+    """Of what the export does otherwise than a user may expect."""
+    notes = []
+    if traced.left_out:
+        notes.append(
+            f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "
+            "documents without padding."
+            if "lengths" not in traced.spec.names
+            else f"Left out, at its default: {', '.join(traced.left_out)}. Padding is told by "
+            "lengths alone."
+        )
+    if traced.why_not_float64:
+        notes.append(
+            f"PyTorch was run in {traced.reference}, as the model's forward does not run in "
+            f"float64 ({traced.why_not_float64}): its own rounding is part of every error."
+        )
+    return notes
+
+
+def _report(
+    manifest: Manifest,
+    results: Sequence[Comparison],
+    cases: Sequence[Case],
+    notes: Sequence[str],
+) -> Report:
     deferred = manifest.engine.deferred if manifest.engine else ()
     return Report(
         manifest,
         results,
-        against="PyTorch in float64",
-        notes=[f"Deferred: {line}" for line in deferred],
+        against=f"PyTorch in {manifest.reference}",
+        notes=[*notes, *(f"Deferred: {line}" for line in deferred)],
         inputs=inputs_of(cases),
     )
 
@@ -375,7 +415,7 @@ def _print_summary(
 ) -> None:
     console.print(operator_table(bundle.manifest.operators, paths))
     if results:
-        console.print(parity_table(results))
+        console.print(parity_table(results, bundle.manifest.reference))
     else:
         console.print("[yellow]Parity was not checked (--no-verify).[/]")
     if plan := bundle.manifest.engine:

@@ -7,12 +7,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from aftexport.errors import TraceError
 from aftexport.manifest import MAX_TOKENS
+from aftexport.vocabulary import read_vocabulary
 
 _aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ class InputSpec:
         names: ``input_ids`` (int64 ``[batch, tokens]``), and ``lengths`` (int64
             ``[batch]``) where the model takes it.
         vocab_size: ids are below this.
-        embedding: the parameter the ids are looked up in.
+        embedding: the parameter with a row for each id; empty where there is none.
         max_tokens: most tokens of a document; None for no bound.
     """
 
@@ -35,12 +35,17 @@ class InputSpec:
     max_tokens: int | None
 
 
-def input_spec(program: ExportedProgram) -> InputSpec:
+def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> InputSpec:
     """Reads from a captured program what it takes.
+
+    Args:
+        program: see ``capture.capture``.
+        vocab_size: the number of ids it takes, where that was given.
 
     Raises:
         TraceError: where inputs differ from what ``capture`` makes, have fixed
-            axes, or do not index an embedding.
+            axes, or are looked up in no table, and ``vocab_size`` was not given.
+        UsageError: where ``vocab_size`` is over the rows of a table.
     """
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     names = tuple(program.graph_signature.user_inputs)
@@ -57,28 +62,14 @@ def input_spec(program: ExportedProgram) -> InputSpec:
                 f"The program's {axis} axis is fixed at {size}.",
                 "Pass dynamic_shapes to torch.export.export for batch and tokens.",
             )
-    tables = [n.args[0] for n in ids.users if n.target is torch.ops.aten.embedding.default]
-    if not tables:
-        blocks = [n.target for n in ids.users if isinstance(n.target, HigherOrderOperator)]
-        if blocks:
-            name = str(blocks[0]).removeprefix("wrap_with_")
-            raise TraceError(
-                f"The model looks its input_ids up inside a block of its forward: {name}.",
-                "Take torch.autocast and the like out of forward; --precision says in which "
-                "type products are computed.",
-            )
-        raise TraceError(
-            "The model does not look its input_ids up in an embedding.",
-            "Export models whose first step is an nn.Embedding of input_ids.",
-        )
+    vocabulary = read_vocabulary(program, ids, vocab_size)
     upper = 1
     if not isinstance(shape[1], int):
         upper = min(_upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
-    table = min(tables, key=lambda node: int(node.meta["val"].shape[0]))
     return InputSpec(
         tuple(map(str, names)),
-        int(table.meta["val"].shape[0]),
-        program.graph_signature.inputs_to_parameters.get(table.name, ""),
+        vocabulary.size,
+        vocabulary.embedding,
         None if upper >= MAX_TOKENS else upper,
     )
 

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
-from aftexport.capture import AXES, quiet
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
+from aftexport.export_attempts import AXES
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
@@ -22,7 +22,9 @@ from aftexport.position_bias import choose_precisions
 from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
+from aftexport.size_floats import cast_size_floats
 from aftexport.sizes import Taken, noting_sizes
+from aftexport.torch_logs import quiet
 from aftexport.translations import translations
 
 _aten = torch.ops.aten
@@ -84,6 +86,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
+    cast_size_floats(program)
     taken: list[Taken] = []
     try:
         with quiet(), exactly(), noting_sizes(taken):
@@ -103,7 +106,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
             f"torch.onnx cannot translate the model: {first_line(error)}",
             "Replace the operator it names by ones that ONNX has.",
         ) from error
-    if found := next((t for t in taken if not t.of_memory), None):
+    if found := next((t for t in taken if not (t.of_memory or t.holds_always)), None):
         raise TraceError(
             f"torch.onnx translates the model only for sizes where {found}{found.place}.",
             "Write that line in operators that do the same for every length."

@@ -148,6 +148,8 @@ class Manifest(BaseModel):
         precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
             inside kernels; bf16 of weights and activations where there is an ``engine``; of
             ``node_precisions`` the cheapest.
+        reference: type that PyTorch computed the golden outputs in; float64 but for a captured
+            program, or a module whose forward fixes another.
         tolerance: on the model's error, where one was given instead of the table's.
         node_precisions: of each node, where they were chosen one by one.
         opset: of the standard operators.
@@ -175,6 +177,7 @@ class Manifest(BaseModel):
     batching: bool = True
     labels: Annotated[tuple[str, ...], Len(1)]
     precision: Literal["fp32", "fp16", "bf16", "int8"]
+    reference: Literal["float64", "float32", "float16", "bfloat16"] = "float64"
     tolerance: Annotated[float, Gt(0)] | None = None
     node_precisions: tuple[NodePrecision, ...] = ()
     opset: Count

@@ -28,10 +28,34 @@ IN_TORCH = (
     "other operators."
 )
 """What to do where torch fails itself, see ``failed_in_torch``."""
-_BOUND = (
-    "It is so for short documents alone: bound --max-length, or give the table of that line a row "
-    "for every token."
+BRANCHES = "Take branches on the number of tokens out of forward."
+ONE_WAY = "Or export the one way: --max-length {}."
+_TABLE = "Give the table of that line a row for every token."
+_WINDOWS = (
+    "Count the windows by -(-tokens // w) and pad to as many, without a branch: that pads nothing "
+    "where tokens are a multiple of w (export/README.md, Windows)."
 )
+_NUMBERS = {
+    "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
+    "float holds for one length.",
+    "int": "Write the size in integers, tokens // 2 in place of int(tokens * 0.5): a Python int "
+    "holds for one length.",
+    "index": "Write the size in integers, with + - * // and min and max: a function that needs a "
+    "Python number holds for one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
+    "loop": "Take loops over the tokens out of forward: cumsum does the same for every length, "
+    "and so does one operator on windows (export/README.md, Windows).",
+}
+"""What to write in place of what makes a number of Python of a size."""
+_FLOAT = (
+    "Give that operator a float that is the same for every length, and multiply a tensor by the "
+    "one that is not: of scaled_dot_product_attention the query, with scale=1.0."
+)
+_PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
+
+
+def is_of_pieces(taken: Taken) -> bool:
+    """Whether it is the number of pieces of a tensor, which is not the same for every length."""
+    return taken.operator.rpartition(".")[2] in _PIECES
 
 
 def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | None:
@@ -60,6 +84,7 @@ def remedy(
     model: nn.Module,
     complaint: str,
     taken: Taken | None = None,
+    one_way: int | None = None,
     *,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
@@ -70,6 +95,7 @@ def remedy(
         model: that was to be captured.
         complaint: torch.export's, or the module's own.
         taken: see ``decisive``.
+        one_way: the most tokens up to which the model was captured; None where it was not.
         otherwise: where nothing better is known.
     """
     if not any(isinstance(module, nn.Embedding) for module in model.modules()):
@@ -89,16 +115,25 @@ def remedy(
         return (
             "Take the number of documents from input_ids.shape, and loops over them out of forward."
         )
+    if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
+        return "NumPy takes no size that is free: write tokens ** 0.5, or math.log(tokens)."
+    bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
+    if taken is not None and taken.conversion:
+        return _NUMBERS[taken.conversion]
     if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
-        return _BOUND
+        return _WINDOWS if is_of_pieces(taken) else _TABLE + bounded
+    if taken is not None and taken.operator and taken.is_of_floats:
+        return _FLOAT
     if taken is not None and taken.operator:
         return _INSTEAD.get(
             taken.operator.rpartition(".")[2],
             "Write that line so that it does the same for every document, of 1 token too: pad the "
             "tokens to as many as it needs, or to a multiple (export/README.md, Windows).",
         )
+    if taken is not None and taken.is_of_multiples:
+        return _WINDOWS
     if violation(complaint) is not None:
-        return "Take branches on shapes out of forward, or bound --max-length."
+        return "Take branches on shapes out of forward." + bounded
     return otherwise
 
 
@@ -139,7 +174,8 @@ def cause(error: BaseException) -> str:
     """The type of the innermost cause, what it says, and the user's line that led to it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    said = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+    kind, words = type(error).__name__, first_line(error)
+    said = kind if words == kind else f"{kind}: {words}".rstrip(".")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if is_the_users(frame):
             return f"{said} ({line_of(frame, line)})"

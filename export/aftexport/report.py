@@ -86,10 +86,11 @@ def engine_table(record: EngineRecord) -> Table:
     return table
 
 
-def parity_table(results: Sequence[Comparison]) -> Table:
-    """Each case's error beside its bound."""
+def parity_table(results: Sequence[Comparison], reference: str) -> Table:
+    """Each case's error beside its bound; ``reference`` is the type PyTorch computed in."""
     table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
-    table.caption = "error: max |output - reference| / max(1, max |reference|), float64 reference"
+    formula = "max |output - reference| / max(1, max |reference|)"
+    table.caption = f"error: {formula}, {reference} reference"
     table.caption_justify = "left"
     for result in results:
         verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"

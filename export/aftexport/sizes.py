@@ -7,25 +7,33 @@ of the example's length, and fails or differs for others.
 import re
 import sys
 import threading
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from linecache import getline
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
+from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.traceback import get_current_meta
 from torch.overrides import resolve_name
+from torch.utils._sympy.functions import FloatPow, FloatTrueDiv, IntTrueDiv, Mod, PythonMod, ToFloat
+
+from aftexport.manifest import MAX_TOKENS
+from aftexport.size_conditions import Ranges, decided, step
 
 _NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
 """Packages of whose lines an error does not speak."""
 _FOLDERS = tuple(str(Path(f).parent) for f in (torch.__file__, __file__))
-_STARTS = ("aftexport.capture", "aftexport.lowering")
+_STARTS = ("aftexport.export_attempts", "aftexport.capture", "aftexport.lowering")
 """Where torch is called, and what is above has no part in the model."""
+_LOOP = re.compile(r"\bfor\b.*\brange\(")
+_CONVERSIONS = ("__float__", "__int__", "__index__")
 _LOCK = threading.RLock()
 _FEW = range(1, 65)
 
@@ -41,7 +49,10 @@ class Taken:
         operator: that takes it; empty where the model itself does, or none is known.
         line: of the user's code; empty where none is known.
         of_memory: it decides how a convolution's result lies in memory, and no number of it.
+        conversion: what makes a number of Python of a size, ``float``, ``int``, ``index`` or
+            ``loop``; empty where nothing does.
         example: what each symbol is in the example.
+        ranges: the sizes that there can be.
     """
 
     condition: sympy.Basic
@@ -49,13 +60,35 @@ class Taken:
     operator: str
     line: str
     of_memory: bool
+    conversion: str
     example: Mapping[sympy.Basic, int]
+    ranges: Ranges
+
+    @property
+    def holds_always(self) -> bool:
+        """Whether it holds for all sizes, which torch did not see."""
+        return decided(self.condition, self.ranges) is True
 
     @property
     def place(self) -> str:
         """Operator and line, to follow a word; empty where neither is known."""
         known = ", ".join(filter(None, (self.operator, self.line)))
         return f" ({known})" if known else ""
+
+    @property
+    def is_of_the_model(self) -> bool:
+        """Whether the forward itself asks for it, and no operator."""
+        return not self.operator
+
+    @property
+    def is_of_floats(self) -> bool:
+        """Whether it is of a float that was computed of sizes."""
+        return bool(self.condition.has(ToFloat, IntTrueDiv, FloatTrueDiv, FloatPow))
+
+    @property
+    def is_of_multiples(self) -> bool:
+        """Whether it tells multiples of a number of tokens from other lengths."""
+        return bool(self._symbols("tokens")) and self.condition.has(Mod, PythonMod)
 
     def excludes(self, axis: str) -> bool:
         """Whether there are numbers of ``axis``, batch or tokens, for which it does not hold.
@@ -65,16 +98,21 @@ class Taken:
         symbols = self._symbols(axis)
         return bool(symbols) and any(not self._holds(dict.fromkeys(symbols, n)) for n in _FEW)
 
-    def most_tokens(self, limit: int) -> int | None:
-        """The most for which it holds; None where it does not for 1, or does for ``limit`` too."""
+    def step(self, limit: int) -> int | None:
+        """The most tokens that are one side of it, where all more are the other; else None.
+
+        Args:
+            limit: the most tokens there can be.
+        """
         symbols = self._symbols("tokens")
+        given = {s: n for s, n in self.example.items() if s not in symbols}
+        return step(self.condition.subs(given), symbols, limit) if symbols else None
 
-        def fails(tokens: int) -> bool:
-            return not self._holds(dict.fromkeys(symbols, tokens))
-
-        if not symbols or fails(1) or not fails(limit):
-            return None
-        return bisect_left(range(1, limit + 1), True, key=fails)
+    def most_tokens(self, limit: int) -> int | None:
+        """The most for which it holds, where it does for fewer and not for more; else None."""
+        found = self.step(limit)
+        holds = found is not None and self._holds(dict.fromkeys(self._symbols("tokens"), found))
+        return found if holds else None
 
     def _symbols(self, axis: str) -> set[sympy.Basic]:
         free = self.condition.free_symbols
@@ -92,12 +130,18 @@ class Taken:
 
 
 @contextmanager
-def noting_sizes(found: list[Taken]) -> Iterator[None]:
-    """Adds what torch takes for given to ``found``, as long as the block runs, in this thread."""
+def noting_sizes(found: list[Taken], *, decide: bool = False) -> Iterator[None]:
+    """Adds what torch takes for given to ``found``, as long as the block runs, in this thread.
+
+    Args:
+        found: list to add to.
+        decide: tell torch of conditions that hold for all sizes, or for none, where it does not
+            see it itself. Its expressions of sizes are then longer, and take more time.
+    """
     thread = threading.get_ident()
 
-    with _LOCK:  # the method is that of the process
-        original = ShapeEnv._log_guard
+    with _LOCK:  # the methods are those of the process
+        log, static = ShapeEnv._log_guard, ShapeEnv._maybe_evaluate_static
 
         def noted(env: ShapeEnv, prefix: str, condition: sympy.Basic, forcing_spec: bool) -> None:
             sources = {symbol: name for name, symbol in env.source_to_var.items()}
@@ -105,14 +149,35 @@ def noting_sizes(found: list[Taken]) -> Iterator[None]:
             of_inputs = condition.free_symbols <= env.backed_var_to_val.keys()
             if of_inputs and threading.get_ident() == thread and "suppressed" not in prefix:
                 example = {s: int(env.backed_var_to_val[s]) for s in condition.free_symbols}
-                found.append(Taken(condition, sources, *_where(), example))
-            original(env, prefix, condition, forcing_spec)
+                found.append(Taken(condition, sources, *_where(), example, _ranges(env, condition)))
+            log(env, prefix, condition, forcing_spec)
+
+        @wraps(static)  # with the methods of its cache
+        def known(env: ShapeEnv, condition: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+            answer = static(env, condition, *args, **kwargs)
+            if answer is not None or not decide or threading.get_ident() != thread:
+                return answer
+            holds = decided(condition, _ranges(env, condition))
+            return None if holds is None else sympy.true if holds else sympy.false
 
         ShapeEnv._log_guard = noted  # type: ignore[assignment, method-assign]
+        ShapeEnv._maybe_evaluate_static = known  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
-            ShapeEnv._log_guard = original  # type: ignore[method-assign]
+            ShapeEnv._log_guard = log  # type: ignore[method-assign]
+            ShapeEnv._maybe_evaluate_static = static  # type: ignore[method-assign]
+
+
+def _ranges(env: ShapeEnv, condition: sympy.Basic) -> Ranges:
+    """The sizes that inputs can have; what torch takes for never 0 or 1 can be 1."""
+    ranges = []
+    for symbol in condition.free_symbols & env.backed_var_to_val.keys():
+        found = env.var_to_range[symbol]
+        lower = int(found.lower) if found.lower > 2 else 1
+        upper = int(found.upper) if found.upper < MAX_TOKENS else MAX_TOKENS
+        ranges.append((symbol, lower, upper))
+    return tuple(sorted(ranges, key=str))
 
 
 def axis_names(text: str) -> str:
@@ -132,23 +197,27 @@ def line_of(frame: FrameType, line: int) -> str:
     return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
 
 
-def _where() -> tuple[str, str, bool]:
-    """Operator and line of what runs now, and whether torch is choosing a layout in memory.
+def _where() -> tuple[str, str, bool, str]:
+    """Operator and line of what runs now, whether torch is choosing a layout, and a conversion.
 
     What runs is a forward, or the translation of an operator that was captured in one.
     """
-    operator, of_memory = "", False
+    operator, of_memory, conversion = "", False, ""
     for frame, line in walk_stack(None):
         module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
         if module in _STARTS:
             break
+        if module == "torch" and function in _CONVERSIONS:
+            conversion = function.strip("_")
         of_memory |= (module, function) == ("torch._subclasses.fake_impls", "conv")
         if function == "__torch_function__" and "func" in frame.f_locals:
             operator = resolve_name(frame.f_locals["func"]) or operator
         if is_the_users(frame):
-            return operator, line_of(frame, line), of_memory
+            if conversion == "index" and _LOOP.search(getline(frame.f_code.co_filename, line)):
+                conversion = "loop"
+            return operator, line_of(frame, line), of_memory, "" if operator else conversion
     node = get_current_meta()
     lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.get("stack_trace") or "")
     lines = [found for found in lines if not found[0].startswith(_FOLDERS)]
     operator = str(node.get("torch_fn", ("", ""))[1]).rpartition(".")[2]
-    return operator, "{}, line {}, in {}".format(*lines[-1]) if lines else "", of_memory
+    return operator, "{}, line {}, in {}".format(*lines[-1]) if lines else "", of_memory, ""

@@ -6,6 +6,8 @@ from aftexport.bundle import Bundle
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
+from aftexport.forward_signature import with_plain_inputs
+from aftexport.reference_module import ReferenceModule
 
 _GIVE_FILE = "Give it by --model."
 
@@ -45,12 +47,12 @@ def torch_engine(
         bundle: the exported model.
         source: what it was exported from.
         threads: of PyTorch; 0 for its own choice.
-        double: run it in float64, the truth; a captured program cannot.
+        double: run it in float64 where it can, the truth; a captured program cannot.
     """
     module = source.module
     if module is None:
         assert source.program is not None  # a checkpoint holds one of the two
         module = source.program.module()
-    elif double:
-        module = module.double()
+    else:
+        module = ReferenceModule(module) if double else with_plain_inputs(module)
     return TorchEngine(module, bundle.manifest.inputs, threads=threads)

@@ -8,12 +8,14 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
-from aftexport.capture import capture
+from aftexport.capture import capture, copied
 from aftexport.checkpoint import Checkpoint
 from aftexport.domain import operators_in
 from aftexport.errors import UsageError
 from aftexport.evidence import NoEvidenceError, add_evidence
+from aftexport.forward_signature import ForwardSignature
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.input_spec import InputSpec, input_spec
@@ -22,6 +24,7 @@ from aftexport.manifest import MAX_TOKENS
 from aftexport.memory import give_back
 from aftexport.parity import Case
 from aftexport.parity.cases import model_cases, operator_cases
+from aftexport.reference_module import ReferenceModule
 from aftexport.sums import widen_sums
 
 PRECISIONS = {
@@ -40,7 +43,9 @@ ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch
 class Traced:
     """A model in ONNX, before and after fusing, and what is needed to judge it.
 
-    ``evidence`` is what ``add_evidence`` returns, or why there is none.
+    ``evidence`` is what ``add_evidence`` returns, or why there is none. ``reference`` is the type
+    that PyTorch computed the cases in, ``why_not_float64`` the reason where it should have been
+    float64. ``left_out`` are parameters of padding that stay at their defaults.
     """
 
     lowered: onnx.ModelProto
@@ -50,6 +55,9 @@ class Traced:
     precision: str
     cases: Sequence[Case]
     recognition: Recognition | None
+    reference: str
+    why_not_float64: str
+    left_out: tuple[str, ...]
 
 
 def trace(
@@ -60,12 +68,13 @@ def trace(
     opset: int,
     *,
     batching: bool = True,
+    vocab_size: int | None = None,
 ) -> Traced:
     """Traces a model, and runs PyTorch on the cases.
 
     Args:
         checkpoint: that holds it.
-        to, precision, max_length, opset, batching: see ``exporter.export``.
+        to, precision, max_length, opset, batching, vocab_size: see ``exporter.export``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -79,7 +88,6 @@ def trace(
                 "Leave --precision and --max-length out, or export it so from PyTorch.",
             )
         module = program.module()
-        double = False
         types = {t.dtype for t in program.state_dict.values()}
         precision = next(
             (p for p, t in ENGINE_PRECISIONS.items() if p != "fp32" and t in types), precision
@@ -89,8 +97,7 @@ def trace(
         limit = _max_tokens(module, max_length)
         dtype = (PRECISIONS if to == "onnx" else ENGINE_PRECISIONS)[precision]
         program = capture(module, dtype=dtype, max_tokens=limit)
-        double = True
-    spec = input_spec(program)
+    spec = input_spec(program, vocab_size)
     if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
         raise UsageError(
             f"--max-length {max_length} is over the {spec.max_tokens} tokens the model can be "
@@ -107,13 +114,26 @@ def trace(
     widen_sums(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
-    cases = model_cases(module, spec, embedding, program, double=double, batching=batching)
+    reference = ReferenceModule(copied(module)) if program is not checkpoint.program else module
+    cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
     explained, evidence = _explained(lowered, to)
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
-    return Traced(lowered, model, evidence, spec, precision, cases, recognition)
+    return Traced(
+        *(lowered, model, evidence, spec, precision, cases, recognition),
+        reference=getattr(reference, "precision", None) or _type_of(program),
+        why_not_float64=getattr(reference, "reason", ""),
+        left_out=ForwardSignature.of(module.forward).left_out if checkpoint.module else (),
+    )
+
+
+def _type_of(program: ExportedProgram) -> str:
+    """The type that a captured program computes in, of its weights."""
+    types = {t.dtype for t in program.state_dict.values() if t.is_floating_point()}
+    narrowest = min(types or {torch.float32}, key=lambda dtype: dtype.itemsize)
+    return str(narrowest).removeprefix("torch.")
 
 
 def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:

@@ -14,6 +14,7 @@ from onnxscript import values
 
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.size_floats import size_translations
 
 _aten = torch.ops.aten
 _NEVER_NEGATIVE = ("Shape", "Size")
@@ -23,11 +24,15 @@ _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "M
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """For torch.onnx: what each of these torch ops becomes, of a mechanism one bare custom node."""
-    return {o.torch_op: _translation(o) for o in OPERATORS.values()} | {
-        _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
-        _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
-        python.floordiv: _floordiv,
-    }
+    return (
+        {o.torch_op: _translation(o) for o in OPERATORS.values()}
+        | {
+            _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
+            _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
+            python.floordiv: _floordiv,
+        }
+        | size_translations()
+    )
 
 
 def _translation(operator: Operator) -> Callable[..., Any]:

@@ -1,6 +1,8 @@
 import inspect
+import math
 import re
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,12 +55,18 @@ def test_a_module_that_cannot_be_copied_is_refused() -> None:
         capture(module)
 
 
+class EachDocument(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        means = self.mean(input_ids)
+        return torch.stack([self.head(means[i]) for i in range(input_ids.shape[0])])
+
+
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
         (toy.ShapeBranch, "capture"),
         (toy.ValueBranch, "capture"),
-        (toy.FixedBatch, r"only where Eq\(batch, 2\)"),
+        (EachDocument, r"only where Eq\(batch, 2\)"),
         (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
     ],
 )
@@ -138,6 +146,27 @@ class PositionsOfTheRest(toy.Positions):
         return self.head((x + self.positions.weight[:n]).sum(1))
 
 
+class PaddedBranch(toy.Bag):
+    """Pads to windows of 64 tokens where there is a rest."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        if input_ids.shape[1] % 64 != 0:
+            x = nn.functional.pad(x, (0, 0, 0, 64 - input_ids.shape[1] % 64))
+        return self.head(x.unflatten(1, (-1, 64)).mean(2).mean(1))
+
+
+class Pieces(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(sum(x.mean(1) for x in self.embedding(input_ids).split(16, dim=1)))
+
+
+class EachToken(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(sum(x[:, i] for i in range(input_ids.shape[1])))
+
+
 class Recurrent(toy.Bag):
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +189,8 @@ class Recurrent(toy.Bag):
         (InAnObject, "SimpleNamespace", "returns the logits"),
         (toy.ShapeBranch, r"only where tokens > 10 \(.*toy.py, line \d+, in f", "--max-length"),
         (
-            toy.FixedBatch,
-            r"Eq\(batch, 2\) \(.*toy.py, line \d+, in forward\)\.$",
+            EachDocument,
+            r"Eq\(batch, 2\) \(.*test_capture.py, line \d+, in \w+\)\.$",
             "input_ids.shape",
         ),
         (Quarters, r"only where Eq\(.*, 4\) \(torch.Tensor.chunk, .*capture.py, line \d+", "pad"),
@@ -170,7 +199,9 @@ class Recurrent(toy.Bag):
         (LinearOfTheRest, r"where .*nn.functional.linear, .*test_capture.py, line", "1 token too"),
         (Halves, r"where Eq\(.*Tensor.mul, .*test_capture.py, line", "1 token too"),
         (Contiguous, r"where .*Tensor.contiguous, .*test_capture.py, line", "1 token too"),
-        (PositionsOfTheRest, r"where Eq\(.*Min\(32, .*Tensor.add, .*capture", "--max-length"),
+        (PaddedBranch, r"only where Ne\(Mod\(tokens, 64\), 0\) \(.*, in forward", "Windows"),
+        (Pieces, r"Tensor.split, .*capture.py, line", "Count the windows"),
+        (EachToken, r"Eq\(tokens, 16\) \(.*capture.py, line", "loops over the tokens"),
         (Recurrent, r"\(torch.gru, .*test_capture.py, line \d+, in forward\)", "attention layer"),
     ],
 )
@@ -181,6 +212,21 @@ def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
         capture(factory())
     assert re.search(problem, refused.value.problem)
     assert remedy in refused.value.remedy
+    if factory is not toy.ShapeBranch:  # no bound of any other was tried and works
+        assert "--max-length" not in refused.value.remedy
+
+
+@pytest.mark.parametrize("limit", [8, 2])
+def test_a_loop_over_tokens_is_refused_for_few_too(limit: int) -> None:
+    """Of 2 at most, torch alone would take 2 for the only length."""
+    with pytest.raises(TraceError, match=rf"Eq\(tokens, {limit}\).*loops over the tokens"):
+        capture(EachToken(), max_tokens=limit)
+
+
+def test_a_bound_that_is_advised_works() -> None:
+    with pytest.raises(TraceError, match="--max-length 10"):
+        capture(toy.ShapeBranch())
+    assert input_spec(capture(toy.ShapeBranch(), max_tokens=10)).max_tokens == 10
 
 
 def test_an_assertion_of_torchs_own_is_no_branch_on_values(
@@ -199,6 +245,10 @@ def test_torch_has_what_is_relied_on() -> None:
     """Parts that it does not promise to keep."""
     parameters = inspect.signature(ShapeEnv._log_guard).parameters
     assert list(parameters) == ["self", "prefix", "g", "forcing_spec"]
+    assert list(inspect.signature(ShapeEnv._maybe_evaluate_static).parameters)[:2] == [
+        "self",
+        "expr",
+    ]
     assert _config.backed_size_oblivious is False
     assert {"source_to_var", "backed_var_to_val"} <= vars(ShapeEnv()).keys()
 
@@ -237,10 +287,12 @@ def test_a_table_for_every_fourth_token_bounds_the_length_at_four_times_its_rows
         torch.testing.assert_close(program.module()(ids), module(ids))
 
 
-def test_positions_of_the_rest_of_a_short_document_are_captured() -> None:
+@pytest.mark.parametrize("limit", [None, 32])
+def test_positions_of_the_rest_of_a_short_document_are_captured(limit: int | None) -> None:
     module = PositionsOfTheRest().eval()
-    program = capture(module, max_tokens=32)
-    for tokens in (1, 3, 4, 32):
+    program = capture(module, max_tokens=limit)
+    assert input_spec(program).max_tokens == (limit or 35)
+    for tokens in (1, 3, 4, 32, limit or 35):
         ids = torch.randint(300, (2, tokens))
         torch.testing.assert_close(program.module()(ids), module(ids))
 
@@ -280,6 +332,34 @@ class WindowAttention(toy.Bag):
         return self.head(x.mean(2).mean(1))
 
 
+class Scaled(toy.Bag):
+    """By functions of the number of tokens that ask for a Python float."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        x = self.embedding(input_ids) / math.sqrt(tokens) * math.log(tokens + 1, 512)
+        return self.head(x.sum(1) * math.exp(-tokens))
+
+
+class Fractions(toy.Bag):
+    """100 * 0.29 is less than 29 in float64, and is 29 in float32."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        tokens = input_ids.shape[1]
+        x = self.embedding(input_ids) / float(tokens)
+        some = x.topk(min(8, tokens), dim=1).values.sum(1) + x[:, : round(tokens * 0.7)].sum(1)
+        return self.head(x[:, : int(tokens * 0.29)].sum(1) + some + x[:, : len(input_ids)].sum(1))
+
+
+class CroppedWindows(toy.Bag):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        count = math.ceil(x.shape[1] / 16)
+        y = nn.functional.pad(x, (0, 0, 0, count * 16 - x.shape[1])).unflatten(1, (count, 16))
+        y = (y - y.mean(2, keepdim=True)).flatten(1, 2)
+        return self.head((x + y[:, : x.shape[1]]).sum(1))
+
+
 def test_another_way_for_long_documents_is_no_bound_of_the_model() -> None:
     module = LongDocuments().eval()
     said = r"more than 40 tokens .*test_capture.py, line \d+, in forward.* --max-length 40"
@@ -291,7 +371,10 @@ def test_another_way_for_long_documents_is_no_bound_of_the_model() -> None:
     torch.testing.assert_close(short.module()(ids), module(ids))
 
 
-@pytest.mark.parametrize("factory", [Windows, WindowAttention, FirstWindow, EverySecond])
+@pytest.mark.parametrize(
+    "factory",
+    [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],
+)
 def test_what_a_short_document_has_one_of_is_captured_for_every_length(
     factory: type[nn.Module],
 ) -> None:
@@ -327,3 +410,25 @@ def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
         with torch.inference_mode():
             expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
         assert engine.run({"input_ids": ids})["logits"].shape == expected
+
+
+class Scripted(toy.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.inner(self.mean(input_ids)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(Scripted, "inner in the model is in"), (lambda: torch.jit.script(toy.Bag()), "model is in")],
+)
+def test_a_scripted_part_is_refused_for_what_it_is(
+    build: Callable[[], nn.Module], said: str
+) -> None:
+    with pytest.raises(TraceError, match=f"{said} TorchScript") as refused:
+        capture(build())
+    assert "torch.jit.script" in refused.value.remedy

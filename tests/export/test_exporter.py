@@ -159,7 +159,7 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
     ("factory", "named"),
     [
         ("toy:DropoutAlwaysOn", ("random", "dropout")),
-        ("toy:FixedType", ("not in float64", "x.float()")),
+        ("toy:RunningMean", ("changes its buffer running", "self.training")),
     ],
 )
 def test_a_forward_that_cannot_be_compared_is_refused(
@@ -168,6 +168,26 @@ def test_a_forward_that_cannot_be_compared_is_refused(
     words = ["--factory", factory, "--to", "onnx", "--out", tmp_path / "b"]
     assert_refused(run_here(words, capsys), *named)
     assert not listing(tmp_path)
+
+
+def test_a_module_of_fixed_types_is_compared_in_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out of its parameters is said too, and none of this needs a comparison."""
+    words = ["--factory", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
+    outcome = run_here(words, capsys)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "PyTorch was run in float32, as" in outcome.out
+    assert "float32 reference" in outcome.out
+    assert "Left out, at its default: attention_mask." in outcome.out
+    assert Bundle.open(tmp_path / "b").manifest.reference == "float32"
+    assert json.loads((tmp_path / "b" / "parity.json").read_text())["reference"] == "float32"
+    page = (tmp_path / "b" / "parity.html").read_text("utf-8")
+    assert "against PyTorch in float32" in page
+    assert "PyTorch was run in float32, as" in page
+    assert run_here([*words, "--force", "--no-verify"], capsys).code == 0
+    verified = run_here(["verify", tmp_path / "b", "--factory", "toy:FixedType"], capsys)
+    assert (verified.code, "float32 reference" in verified.out) == (0, True)
 
 
 def test_a_module_whose_own_weights_are_not_numbers_is_refused(

@@ -36,7 +36,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
             module = module.module
-        elif (compiled := module._modules.get(COMPILED)) is not None:
+        elif (compiled := dict(module._modules.items()).get(COMPILED)) is not None:
             module = compiled  # asked for by getattr, it may be that of a module within
         else:
             return module

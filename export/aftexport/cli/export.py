@@ -67,6 +67,8 @@ def run(words: list[str]) -> int:
     add("--tolerance", type=float, metavar="X",
         help="with --precision auto: on the model's error (default: that of fp32)")  # fmt: skip
     add("--max-length", type=int, metavar="N", help="most tokens of a document")
+    add("--vocab-size", type=positive, metavar="N",
+        help="token ids are below N (default: the rows of the model's embedding)")  # fmt: skip
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
     add("--no-batching", action="store_true", help="give each document a run of its own, for a "
         "model that computes over the whole batch")  # fmt: skip
@@ -106,6 +108,7 @@ def run(words: list[str]) -> int:
             precision=options.precision,
             tolerance=options.tolerance,
             max_length=options.max_length,
+            vocab_size=options.vocab_size,
             timing_cache=options.timing_cache,
             opset=options.opset,
             check_parity=not options.no_verify,

@@ -75,7 +75,7 @@ def run(words: list[str]) -> int:
         provider=options.provider,
     )
     report = check(bundle, request, console)
-    console.print(parity_table(report.comparisons))
+    console.print(parity_table(report.comparisons, bundle.manifest.reference))
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(f"Scores: {SCORES}.")

@@ -15,6 +15,7 @@ from aftexport.errors import ParityError, UsageError
 from aftexport.files import replacing_file
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.normalise import normalised
+from aftexport.fuse.random_nodes import random_node
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.lowering import attach_bodies
 from aftexport.model_file import files_beside, load_weights
@@ -31,7 +32,8 @@ def fuse_file(source: Path, target: Path) -> Recognition:
     writes them, are in the target itself.
 
     Raises:
-        UsageError: where the source is no ONNX model of up to 2 GiB, or has such operators already.
+        UsageError: where the source is no ONNX model of up to 2 GiB, has such operators already,
+            or is random.
         EngineError: where the result does not run.
         ParityError: where the whole model's outputs differ; nothing is written.
     """
@@ -55,6 +57,12 @@ def fuse_file(source: Path, target: Path) -> Recognition:
                 else:
                     aside.write_bytes(_serialized(original))
         return found
+    if (random := random_node(original)) is not None:
+        raise UsageError(
+            f"{source}: its outputs are random, and cannot be compared: {random}.",
+            "Export the model in evaluation mode: model.eval(), and no training= for "
+            "torch.onnx.export.",
+        )
     fused = ir.to_proto(graph)
     fused.ir_version = max(fused.ir_version, _OLDEST_IR)
     fused = attach_bodies(fused)

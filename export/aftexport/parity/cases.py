@@ -9,18 +9,17 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from aftexport.capture import copied
 from aftexport.domain import operators_in
 from aftexport.engines.torch import TorchEngine
-from aftexport.errors import EngineError, TraceError
+from aftexport.errors import TraceError
 from aftexport.input_spec import InputSpec
 from aftexport.operators import OnnxOperator
 from aftexport.parity import TOLERANCES, Array, Case
 from aftexport.parity.independence import DOUBLE_BOUND, breach_error, find_breach
-from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 
 LONG = 4096
+_MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
 """Of the operator cases: past a block of 64 and of 32, odd, with a window."""
 
@@ -31,32 +30,26 @@ def model_cases(
     embedding: torch.Tensor | None,
     program: ExportedProgram,
     *,
-    double: bool,
     batching: bool,
 ) -> list[Case]:
     """Lengths, batches, padding and extreme tokens, with the module's outputs.
 
     Args:
-        module: the model as trained; not changed.
+        module: the model as trained, a ``ReferenceModule`` or a captured program.
         spec: what it takes.
         embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
             the extreme cases; None leaves those out.
         program: the captured module, in which an operator over the batch is looked for.
-        double: run the module in float64, the truth; a captured program cannot.
         batching: whether documents may share a run.
 
     Raises:
-        TraceError: where the module is random, or runs in the type of its weights alone, or
-            where ``batching`` and documents that share a run change each other's logits.
+        TraceError: where the module is random, or where ``batching`` and documents that share a
+            run change each other's logits.
     """
-    reference = TorchEngine(copied(module).double() if double else module, spec.names)
-    if double:
-        _refuse_fixed_types(reference, module, spec)
-    _refuse_random(reference, spec)
+    reference = TorchEngine(module, spec.names)
+    _refuse_random(reference, module, spec)
     if batching:
-        bound = DOUBLE_BOUND if double else TOLERANCES["fp32"].bound
-        if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
-            raise breach_error(breach, program)
+        _refuse_breach(reference, spec, embedding, program)
     cases = []
     for name, inputs in _inputs(spec, embedding).items():
         chosen = {key: inputs[key] for key in spec.names}
@@ -64,42 +57,66 @@ def model_cases(
     return cases
 
 
-def _refuse_fixed_types(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
-    inputs = _few_tokens(spec)
-    try:
-        reference.run(inputs)
-    except EngineError as error:
-        TorchEngine(copied(module), spec.names).run(inputs)
-        raise TraceError(
-            "The module runs as it is, but not in float64, in which its outputs are what is "
-            f"compared with: {first_line(error)}.",
-            "Take fixed types out of its forward: x.to(weight.dtype) in place of x.float().",
-        ) from error
+def _refuse_breach(
+    reference: TorchEngine,
+    spec: InputSpec,
+    embedding: torch.Tensor | None,
+    program: ExportedProgram,
+) -> None:
+    is_double = reference.run(_few_tokens(spec))["logits"].dtype == np.float64
+    bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
+    if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
+        raise breach_error(breach, program)
 
 
-def _refuse_random(reference: TorchEngine, spec: InputSpec) -> None:
+def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
     inputs = _few_tokens(spec)
-    first, second = (reference.run(inputs)["logits"] for _ in range(2))
-    # Threads may add in another order.
-    if not np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True):
+
+    def run(seed: int) -> Array:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return reference.run(inputs)["logits"]
+
+    def are_equal(first: Array, second: Array) -> bool:
+        # Threads may add in another order.
+        return np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    first = run(0)
+    if are_equal(first, run(1)):
+        return
+    problem = "The module gives other outputs for the same input: "
+    if are_equal(first, run(0)):
         raise TraceError(
-            "The module gives other outputs for the same input: something in its forward is "
-            "random in evaluation mode too.",
+            f"{problem}something in its forward is random in evaluation mode too.",
             "Give F.dropout training=self.training, or use nn.Dropout.",
         )
+    after = dict(module.named_buffers())
+    changed = [n for n, old in before.items() if n in after and not torch.equal(after[n], old)]
+    what = f"its buffer {changed[0].removeprefix('module.')}" if changed else "what it keeps"
+    raise TraceError(
+        f"{problem}its forward changes {what} in evaluation mode too.",
+        "Change it only if self.training, or keep nothing between documents.",
+    )
 
 
 def _few_tokens(spec: InputSpec) -> dict[str, Array]:
-    ids = np.arange(spec.vocab_size)[: min(7, spec.max_tokens or 7)][None]
+    ids = np.arange(min(7, spec.vocab_size, spec.max_tokens or 7))[None]
     inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
     return {name: inputs[name] for name in spec.names}
 
 
 def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
     generator = np.random.default_rng(0)
+    rows = _FEW_IDS if embedding is None else len(embedding)
 
     def tokens(*sizes: int) -> Array:
-        return generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+        ids = generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+        if spec.vocab_size <= _MANY_IDS:
+            return ids
+        # Clamped, nearly all of so many are the same row.
+        few = generator.integers(0, rows, sizes, dtype=np.int64)
+        return np.where(generator.random(sizes) < 0.5, ids, few)
 
     def whole(ids: Array) -> dict[str, Array]:
         return {"input_ids": ids, "lengths": np.full(ids.shape[0], ids.shape[1], np.int64)}
@@ -118,7 +135,7 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
         lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
         inputs["padded batch"] = {"input_ids": tokens(4, width), "lengths": lengths}
     if embedding is not None:
-        order = embedding.norm(dim=1).argsort().numpy()
+        order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
         width = fit(1024)
         inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
         pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))

@@ -79,7 +79,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     if source is not None:
         notes += _other_parts(bundle, source)
     if reference is not None:
-        with stage(console, "Running PyTorch in float64"):
+        with stage(console, f"Running PyTorch in {bundle.manifest.reference}"):
             # An operator alone is no part of the module: its stored reference is the definition.
             model_inputs = {**inputs_of(cases), **asked}
             cases = [
@@ -102,7 +102,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     return Report(
         bundle.manifest,
         [*results, *built],
-        against="PyTorch in float64, run now" if reference else Report.against,
+        against=f"PyTorch in {bundle.manifest.reference}, run now" if reference else "",
         notes=[*notes, *why_not],
         inputs=inputs_of(cases),
         environment=environment(onnxruntime=ort.VERSION),

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from aftexport.capture import capture
+from aftexport.capture import capture, prepared
 from aftexport.checkpoint import Checkpoint
 from aftexport.lowering import DEFAULT_OPSET, decomposed
 from aftexport.manifest import Manifest
 from aftexport.parity.case import Array
+from aftexport.reference_module import float64_by_default
 from aftexport.trace import ENGINE_PRECISIONS, PRECISIONS
 
 Double = NDArray[np.float64]
@@ -97,8 +98,11 @@ class Program:
     ) -> "Program":
         """Captures a module; see ``capture.capture`` and ``lowering.lower``."""
         program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
-        wide = capture(module, dtype=torch.float64, max_tokens=max_tokens)
-        return cls(program, {**wide.state_dict, **wide.constants})
+        wide = prepared(module, torch.float64)
+        exact = dict[str, Tensor]([*wide.named_parameters(remove_duplicate=False)])
+        exact |= wide.named_buffers(remove_duplicate=False)
+        # Numbers written in the forward have no name in the module.
+        return cls(program, {**program.constants, **exact})
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].op == "call_function"
@@ -154,7 +158,7 @@ class Program:
         }
         wanted = {name: self._nodes[name] for name in names}
         values: dict[fx.Node, object] = {}
-        with torch.inference_mode():
+        with torch.inference_mode(), float64_by_default():
             for node in self._needed(set(wanted.values()), set(known)):
                 values[node] = known[node] if node in known else self._compute(node, values, exact)
         return {

@@ -24,7 +24,8 @@ class Report:
     Attributes:
         manifest: of the bundle.
         comparisons: every case by every engine.
-        against: what the reference is: PyTorch's outputs stored in the bundle, or PyTorch.
+        against: what the reference is: PyTorch's outputs stored in the bundle, or PyTorch; empty
+            for the former.
         notes: what was not compared, and why.
         inputs: of each case of the model, by its name.
         environment: of the machine it was compared on; none where that is no matter.
@@ -33,11 +34,17 @@ class Report:
 
     manifest: Manifest
     comparisons: Sequence[Comparison]
-    against: str = "PyTorch's float64 outputs stored in the bundle"
+    against: str = ""
     notes: Sequence[str] = ()
     inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     layers: Layers | None = None
+
+    @property
+    def compared_with(self) -> str:
+        """The reference, in words."""
+        stored = f"PyTorch's {self.manifest.reference} outputs stored in the bundle"
+        return self.against or stored
 
     @property
     def passed(self) -> bool:
@@ -113,7 +120,7 @@ class Report:
             "verdict": self.verdict,
             "passed": self.passed,
             "reason": self.reason,
-            "against": self.against,
+            "against": self.compared_with,
             "scores": SCORES,
             "precision": self.manifest.precision,
             "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],

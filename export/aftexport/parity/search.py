@@ -55,9 +55,10 @@ class Search:
         self._engine = engine
         self._reference = reference
         self._generator = np.random.default_rng(seed)
-        order = np.arange(manifest.vocab_size)
+        count = manifest.vocab_size
+        order = np.array([*range(min(_EXTREME, count)), *range(max(0, count - _EXTREME), count)])
         if token_norms is not None:
-            order = np.argsort(token_norms, kind="stable")
+            order = np.argsort(token_norms[:count], kind="stable")
         self._extreme = np.unique(np.concatenate([order[:_EXTREME], order[-_EXTREME:]]))
         self._longest = min(LONGEST, manifest.max_tokens or LONGEST)
 

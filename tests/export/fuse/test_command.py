@@ -49,6 +49,37 @@ def test_fuse_writes_the_model_and_the_report(
     assert [v.name for v in before.output] == [v.name for v in after.output]
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "is_random"),
+    [
+        ("Dropout", ("half", "yes"), True),
+        ("Dropout", ("none", "yes"), False),
+        ("Dropout", ("half", "no"), False),
+        ("RandomNormalLike", (), True),
+    ],
+)
+def test_fuse_refuses_random_outputs(
+    op_type: str,
+    inputs: tuple[str, ...],
+    is_random: bool,
+    files: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = onnx.load(files / "simple.onnx")
+    output = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node(op_type, [output, *inputs], ["random"], "drop"))
+    for name, value in {"half": 0.5, "none": 0.0, "yes": True, "no": False}.items():
+        value = np.array(value, bool if isinstance(value, bool) else np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    model.graph.output[0].name = "random"
+    onnx.save(model, tmp_path / "model.onnx")
+    done = run_here(["fuse", tmp_path / "model.onnx", tmp_path / "fused.onnx"], capsys)
+    if is_random:
+        assert_refused(done, "random", f"node 'drop' is a {op_type}", "model.eval()")
+    assert (done.code == 0) is not is_random
+
+
 @pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("eps", set())])
 def test_weights_in_another_file_are_taken_in(
     name: str,

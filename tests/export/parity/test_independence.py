@@ -15,6 +15,7 @@ from aftexport.errors import TraceError
 from aftexport.input_spec import input_spec
 from aftexport.parity.cases import model_cases
 from aftexport.parity.independence import DOUBLE_BOUND, find_breach
+from aftexport.reference_module import ReferenceModule
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -75,7 +76,8 @@ BY_ITSELF: dict[str, Step] = {
 def cases_of(step: Step, *, batching: bool = True) -> None:
     module = Pooled(step)
     program = capture(module)
-    model_cases(module, input_spec(program), None, program, double=True, batching=batching)
+    reference = ReferenceModule(module)
+    model_cases(reference, input_spec(program), None, program, batching=batching)
 
 
 @pytest.mark.parametrize("name", OVER_THE_BATCH)

@@ -1,0 +1,87 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+import toy
+from torch import Tensor, nn
+from torch.nn import functional
+
+from aftexport.capture import copied
+from aftexport.reference_module import ReferenceModule
+
+IDS = torch.arange(12).view(2, 6)
+Compute = Callable[[toy.Bag, Tensor], Tensor]
+
+
+class Computing(toy.Bag):
+    def __init__(self, compute: Compute) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.compute(self, input_ids))
+
+
+def state(m: toy.Bag, ids: Tensor) -> Tensor:
+    x = m.embedding(ids)
+    carried = torch.zeros(x.shape[0], 16, 16).baddbmm_(x.transpose(1, 2), x)
+    return (carried @ torch.ones(16, 1)).squeeze(-1)
+
+
+def rotated(m: toy.Bag, ids: Tensor) -> Tensor:
+    angles = torch.arange(ids.shape[1], dtype=torch.float32)[:, None] * torch.ones(8)
+    x = m.embedding(ids).to(torch.float32)
+    return (x * torch.cat([angles.sin(), angles.cos()], -1)).mean(1) @ torch.eye(16)
+
+
+def softmax(m: toy.Bag, ids: Tensor) -> Tensor:
+    weights = torch.softmax(m.embedding(ids), 1, dtype=torch.float32)
+    return torch.einsum("btd,btd->bd", weights, m.embedding(ids).float())
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        state,
+        rotated,
+        softmax,
+        lambda m, ids: (functional.one_hot(ids, 300).float() @ m.embedding.weight).mean(1),
+        lambda m, ids: m.mean(ids).type(torch.FloatTensor),
+        lambda m, ids: functional.linear(m.mean(ids).float(), torch.tensor([[0.5] * 16] * 16)),
+    ],
+)
+def test_fixed_types_are_widened(compute: Compute) -> None:
+    module = Computing(compute).eval()
+    reference = ReferenceModule(copied(module))
+    outputs = reference(IDS)
+    assert (reference.precision, reference.reason) == ("float64", "")
+    assert outputs.dtype == torch.float64
+    assert (outputs.float() - outputs).any()  # digits that float32 has not
+    torch.testing.assert_close(outputs.float(), module(IDS))
+    assert torch.equal(reference(IDS), outputs)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_rounding_to_half_stays() -> None:
+    module = Computing(lambda m, ids: m.mean(ids).half().float())
+    outputs = ReferenceModule(copied(module))(IDS)
+    torch.testing.assert_close(outputs.float(), module(IDS), rtol=1e-6, atol=1e-6)
+
+
+def test_float32_alone_is_said() -> None:
+    module = toy.FixedType().eval()
+    reference = ReferenceModule(copied(module))
+    assert torch.equal(reference(IDS), module(IDS))
+    assert reference.precision == "float32"
+    assert "float32 is expected (" in reference.reason
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_failing_module_fails_as_itself() -> None:
+    class Failing(nn.Module):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            raise KeyError(str(torch.get_default_dtype()))
+
+    with pytest.raises(KeyError, match="float32"):
+        ReferenceModule(Failing())(IDS)
+    assert torch.get_default_dtype() == torch.float32
