@@ -30,12 +30,13 @@ from aftexport.fuse.atoms import (
     Truth,
     UpTo,
     Window,
-    key,
     number,
     one,
     sole,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.free_axes import free as free
+from aftexport.fuse.keys import key
 
 
 def scaled(product: Product, by: float) -> Product:
@@ -167,30 +168,6 @@ def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Prod
 def greatest(axes: Iterable[Axis], product: Product) -> Product:
     """The maximum over axes."""
     return one(Greatest(flat(axes), product))
-
-
-def free(product: Product) -> set[Axis]:
-    """The axes a formula depends on."""
-    found: set[Axis] = set()
-    for atom, _ in product.factors:
-        match atom:
-            case Leaf() | Truth():
-                found |= {axis for axes in flat_dims(atom.dims) for axis in axes}
-            case Function():
-                found.update(*(free(argument) for argument in atom.arguments))
-            case Plus():
-                found.update(*(free(term) for term in atom.terms))
-            case Exp():
-                found |= free(atom.argument)
-            case Over() | Greatest():
-                found |= free(atom.body) - set(flat(atom.axes))
-            case UpTo():
-                found |= set(flat((atom.query, atom.key)))
-            case Window():
-                found |= set(flat((atom.key, *(axis for axis, _ in atom.positions))))
-            case Count():
-                pass
-    return found
 
 
 def occurring(product: Product) -> set[Axis]:

@@ -21,11 +21,11 @@ from aftexport.fuse.atoms import (
     Plus,
     Product,
     Truth,
-    key,
     one,
     sole,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.keys import key
 from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.reading import Reader
 
