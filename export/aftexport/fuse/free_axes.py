@@ -1,4 +1,4 @@
-"""Which axes a formula depends on, computed once for each atom."""
+"""Which axes a formula depends on, and how deep its sums are, computed once for each atom."""
 
 from typing import Any
 
@@ -28,6 +28,18 @@ def free(product: Product) -> set[Axis]:
             memory["free"] = _free(atom)
         found |= memory["free"]
     return found
+
+
+def sums_within(product: Product) -> int:
+    """How many sums and maxima are within one another in a formula."""
+    most = 0
+    for atom, _ in product.factors:
+        memory = remembered(atom)
+        if "sums" not in memory:
+            inner = max(map(sums_within, _parts(atom)), default=0)
+            memory["sums"] = inner + isinstance(atom, Over | Greatest)
+        most = max(most, memory["sums"])
+    return most
 
 
 def remembered(atom: Atom) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from aftexport.fuse.atoms import (
     one,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
-from aftexport.fuse.free_axes import free, remembered
+from aftexport.fuse.free_axes import free, remembered, sums_within
 
 Names = Mapping[Axis, tuple[int, int]]
-"""Axes of sums: how many sums are around that one, and which of its axes it is."""
+"""Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
 
 _MAX_SUMMED = 6
 """Axes of one sum, of which some orders are tried; those of the mechanisms have four or less."""
@@ -114,26 +114,26 @@ def _dims(dims: Dims, names: Names) -> str:
 def _sum(kind: str, axes: tuple[Axis, ...], body: Product, names: Names) -> str:
     if len(axes) > _MAX_SUMMED:
         raise ValueError
-    level = 1 + max((level for level, _ in names.values()), default=-1)
-    texts = (_product(body, {**names, **order}) for order in _orders(level, axes, body, names))
+    height = sums_within(body)
+    texts = (_product(body, {**names, **order}) for order in _orders(height, axes, body, names))
     return min(f"{kind}{len(axes)}({text})" for text in texts)
 
 
 def _orders(
-    level: int, axes: tuple[Axis, ...], body: Product, names: Names
+    height: int, axes: tuple[Axis, ...], body: Product, names: Names
 ) -> Iterator[dict[Axis, tuple[int, int]]]:
     """Names for the axes of a sum: in every order of those that occur in the same places."""
 
     def places(axis: Axis) -> str:
-        own = {a: (level, _THIS if a is axis else _OTHER) for a in axes}
+        own = {a: (height, _THIS if a is axis else _OTHER) for a in axes}
         return _product(body, {**names, **own})
 
     if len(axes) == 1:
-        yield {axes[0]: (level, 0)}
+        yield {axes[0]: (height, 0)}
         return
     groups: dict[str, list[Axis]] = {}
     for axis in axes:
         groups.setdefault(places(axis), []).append(axis)
     alike = (itertools.permutations(groups[text]) for text in sorted(groups))
     for order in itertools.product(*alike):
-        yield {axis: (level, i) for i, axis in enumerate(itertools.chain(*order))}
+        yield {axis: (height, i) for i, axis in enumerate(itertools.chain(*order))}

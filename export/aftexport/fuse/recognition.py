@@ -4,6 +4,7 @@ Every value is read as a formula and held against the patterns in ``mechanisms``
 first, so that a gate is found together with what it gates.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
-from aftexport.fuse.axes import Dims, LayoutError, flat
+from aftexport.fuse.atoms import Product
+from aftexport.fuse.axes import Axis, Dims, LayoutError, flat
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
@@ -110,7 +112,7 @@ class _Recogniser:
         self._measured = measured
         self._opset = model.opset_imports[""]
         # From the last node on: nothing that is read later rests on what was replaced before.
-        self._reader = Reader(measured)
+        self._reader = Reader(measured, model.graph)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._result = Recognition(measured=measured)
@@ -122,19 +124,26 @@ class _Recogniser:
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
         # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
+        parts = Counter(node for _, _, part in self._missed for node in part)
         for miss, end, part in reversed(self._missed):
-            larger = any(end in others for _, other, others in self._missed if other is not end)
-            if not larger and not part & self._covered:
+            is_alone = parts[end] == (end in part)
+            if is_alone and not part & self._covered:
                 self._result.near_misses.append(miss)
         return self._result
 
     def _examine(self, value: ir.Value) -> None:
         if not self._measured.is_float(value):
             return
+        read: tuple[Product, Dims, Reader, int] | None = None
         for mechanism, pattern in PATTERNS.items():
-            reader = self._reader.anew()
+            # A pattern may split axes of the formula: then the next one gets another.
+            if read is None or read[-1] != Axis.splits:
+                read = self._read(value)
+            if read is None:
+                return  # no formula can be made of it
+            formula, dims, reader, _ = read
+            reader = reader.copy()
             try:
-                formula, dims = reader.read_output(value)
                 subject = Subject(formula, dims, reader, self._measured, self._opset)
                 rewrite = pattern(subject)
                 if rewrite is not None:
@@ -147,7 +156,15 @@ class _Recogniser:
                 self._missed.append((NearMiss(mechanism, str(value.name), str(miss)), end, {*part}))
                 return
             except (LayoutError, ArithmeticError, ValueError):
-                continue  # no formula can be made of it
+                continue
+
+    def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
+        """A value's formula and dims, what read it, and how many axes had been split by then."""
+        reader = self._reader.anew()
+        try:
+            return *reader.read_output(value), reader, Axis.splits
+        except (LayoutError, ArithmeticError, ValueError):
+            return None
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, ends: list[ir.Value]) -> None:
         """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
