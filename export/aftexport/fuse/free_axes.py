@@ -21,13 +21,16 @@ from aftexport.fuse.axes import Axis, flat, flat_dims
 
 def free(product: Product) -> set[Axis]:
     """The axes a formula depends on."""
-    found: set[Axis] = set()
-    for atom, _ in product.factors:
-        memory = remembered(atom)
-        if "free" not in memory:
-            memory["free"] = _free(atom)
-        found |= memory["free"]
-    return found
+    return set().union(*(free_of(atom) for atom, _ in product.factors))
+
+
+def free_of(atom: Atom) -> frozenset[Axis]:
+    """The axes an atom depends on."""
+    memory = remembered(atom)
+    if "free" not in memory:
+        memory["free"] = _free(atom)
+    axes: frozenset[Axis] = memory["free"]
+    return axes
 
 
 def sums_within(product: Product) -> int:
@@ -53,13 +56,13 @@ def remembered(atom: Atom) -> dict[str, Any]:
     return memory
 
 
-def _free(atom: Atom) -> set[Axis]:
+def _free(atom: Atom) -> frozenset[Axis]:
     match atom:
         case Over() | Greatest():
-            return free(atom.body) - set(flat(atom.axes))
+            return frozenset(free(atom.body).difference(flat(atom.axes)))
         case Count():
-            return set()
-    return _own(atom).union(*map(free, _parts(atom)))
+            return frozenset()
+    return frozenset(_own(atom).union(*map(free, _parts(atom))))
 
 
 def _mentioned(atom: Atom) -> set[Axis]:

@@ -17,15 +17,17 @@ Above = Callable[[ir.Value, int], Iterable[tuple[ir.Value, int]]]
 """What reading a value at a level reads, and how many times."""
 
 MAX_LEVELS = 96
-"""Of values within one another; those of the mechanisms have 25, or one for each key of a window."""
+"""Of values within one another; the mechanisms have 25, or one for each key of a window."""
 MAX_VALUES = 2048
 """That are looked into for one formula."""
-MAX_READS = 256
+MAX_READS = 192
 """Of one formula, or ``READS_PER_VALUE`` for each of its values; the mechanisms take 150."""
-READS_PER_VALUE = 8
+READS_PER_VALUE = 6
 
 
-def within_horizon(value: ir.Value, positions: Mapping[ir.Value, int], above: Above) -> set[ir.Value]:
+def within_horizon(
+    value: ir.Value, positions: Mapping[ir.Value, int], above: Above
+) -> set[ir.Value]:
     """Return the values that reading ``value`` looks into, itself among them.
 
     Args:

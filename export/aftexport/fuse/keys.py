@@ -23,10 +23,9 @@ from aftexport.fuse.atoms import (
     Truth,
     UpTo,
     Window,
-    one,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
-from aftexport.fuse.free_axes import free, remembered, sums_within
+from aftexport.fuse.free_axes import free_of, remembered, sums_within
 
 Names = Mapping[Axis, tuple[int, int]]
 """Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
@@ -36,6 +35,7 @@ _MAX_SUMMED = 6
 _MAX_TEXT = 4096
 """Characters of a text that stays as it is; those of the mechanisms have a tenth."""
 _THIS, _OTHER = -1, -2
+_NO_NAMES: frozenset[Any] = frozenset()
 
 
 def key(product: Product) -> str:
@@ -58,11 +58,11 @@ def _product(product: Product, names: Names) -> str:
 
 def _atom(atom: Atom, names: Names) -> str:
     """The text of an atom, from memory where no axis was split since."""
-    if names:
-        own = free(one(atom))
-        names = {axis: name for axis, name in names.items() if axis in own}
     texts: dict[frozenset[Any], str] = remembered(atom).setdefault("texts", {})
-    context = frozenset(names.items())
+    if names:
+        own = free_of(atom)
+        names = {axis: name for axis, name in names.items() if axis in own}
+    context = frozenset(names.items()) if names else _NO_NAMES
     if context not in texts:
         texts[context] = _shortened(compute_text(atom, names))
     return texts[context]
