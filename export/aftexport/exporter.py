@@ -127,8 +127,8 @@ def export(
             else load(path, factory=factory, allow_pickle=allow_pickle)
         )
         text = _tokenizer_text(checkpoint, tokenizer)
-    with stage(console, "Tracing to ONNX"):
-        traced = trace(checkpoint, to, precision, max_length, opset)
+    with stage(console, "Tracing to ONNX") as progress:
+        traced = trace(checkpoint, to, precision, max_length, opset, progress)
         give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None
     settings = None

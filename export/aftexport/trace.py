@@ -1,6 +1,6 @@
 """A checkpoint's model in ONNX, and the cases that judge it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +53,19 @@ class Traced:
 
 
 def trace(
-    checkpoint: Checkpoint, to: str, precision: str, max_length: int | None, opset: int
+    checkpoint: Checkpoint,
+    to: str,
+    precision: str,
+    max_length: int | None,
+    opset: int,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Traced:
     """Traces a model, and runs PyTorch on the cases.
 
     Args:
         checkpoint: that holds it.
         to, precision, max_length, opset: see ``exporter.export``.
+        progress: see ``recognise``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -97,7 +103,7 @@ def trace(
     recognition = None
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
-        lowered, recognition = _recognised(lowered)
+        lowered, recognition = _recognised(lowered, progress)
     widen_sums(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
@@ -110,9 +116,11 @@ def trace(
     return Traced(lowered, model, evidence, spec, precision, cases, recognition)
 
 
-def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
+def _recognised(
+    lowered: onnx.ModelProto, progress: Callable[[int, int, str], None] | None
+) -> tuple[onnx.ModelProto, Recognition]:
     graph = normalised(lowered)
-    found = recognise(graph)
+    found = recognise(graph, progress)
     return (ir.to_proto(graph) if found.matches else lowered), found
 
 

@@ -36,7 +36,8 @@ from aftexport.fuse.atoms import (
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
 from aftexport.fuse.free_axes import free as free
-from aftexport.fuse.keys import key
+from aftexport.fuse.free_axes import remembered
+from aftexport.fuse.keys import key, key_of
 
 
 def scaled(product: Product, by: float) -> Product:
@@ -49,7 +50,7 @@ def times(*products: Product) -> Product:
     merged: dict[str, tuple[Atom, float]] = {}
     for product in products:
         for atom, power in product.factors:
-            name = key(one(atom))
+            name = key_of(atom)
             merged[name] = _factor(atom, merged[name][1] + power if name in merged else power)
     factors = tuple(pair for _, pair in sorted(merged.items()) if pair[1] != 0.0)
     coefficient = math.prod(product.coefficient for product in products)
@@ -77,15 +78,33 @@ def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = (
     merged: dict[str, Product] = {}
     for term in terms:
         inner = sole(term)
-        for part in inner.terms if isinstance(inner, Plus) else (term,):
-            part = Product(part.factors, part.coefficient * math.exp(part.exponent))
-            name = key(Product(part.factors))
+        parts = _named_terms(inner) if isinstance(inner, Plus) else dict([_named(term)])
+        if not merged:
+            merged = {**parts}
+            continue
+        for name, part in parts.items():
             before = merged[name].coefficient if name in merged else 0.0
             merged[name] = Product(part.factors, part.coefficient + before)
-    left = [merged[name] for name in sorted(merged) if merged[name].coefficient != 0.0]
+    left = {name: merged[name] for name in sorted(merged) if merged[name].coefficient != 0.0}
     if not left:
         return number(0.0)
-    return left[0] if len(left) == 1 else one(Plus(tuple(left), value, dims))
+    total = Plus(tuple(left.values()), value, dims)
+    remembered(total)["terms"] = left
+    return total.terms[0] if len(left) == 1 else one(total)
+
+
+def _named_terms(total: Plus) -> dict[str, Product]:
+    """The terms of a sum by their keys without coefficients, as long as no axis is split."""
+    memory = remembered(total)
+    if "terms" not in memory:
+        memory["terms"] = dict(map(_named, total.terms))
+    terms: dict[str, Product] = memory["terms"]
+    return terms
+
+
+def _named(term: Product) -> tuple[str, Product]:
+    coefficient = term.coefficient * math.exp(term.exponent)
+    return key(Product(term.factors)), Product(term.factors, coefficient)
 
 
 def negation(product: Product) -> Product:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 Above = Callable[[ir.Value, int], Iterable[tuple[ir.Value, int]]]
 """What reading a value at a level reads, and how many times."""
 
-MAX_LEVELS = 96
+MAX_LEVELS = 64
 """Of values within one another; the mechanisms have 25, or one for each key of a window."""
 MAX_VALUES = 2048
 """That are looked into for one formula."""

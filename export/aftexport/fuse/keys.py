@@ -47,6 +47,11 @@ def key(product: Product) -> str:
     return _product(product, {})
 
 
+def key_of(atom: Atom) -> str:
+    """Return ``key`` of a formula that is one atom."""
+    return f"{_atom(atom, {})}^1"
+
+
 def _product(product: Product, names: Names) -> str:
     factors = sorted(f"{_atom(atom, names)}^{exponent:.12g}" for atom, exponent in product.factors)
     if product.coefficient != 1.0:

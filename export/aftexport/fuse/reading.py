@@ -152,8 +152,9 @@ class Reader:
         try:
             if node.op_type in (*_PRODUCTS, "Add"):
                 return self._is_linear(node)
-            weights = self._weights(self.input(node, 0)) if node.op_type != "Pad" else (True, True)
-            return node.op_type in _OF_THEIR_WEIGHTS and not any(weights)
+            if node.op_type not in _OF_THEIR_WEIGHTS or node.op_type == "Pad":
+                return False
+            return not self.is_of_weights(self.input(node, 0))
         except LayoutError:
             return True
 

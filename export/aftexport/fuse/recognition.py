@@ -5,6 +5,7 @@ first, so that a gate is found together with what it gates.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,15 +89,22 @@ class Recognition:
     measured: Measured | None = None
 
 
-def recognise(model: ir.Model) -> Recognition:
-    """Rewrites ``model``, which is normalised and has no model-local functions, in place."""
+def recognise(
+    model: ir.Model, progress: Callable[[int, int, str], None] | None = None
+) -> Recognition:
+    """Rewrites ``model``, which is normalised and has no model-local functions, in place.
+
+    Args:
+        model: the graph that is searched.
+        progress: told how many of the graph's nodes were read, out of how many.
+    """
     if not any(node.op_type in _SIGNS for node in model.graph):
         return Recognition()
     try:
         measured = measure(ir.to_proto(model))
     except UnmeasurableError as error:
         return Recognition(unexamined=str(error))
-    found = _Recogniser(model, measured).run()
+    found = _Recogniser(model, measured).run(progress or (lambda *_: None))
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if given and not found.matches and not found.near_misses:
         found.unexamined = (
@@ -117,8 +125,10 @@ class _Recogniser:
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._result = Recognition(measured=measured)
 
-    def run(self) -> Recognition:
-        for node in reversed(list(self._model.graph)):
+    def run(self, progress: Callable[[int, int, str], None]) -> Recognition:
+        nodes = list(self._model.graph)
+        for done, node in enumerate(reversed(nodes)):
+            progress(done, len(nodes), "nodes read")
             # A node that only gave a shape to what was replaced is gone.
             if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
                 self._examine(node.outputs[0])
