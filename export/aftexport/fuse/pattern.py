@@ -70,6 +70,8 @@ class Rewrite:
         opened: leaves whose producers belong to what is replaced.
         extra_head: operands get one head more, and the output loses it again.
         lowest: of a tensor, where the original itself loses its digits below.
+        proven: attributes that the original is compared with, where others are written.
+        note: why others are written, and to what effect.
     """
 
     mechanism: str
@@ -80,6 +82,8 @@ class Rewrite:
     opened: Sequence[ir.Value] = ()
     extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
+    proven: Mapping[str, int | float | str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Match:
         attributes: of the operator.
         cases: inputs on which both were compared.
         difference: the largest, over what was allowed.
+        note: where attributes are not the graph's, why, and to what effect.
     """
 
     mechanism: str
@@ -55,6 +56,7 @@ class Match:
     attributes: dict[str, int | float | str]
     cases: int
     difference: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class _Recogniser:
         ends = [end for end in ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
         after = part_of(output, ends, self._measured, writer.constants)
-        operator = in_float64(ALL_OPERATORS[rewrite.op_type], rewrite.attributes)
+        proven = {**rewrite.attributes, **rewrite.proven}
+        operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
         try:
             verdict = compare(
                 runner(before, self._opset),
@@ -212,6 +215,7 @@ class _Recogniser:
                 dict(rewrite.attributes),
                 verdict.cases,
                 verdict.excess,
+                rewrite.note,
             )
         )
 
