@@ -20,9 +20,9 @@ MAX_LEVELS = 64
 """Of values within one another; the mechanisms have 25, or one for each key of a window."""
 MAX_VALUES = 2048
 """That are looked into for one formula."""
-MAX_READS = 192
-"""Of one formula, or ``READS_PER_VALUE`` for each of its values; the mechanisms take 150."""
-READS_PER_VALUE = 6
+MAX_READS = 256
+"""Of one formula, or ``READS_PER_VALUE`` for each of its values; the mechanisms take 170."""
+READS_PER_VALUE = 8
 
 
 def within_horizon(
@@ -48,9 +48,11 @@ def within_horizon(
         if level > MAX_LEVELS or count > MAX_READS + READS_PER_VALUE * MAX_VALUES:
             continue
         seen += 1
-        reads, members = costs.get(level, (0, []))
-        costs[level] = reads + count, [*members, last]
-        for given, uses in above(last, level):
+        reads, members = costs.setdefault(level, (0, []))
+        members.append(last)
+        from_above = list(above(last, level))
+        costs[level] = reads + count * sum(uses for _, uses in from_above), members
+        for given, uses in from_above:
             if given not in positions:
                 continue
             if given not in levels:
