@@ -81,3 +81,11 @@ def test_what_is_shared_is_beyond_the_horizon_for_all_or_none() -> None:
         for user, _ in value.uses()
         if value is not output
     )
+
+
+def test_progress_counts_the_nodes_read() -> None:
+    graph = normalised(model_of(CHAINS["square"], 3))
+    nodes = len(list(graph.graph))
+    seen: list[tuple[int, int, str]] = []
+    recognise(graph, lambda *counts: seen.append(counts))
+    assert seen == [(done, nodes, "nodes read") for done in range(nodes)]
