@@ -14,7 +14,7 @@ def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bo
     monkeypatch.setattr(report.time, "perf_counter", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
     with report.stage(console, "Examining [b].onnx") as progress:
-        for now in seconds:  # noqa: B007, the clock reads it
+        for now in seconds:
             progress(int(now), 1200, "nodes read")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

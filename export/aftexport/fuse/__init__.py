@@ -9,8 +9,9 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
     normalise    constants folded, functions inlined (libraries do it)
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
     reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's, of
-                 the ``atoms`` there are ...
-    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too
+                 the ``atoms`` there are, up to a ``horizon`` ...
+    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too;
+                 equal formulas have equal ``keys``
     mechanisms   a pattern for each, held against formulas; ``pattern``, ``elementwise`` and
                  ``tokens`` have what they share
     writing      the operator, and the layout it asks for, as nodes
