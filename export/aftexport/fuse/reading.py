@@ -55,6 +55,8 @@ class Reader:
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
         self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
+        self._shapes: dict[ir.Value, list[tuple[int, ...]]] = {}
+        self._linear: dict[ir.Node, bool] = {}
         self._positions: dict[ir.Value, int] = {}
         self._within: set[ir.Value] | None = None
         for position, node in enumerate(nodes):
@@ -67,6 +69,7 @@ class Reader:
         """One that has read nothing yet, but knows which values are of weights."""
         reader = Reader(self.measured)
         reader._of_weights, reader._positions = self._of_weights, self._positions
+        reader._shapes, reader._linear = self._shapes, self._linear
         return reader
 
     def copy(self) -> "Reader":
@@ -87,10 +90,12 @@ class Reader:
 
     def shape(self, value: ir.Value) -> list[tuple[int, ...]]:
         """The sizes of every dim; raises LayoutError where they were not measured."""
-        shapes = self.measured.shapes(value)
-        if shapes is None or len({len(shape) for shape in shapes}) != 1:
-            raise LayoutError
-        return [tuple(sizes) for sizes in zip(*shapes, strict=True)]
+        if value not in self._shapes:
+            shapes = self.measured.shapes(value)
+            if shapes is None or len({len(shape) for shape in shapes}) != 1:
+                raise LayoutError
+            self._shapes[value] = [tuple(sizes) for sizes in zip(*shapes, strict=True)]
+        return self._shapes[value]
 
     def read(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
         """A value as a formula; what is beyond the ``horizon`` of the first is a leaf.
@@ -239,6 +244,11 @@ class Reader:
 
         The position biases of AFT are a constant matrix too; what they weigh is exponentials.
         """
+        if node not in self._linear:
+            self._linear[node] = self._multiplies_by_weights(node)
+        return self._linear[node]
+
+    def _multiplies_by_weights(self, node: ir.Node) -> bool:
         if node.op_type == "Add":
             given = [v for v in node.inputs if v is not None]
             constants = [v for v in given if self.measured.constant(v) is not None]
