@@ -135,7 +135,7 @@ def export(
         )
         check_task(checkpoint.path, checkpoint.module)
         text = _tokenizer_text(checkpoint, tokenizer)
-    with stage(console, "Tracing to ONNX"):
+    with stage(console, "Tracing to ONNX") as progress:
         traced = trace(
             checkpoint,
             to,
@@ -144,6 +144,7 @@ def export(
             opset,
             batching=batching,
             vocab_size=vocab_size,
+            progress=progress,
         )
         give_back()  # the graphs between
     advice = _advice(traced, tolerance, console) if precision == "auto" else None

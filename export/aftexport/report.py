@@ -3,7 +3,7 @@
 import io
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich import box, markup
@@ -36,13 +36,39 @@ def escape(text: str) -> str:
     return markup.escape(text.translate(_BUT_LINES))
 
 
+Progress = Callable[[int, int, str], None]
+"""Takes how many are done, of how many, and what they are."""
+
+_SILENT_SECONDS = 2.0
+_SECONDS_BETWEEN_LINES = 10.0
+
+
 @contextmanager
-def stage(console: Console, title: str) -> Iterator[None]:
-    """Shows that ``title`` is under way, and how long it took once it is done."""
+def stage(console: Console, title: str) -> Iterator[Progress]:
+    """Shows that ``title`` is under way, and how long it took once it is done.
+
+    Yields:
+        A function that shows how far it is, once it takes over two seconds: in a terminal on the
+        line of the stage, elsewhere as a line every ten seconds.
+    """
     start = time.perf_counter()
+    next_line = start + _SILENT_SECONDS
     title = escape(title)
-    with console.status(f"{title} ..."):
-        yield
+    with console.status(f"{title} ...") as status:
+
+        def show(done: int, total: int, unit: str) -> None:
+            nonlocal next_line
+            now = time.perf_counter()
+            if now < next_line:
+                return
+            text = f"{title} ... {done:,} of {total:,} {escape(unit)}"
+            if console.is_terminal:
+                status.update(text)
+            else:
+                console.print(text)
+                next_line = now + _SECONDS_BETWEEN_LINES
+
+        yield show
     console.print(f"[green]done[/] {title} [dim]{time.perf_counter() - start:.1f} s[/]")
 
 

@@ -1,6 +1,6 @@
 """A checkpoint's model in ONNX, and the cases that judge it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,12 +69,14 @@ def trace(
     *,
     batching: bool = True,
     vocab_size: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Traced:
     """Traces a model, and runs PyTorch on the cases.
 
     Args:
         checkpoint: that holds it.
         to, precision, max_length, opset, batching, vocab_size: see ``exporter.export``.
+        progress: see ``recognise``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -110,7 +112,7 @@ def trace(
     recognition = None
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
-        lowered, recognition = _recognised(lowered)
+        lowered, recognition = _recognised(lowered, progress)
     widen_sums(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
@@ -136,9 +138,11 @@ def _type_of(program: ExportedProgram) -> str:
     return str(narrowest).removeprefix("torch.")
 
 
-def _recognised(lowered: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
+def _recognised(
+    lowered: onnx.ModelProto, progress: Callable[[int, int, str], None] | None
+) -> tuple[onnx.ModelProto, Recognition]:
     graph = normalised(lowered)
-    found = recognise(graph)
+    found = recognise(graph, progress)
     return (ir.to_proto(graph) if found.matches else lowered), found
 
 

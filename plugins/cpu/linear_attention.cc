@@ -29,12 +29,13 @@ void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t he
               [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v) + exp(minimum_of(Vec{}, v)); }, beside);
 }
 
+// A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
+constexpr float kMinEps = 1e-20f;
+
 // scales become 1 / (scales + eps).
 void invert(int64_t tokens, float eps, float* scales) {
-  for (int64_t t = 0; t < tokens; t += kLanes) {
-    const Vec denominator = load(scales + t) + eps;
-    store(scales + t, denominator == 0.0f ? Vec{} : 1.0f / denominator);
-  }
+  const float added = eps > kMinEps ? eps : kMinEps;
+  for (int64_t t = 0; t < tokens; t += kLanes) store(scales + t, 1.0f / (load(scales + t) + added));
 }
 
 // scales[t] = 1 / (queries[t] z + eps)

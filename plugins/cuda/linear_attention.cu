@@ -24,6 +24,9 @@ constexpr int kThreads = 256;
 static_assert(kThreads == kHeadThreads, "");
 constexpr int64_t kBlocks = 512, kCausalBlocks = 256;
 
+// A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
+constexpr float kMinEps = 1e-20f;
+
 struct Linear {
   static constexpr bool kSoftmax = false, kNormalized = true;
   AftCudaFeatureMap map;
@@ -48,10 +51,7 @@ struct Linear {
     return sum_lanes<kLanes>(sum);
   }
 
-  __device__ __forceinline__ float row_scale(float sum, int64_t) const {
-    const float denominator = sum + eps;
-    return denominator == 0.0f ? 0.0f : 1.0f / denominator;
-  }
+  __device__ __forceinline__ float row_scale(float sum, int64_t) const { return 1.0f / (sum + fmaxf(eps, kMinEps)); }
 };
 
 template <class T, int kWidth>

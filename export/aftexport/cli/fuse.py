@@ -44,8 +44,8 @@ def run(words: list[str]) -> int:
     if not is_device(options.target):
         check_can_be_made("OUT", options.target)
     console = Console(emoji=False)
-    with stage(console, f"Examining {options.source}"):
-        found = fuse_file(options.source, options.target)
+    with stage(console, f"Examining {options.source}") as progress:
+        found = fuse_file(options.source, options.target, progress)
     show_recognition(found, console)
     if options.report is not None:
         write_report(options.report, found)

@@ -10,8 +10,9 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
     measured     the graph is run at several sizes: shapes, and which axes are dynamic
     no_ops       nodes that do nothing are removed; ``cuts`` are those that may do something
     reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's, of
-                 the ``atoms`` there are ...
-    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too
+                 the ``atoms`` there are, up to a ``horizon`` ...
+    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too;
+                 equal formulas have equal ``keys``
     mechanisms   a pattern for each, held against formulas less their ``outside_factors``;
                  ``pattern``, ``elementwise``, ``tokens`` and ``channels`` have what they share
     failed_conditions  why any other weighted sum is no mechanism

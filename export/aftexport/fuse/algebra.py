@@ -30,12 +30,14 @@ from aftexport.fuse.atoms import (
     Truth,
     UpTo,
     Window,
-    key,
     number,
     one,
     sole,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.free_axes import free as free
+from aftexport.fuse.free_axes import remembered
+from aftexport.fuse.keys import key, key_of
 
 
 def scaled(product: Product, by: float) -> Product:
@@ -48,7 +50,7 @@ def times(*products: Product) -> Product:
     merged: dict[str, tuple[Atom, float]] = {}
     for product in products:
         for atom, power in product.factors:
-            name = key(one(atom))
+            name = key_of(atom)
             merged[name] = _factor(atom, merged[name][1] + power if name in merged else power)
     factors = tuple(pair for _, pair in sorted(merged.items()) if pair[1] != 0.0)
     coefficient = math.prod(product.coefficient for product in products)
@@ -76,15 +78,33 @@ def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = (
     merged: dict[str, Product] = {}
     for term in terms:
         inner = sole(term)
-        for part in inner.terms if isinstance(inner, Plus) else (term,):
-            part = Product(part.factors, part.coefficient * math.exp(part.exponent))
-            name = key(Product(part.factors))
+        parts = _named_terms(inner) if isinstance(inner, Plus) else dict([_named(term)])
+        if not merged:
+            merged = {**parts}
+            continue
+        for name, part in parts.items():
             before = merged[name].coefficient if name in merged else 0.0
             merged[name] = Product(part.factors, part.coefficient + before)
-    left = [merged[name] for name in sorted(merged) if merged[name].coefficient != 0.0]
+    left = {name: merged[name] for name in sorted(merged) if merged[name].coefficient != 0.0}
     if not left:
         return number(0.0)
-    return left[0] if len(left) == 1 else one(Plus(tuple(left), value, dims))
+    total = Plus(tuple(left.values()), value, dims)
+    remembered(total)["terms"] = left
+    return total.terms[0] if len(left) == 1 else one(total)
+
+
+def _named_terms(total: Plus) -> dict[str, Product]:
+    """The terms of a sum by their keys without coefficients, as long as no axis is split."""
+    memory = remembered(total)
+    if "terms" not in memory:
+        memory["terms"] = dict(map(_named, total.terms))
+    terms: dict[str, Product] = memory["terms"]
+    return terms
+
+
+def _named(term: Product) -> tuple[str, Product]:
+    coefficient = term.coefficient * math.exp(term.exponent)
+    return key(Product(term.factors)), Product(term.factors, coefficient)
 
 
 def negation(product: Product) -> Product:
@@ -167,30 +187,6 @@ def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Prod
 def greatest(axes: Iterable[Axis], product: Product) -> Product:
     """The maximum over axes."""
     return one(Greatest(flat(axes), product))
-
-
-def free(product: Product) -> set[Axis]:
-    """The axes a formula depends on."""
-    found: set[Axis] = set()
-    for atom, _ in product.factors:
-        match atom:
-            case Leaf() | Truth():
-                found |= {axis for axes in flat_dims(atom.dims) for axis in axes}
-            case Function():
-                found.update(*(free(argument) for argument in atom.arguments))
-            case Plus():
-                found.update(*(free(term) for term in atom.terms))
-            case Exp():
-                found |= free(atom.argument)
-            case Over() | Greatest():
-                found |= free(atom.body) - set(flat(atom.axes))
-            case UpTo():
-                found |= set(flat((atom.query, atom.key)))
-            case Window():
-                found |= set(flat((atom.key, *(axis for axis, _ in atom.positions))))
-            case Count():
-                pass
-    return found
 
 
 def occurring(product: Product) -> set[Axis]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 Sizes = tuple[int, ...]
 """The size of something in each of the runs that a graph was measured in."""
@@ -25,9 +26,16 @@ class Axis:
             the place in memory one graph would be written in another way each time.
     """
 
+    splits: ClassVar[int] = 0
+    """How many axes got parts so far: what was remembered of formulas before may be out of date."""
     sizes: Sizes
     parts: "tuple[Axis, ...] | None" = None
     number: int = field(default_factory=_numbers.__next__, init=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "parts" and value is not None:
+            Axis.splits += 1
+        super().__setattr__(name, value)
 
     @property
     def is_fixed(self) -> bool:

@@ -27,12 +27,15 @@ def evaluated(
     product: Product, order: tuple[Axis, ...], measured: Measured
 ) -> NDArray[np.float64] | None:
     """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
-    return _evaluated(product, order, measured, _sizes(leaves(product), measured))
+    below = leaves(product)
+    if any(map(rests_on_inputs, below)):
+        return None
+    return _evaluated(product, order, measured, _sizes(below, measured))
 
 
 def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
     """A constant, or what a corner is cut out of for the length of the document."""
-    return _whole(value, measured, _sizes([value], measured))
+    return _whole(value, measured, {} if rests_on_inputs(value) else _sizes([value], measured))
 
 
 def _evaluated(

@@ -30,7 +30,7 @@ def classified(
     shape = subject.measured.runs[0][str(value.name)].shape
     for argument in _upstream(value, shape, subject.measured):
         try:
-            part = part_of(value, [argument], subject.measured)
+            part = part_of(value, [argument], subject.measured, max_nodes=_MAX_NODES)
             if list(part.inputs) != [argument]:
                 continue
             found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
@@ -46,6 +46,8 @@ def classified(
     return None
 
 
+_MAX_NODES = 256
+"""Of a function of one tensor; more are a graph that has other inputs."""
 _GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 10, 20, 50, 700.0])
 
 

@@ -5,8 +5,9 @@ is a dynamic axis, what does not is a fixed one.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from aftexport.domain import opset_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
+from aftexport.fuse.upstream import any_above
 
 Arrays = Mapping[str, NDArray[np.generic]]
 Naming = Literal["apart", "alike", "none"]
@@ -60,6 +62,9 @@ class Measured:
     more: Sequence[Arrays]
     naming: Naming
     long: Arrays
+    _changing: MutableMapping[ir.Value, bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def opset(self) -> int:
@@ -80,20 +85,15 @@ class Measured:
         """What is the same at every size: constants, and what is made of sizes that are fixed."""
         if value is None:
             return None
-        seen: set[ir.Value] = set()
-        waiting = [value]
-        while waiting:
-            made = waiting.pop()
-            if made in seen:
-                continue
-            seen.add(made)
-            if self._repeated(made) is None:
-                return None
-            # What is made of others may be the same by its branch or clamp, for short documents.
-            node = made.producer()
-            if node is not None and not _is_size(made):
-                waiting += [v for v in node.inputs if v is not None]
+        if any_above(value, self._changing, self._is_changing):
+            return None
         return self._repeated(value)
+
+    def _is_changing(self, value: ir.Value) -> bool | None:
+        if self._repeated(value) is None:
+            return True
+        # What is made of others may be the same by its branch or clamp, for short documents.
+        return False if value.producer() is None or _is_size(value) else None
 
     def _repeated(self, value: ir.Value) -> NDArray[np.generic] | None:
         """A constant, or what was computed and came out the same in every run that kept it."""
@@ -167,18 +167,17 @@ class Measured:
 
 def rests_on_inputs(value: ir.Value) -> bool:
     """Whether a value depends on what the graph is given, and not only on the shape of it."""
-    seen: set[ir.Value] = set()
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        if node is None and value.const_value is None:
-            return True
-        if node is None or value in seen or node.op_type in ("Shape", "Size"):
-            continue
-        seen.add(value)
-        waiting += [v for v in node.inputs if v is not None]
-    return False
+    return any_above(value, _RESTING, _rests)
+
+
+_RESTING: MutableMapping[ir.Value, bool] = weakref.WeakKeyDictionary()
+
+
+def _rests(value: ir.Value) -> bool | None:
+    node = value.producer()
+    if node is None:
+        return value.const_value is None
+    return False if node.op_type in ("Shape", "Size") else None
 
 
 def _is_size(value: ir.Value) -> bool:

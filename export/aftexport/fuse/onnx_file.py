@@ -1,6 +1,7 @@
 """An ONNX file in, the same model with operators of the domain out."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +26,13 @@ _OLDEST_IR = 8
 """The first version of the file format that has model-local functions."""
 
 
-def fuse_file(source: Path, target: Path) -> Recognition:
+def fuse_file(
+    source: Path, target: Path, progress: Callable[[int, int, str], None] | None = None
+) -> Recognition:
     """Writes ``source`` to ``target`` with the mechanisms that were found made operators.
 
     Where none was found, the file is copied as it is. Weights beside the source, as torch.onnx
-    writes them, are in the target itself.
+    writes them, are in the target itself. ``progress`` is as in ``recognise``.
 
     Raises:
         UsageError: where the source is no ONNX model of up to 2 GiB, has such operators already,
@@ -48,7 +51,7 @@ def fuse_file(source: Path, target: Path) -> Recognition:
             f"{source}: it cannot be normalised ({error}).",
             "Check it with onnx.checker, or export it with opset 18 or later.",
         ) from error
-    found = recognise(graph)
+    found = recognise(graph, progress)
     if not found.matches:
         if source.resolve() != target.resolve():
             with replacing_file(target) as aside:

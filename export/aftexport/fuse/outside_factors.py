@@ -7,8 +7,9 @@ scaled by, and tensors without channels.
 from dataclasses import replace
 
 from aftexport.fuse.algebra import free
-from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, key, one
+from aftexport.fuse.atoms import Atom, Leaf, Plus, Product, one
 from aftexport.fuse.formulas import layout
+from aftexport.fuse.keys import key
 from aftexport.fuse.pattern import Subject, is_condition
 
 

@@ -21,11 +21,11 @@ from aftexport.fuse.atoms import (
     Plus,
     Product,
     Truth,
-    key,
     one,
     sole,
 )
 from aftexport.fuse.axes import Axis, Dims, flat, flat_dims
+from aftexport.fuse.keys import key
 from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.reading import Reader
 
@@ -73,6 +73,8 @@ class Rewrite:
         extra_head: operands get one head more, and the output loses it again.
         lowest: of a tensor, where the original itself loses its digits below.
         outside: the product that multiplies the operator's result.
+        proven: attributes that the original is compared with, where others are written.
+        note: why others are written, and to what effect.
     """
 
     mechanism: str
@@ -84,6 +86,8 @@ class Rewrite:
     extra_head: bool = False
     lowest: Mapping[ir.Value, float] = field(default_factory=dict)
     outside: Product = ONE
+    proven: Mapping[str, int | float | str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ is of. Those tensors are given any numbers: ordinary, large, tiny, constant, wit
 dominates, with entries of a batch many magnitudes apart, and beyond where a clamp would act.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from onnx.reference.op_run import OpRun
 from aftexport.domain import DOMAIN
 from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Arrays, Measured, rests_on_inputs
+from aftexport.fuse.upstream import any_above
 from aftexport.operators import OnnxOperator
 
 RELATIVE = 1e-9
@@ -62,6 +64,7 @@ def part_of(
     ends: Iterable[ir.Value],
     measured: Measured,
     new_constants: Mapping[ir.Value, Array] | None = None,
+    max_nodes: int = sys.maxsize,
 ) -> Part:
     """The part of the graph from ``ends`` to ``value``.
 
@@ -73,51 +76,56 @@ def part_of(
         ends: where it begins.
         measured: the graph's values; what is not among them, new nodes compute.
         new_constants: what the new nodes read.
+        max_nodes: of the part.
+
+    Raises:
+        ProofError: for more than ``max_nodes``.
     """
     cut = set(ends)
     constants: dict[str, Array] = {}
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
-    rests: dict[ir.Value, bool] = {}
+    resting: dict[ir.Value, bool] = {}
 
-    def rests_on_ends(of: ir.Value) -> bool:
-        if of in cut:
-            return True
+    def decide(of: ir.Value) -> bool | None:
         node = of.producer()
-        if node is None or node.op_type in ("Shape", "Size"):
-            return False
-        if of not in rests:
-            rests[of] = any(rests_on_ends(i) for i in node.inputs if i is not None)
-        return rests[of]
+        if of in cut or node is None or node.op_type in ("Shape", "Size"):
+            return of in cut
+        return None
 
-    def walk(of: ir.Value) -> None:
-        array = (new_constants or {}).get(of, measured.constant(of))
-        if array is None and measured.number(of) is not None:
-            array = measured.steady(of)  # in float64 it would be another than the rewrite has
-        if array is not None:
-            constants[str(of.name)] = array
-        elif (
+    def is_input(of: ir.Value) -> bool:
+        return (
             of in cut
             or of.producer() is None
             or (
                 measured.has(of)
                 and not measured.is_float(of)
                 and not _is_of_masks(of, measured)
-                and not rests_on_ends(of)
+                and not any_above(of, resting, decide)
             )
-        ):
-            inputs[of] = None
-        else:
-            node = of.producer()
-            assert node is not None
-            if node in nodes:
-                return
-            for given in node.inputs:
-                if given is not None:
-                    walk(given)
-            nodes[node] = None
+        )
 
-    walk(value)
+    waiting, opened = [(value, False)], 0
+    while waiting:
+        of, is_done = waiting.pop()
+        node = of.producer()
+        if is_done:
+            assert node is not None
+            nodes[node] = None
+            continue
+        array = (new_constants or {}).get(of, measured.constant(of))
+        if array is None and measured.number(of) is not None:
+            array = measured.steady(of)  # in float64 it would be another than the rewrite has
+        if array is not None:
+            constants[str(of.name)] = array
+        elif node is None or is_input(of):
+            inputs[of] = None
+        elif node not in nodes:
+            opened += 1
+            if opened > max_nodes:
+                raise ProofError(f"it is computed by more than {max_nodes} nodes")
+            waiting.append((of, True))
+            waiting += [(given, False) for given in reversed(node.inputs) if given is not None]
     return Part(list(nodes), constants, list(inputs), str(value.name))
 
 

@@ -6,7 +6,7 @@ every product of tensors becomes a sum over the axis it contracts, softmax becom
 else), a leaf stands.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +14,8 @@ import onnx_ir as ir
 from aftexport.fuse.algebra import plus
 from aftexport.fuse.atoms import Exp, Function, Greatest, Leaf, Product, Truth, number, one
 from aftexport.fuse.axes import Axis, Dims, LayoutError, Part, fresh
-from aftexport.fuse.formulas import FORMULAS
+from aftexport.fuse.formulas import FORMULAS, layout
+from aftexport.fuse.horizon import within_horizon
 from aftexport.fuse.measured import Measured, rests_on_inputs
 from aftexport.fuse.windows import has_window
 
@@ -26,6 +27,15 @@ ELEMENTWISE = frozenset({
 })  # fmt: skip
 """Operators that give numbers of each entry alone, with broadcasting."""
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
+_OF_THEIR_WEIGHTS = ("Conv", "Gather", "GatherND", "Pad")
+"""Operators whose formula depends on whether what they are of ``is_of_weights``."""
+_OF_THEIR_FIRST = frozenset((
+    *layout.FORMULAS, "CumSum", "Gather", "GatherND", "Pad", "ReduceLogSumExp", "ReduceMax",
+    "ReduceMean", "ReduceSum", "Slice", "Trilu",
+))  # fmt: skip
+"""Operators whose other inputs say how, and are not read."""
+_TWICE = ("LogSoftmax", "Slice", "Softmax")
+"""Operators whose formula reads the first input for itself and once more."""
 
 
 class Reader:
@@ -39,18 +49,37 @@ class Reader:
         shapes: what tensors were reshaped to, with the dims that came of it.
     """
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: Measured, nodes: Iterable[ir.Node] = ()) -> None:
+        """Takes the nodes of the graph in its order; values of others are leaves."""
         self.measured = measured
         self.maxima: list[Greatest] = []
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
         self.shapes: list[tuple[ir.Value, Dims]] = []
         self._of_weights: dict[ir.Value, tuple[bool, bool]] = {}
+        self._shapes: dict[ir.Value, list[tuple[int, ...]]] = {}
+        self._linear: dict[ir.Node, bool] = {}
+        self._positions: dict[ir.Value, int] = {}
+        self._within: set[ir.Value] | None = None
+        for position, node in enumerate(nodes):
+            self._positions.update(dict.fromkeys(node.outputs, position))
+            # From the first node on: each rests on what is known, and not on a chain of others.
+            for value in self._decisive(node):
+                self._weights(value)
 
     def anew(self) -> "Reader":
         """One that has read nothing yet, but knows which values are of weights."""
         reader = Reader(self.measured)
-        reader._of_weights = self._of_weights
+        reader._of_weights, reader._positions = self._of_weights, self._positions
+        reader._shapes, reader._linear = self._shapes, self._linear
+        return reader
+
+    def copy(self) -> "Reader":
+        """One that has read the same, and goes on by itself."""
+        reader = self.anew()
+        reader.maxima, reader.ends, reader.parts = [*self.maxima], {**self.ends}, {**self.parts}
+        reader.shapes = [*self.shapes]
+        reader._within = self._within
         return reader
 
     def read_output(self, value: ir.Value) -> tuple[Product, Dims]:
@@ -64,13 +93,15 @@ class Reader:
 
     def shape(self, value: ir.Value) -> list[tuple[int, ...]]:
         """The sizes of every dim; raises LayoutError where they were not measured."""
-        shapes = self.measured.shapes(value)
-        if shapes is None or len({len(shape) for shape in shapes}) != 1:
-            raise LayoutError
-        return [tuple(sizes) for sizes in zip(*shapes, strict=True)]
+        if value not in self._shapes:
+            shapes = self.measured.shapes(value)
+            if shapes is None or len({len(shape) for shape in shapes}) != 1:
+                raise LayoutError
+            self._shapes[value] = [tuple(sizes) for sizes in zip(*shapes, strict=True)]
+        return self._shapes[value]
 
     def read(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
-        """A value as a formula.
+        """A value as a formula; what is beyond the ``horizon`` of the first is a leaf.
 
         Args:
             value: of the graph.
@@ -89,7 +120,9 @@ class Reader:
         node = value.producer()
         if array is not None:
             return self.leaf(value, dims)
-        if node is None or node.domain not in ("", "ai.onnx"):
+        if self._within is None:
+            self._within = self._horizon(value, through_linear=through_linear)
+        if node is None or node.domain not in ("", "ai.onnx") or value not in self._within:
             return self._end(value, dims)
         if node.op_type in _PRODUCTS and not rests_on_inputs(value):
             # As factors of a position bias, whose sum is over no tokens.
@@ -106,6 +139,43 @@ class Reader:
         if node.op_type in ELEMENTWISE:
             return one(Function(_named(node), self.arguments(node, dims), value, dims))
         return self._end(value, dims)
+
+    def _horizon(self, value: ir.Value, *, through_linear: bool) -> set[ir.Value]:
+        def above(of: ir.Value, level: int) -> list[tuple[ir.Value, int]]:
+            node = of.producer()
+            known = node is not None and (node.op_type in FORMULAS or node.op_type in ELEMENTWISE)
+            if node is None or not known:
+                return []
+            # A linear layer is up to two nodes.
+            if not (through_linear and level < 2) and self._is_end(node):
+                return []
+            uses = 2 if node.op_type in _TWICE else 1
+            given = node.inputs[:1] if node.op_type in _OF_THEIR_FIRST else node.inputs
+            return [(v, uses) for v in given if v is not None]
+
+        return {value} | within_horizon(value, self._positions, above)
+
+    def _is_end(self, node: ir.Node) -> bool:
+        """Whether reading ends at a node by what it is of."""
+        try:
+            if node.op_type in (*_PRODUCTS, "Add"):
+                return self._is_linear(node)
+            if node.op_type not in _OF_THEIR_WEIGHTS or node.op_type == "Pad":
+                return False
+            return not self.is_of_weights(self.input(node, 0))
+        except LayoutError:
+            return True
+
+    def _decisive(self, node: ir.Node) -> list[ir.Value]:
+        """The inputs that decide, by what they are of, whether a node is looked into."""
+        given = [v for v in node.inputs[:2] if v is not None]
+        if node.op_type in _OF_THEIR_WEIGHTS:
+            given = given[:1]
+        elif node.op_type not in _PRODUCTS:
+            return []
+        computed = [v for v in given if self.measured.constant(v) is None]
+        is_one = len(computed) == 1 and self.measured.is_float(computed[0])
+        return computed if is_one and node.domain in ("", "ai.onnx") else []
 
     def leaf(self, value: ir.Value, dims: Dims) -> Product:
         """A value that is not looked into; what it rests on is not varied by itself."""
@@ -148,7 +218,7 @@ class Reader:
     def _weights(self, value: ir.Value) -> tuple[bool, bool]:
         """Whether it is exponentials times something, and whether it is windows of such."""
         if value not in self._of_weights:
-            formula = self.apart(value)
+            formula = self.anew().apart(value)
             exponentials = any(isinstance(atom, Exp) for atom, _ in formula.factors)
             self._of_weights[value] = exponentials, has_window(formula)
         return self._of_weights[value]
@@ -165,9 +235,11 @@ class Reader:
         """
         reader = self.anew()
         reader.parts |= parts or {}
+        if self._within is not None and value in self._within:
+            reader._within = self._within
         try:
             return reader.read(value, reader.new_dims(value) if dims is None else dims)
-        except (LayoutError, ValueError):
+        except (LayoutError, ArithmeticError, ValueError):
             return Product()
 
     def _is_linear(self, node: ir.Node) -> bool:
@@ -175,6 +247,11 @@ class Reader:
 
         The position biases of AFT are a constant matrix too; what they weigh is exponentials.
         """
+        if node not in self._linear:
+            self._linear[node] = self._multiplies_by_weights(node)
+        return self._linear[node]
+
+    def _multiplies_by_weights(self, node: ir.Node) -> bool:
         if node.op_type == "Add":
             given = [v for v in node.inputs if v is not None]
             constants = [v for v in given if self.measured.constant(v) is not None]

@@ -4,6 +4,8 @@ Every value is read as a formula and held against the patterns in ``mechanisms``
 first, so that a gate is found together with what it gates.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +16,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.domain import DOMAIN, VERSION
 from aftexport.fuse import _matching as matching
 from aftexport.fuse.algebra import times
-from aftexport.fuse.axes import Dims, LayoutError, flat
+from aftexport.fuse.atoms import Product
+from aftexport.fuse.axes import Axis, Dims, LayoutError, flat
 from aftexport.fuse.cuts import Cuts
 from aftexport.fuse.failed_conditions import failed_condition
 from aftexport.fuse.formulas import layout
@@ -54,6 +57,7 @@ class Match:
         attributes: of the operator.
         cases: inputs on which both were compared.
         difference: the largest, over what was allowed.
+        note: where attributes are not the graph's, why, and to what effect.
     """
 
     mechanism: str
@@ -62,6 +66,7 @@ class Match:
     attributes: dict[str, int | float | str]
     cases: int
     difference: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,15 @@ class Recognition:
     measured: Measured | None = None
 
 
-def recognise(model: ir.Model) -> Recognition:
-    """Rewrites ``model``, which is normalised and has no model-local functions, in place."""
+def recognise(
+    model: ir.Model, progress: Callable[[int, int, str], None] | None = None
+) -> Recognition:
+    """Rewrites ``model``, which is normalised and has no model-local functions, in place.
+
+    Args:
+        model: the graph that is searched.
+        progress: told how many of the graph's nodes were read, out of how many.
+    """
     if not any(node.op_type in _SIGNS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:
@@ -109,7 +121,7 @@ def recognise(model: ir.Model) -> Recognition:
     except UnmeasurableError as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, measured)
-    found = _Recogniser(model, measured, doubtful).run()
+    found = _Recogniser(model, measured, doubtful).run(progress or (lambda *_: None))
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
         found.unexamined = (
@@ -151,23 +163,26 @@ class _Recogniser:
         self._measured = measured
         self._opset = model.opset_imports[""]
         # From the last node on: nothing that is read later rests on what was replaced before.
-        self._reader = Reader(measured)
+        self._reader = Reader(measured, model.graph)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._explained: set[ir.Node] = set()
         self._result = Recognition(measured=measured)
 
-    def run(self) -> Recognition:
-        for node in reversed(list(self._model.graph)):
+    def run(self, progress: Callable[[int, int, str], None]) -> Recognition:
+        nodes = list(self._model.graph)
+        for done, node in enumerate(reversed(nodes)):
+            progress(done, len(nodes), "nodes read")
             # A node that only gave a shape to what was replaced is gone.
             if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
         # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
+        parts = Counter(node for _, _, part in self._missed for node in part)
         for miss, end, part in reversed(self._missed):
-            larger = any(end in others for _, other, others in self._missed if other is not end)
-            if not larger and not part & self._covered:
+            is_alone = parts[end] == (end in part)
+            if is_alone and not part & self._covered:
                 self._result.near_misses.append(miss)
         self._result.near_misses += self._other_sums()
         return self._result
@@ -186,10 +201,16 @@ class _Recogniser:
         if not self._measured.is_float(value):
             return
         subject: Subject | None = None
+        read: tuple[Product, Dims, Reader, int] | None = None
         for mechanism, pattern in PATTERNS.items():
-            reader = self._reader.anew()
+            # A pattern may split axes of the formula: then the next one gets another.
+            if read is None or read[-1] != Axis.splits:
+                read = self._read(value)
+            if read is None:
+                break  # no formula can be made of it
+            formula, dims, reader, _ = read
+            reader = reader.copy()
             try:
-                formula, dims = reader.read_output(value)
                 subject = Subject(formula, dims, reader, self._measured, self._opset)
                 bare, outside = without_outside(subject)
                 rewrite = pattern(bare)
@@ -201,7 +222,7 @@ class _Recogniser:
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
             except (LayoutError, ArithmeticError, ValueError):
-                continue  # no formula can be made of it
+                continue
         if subject is None:
             self._result.unread.append(str(value.name))
         elif value.producer() not in self._explained:
@@ -210,6 +231,14 @@ class _Recogniser:
                 left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
                 self._sums.append(left)
                 self._explained |= left[2]
+
+    def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
+        """A value's formula and dims, what read it, and how many axes had been split by then."""
+        reader = self._reader.anew()
+        try:
+            return *reader.read_output(value), reader, Axis.splits
+        except (LayoutError, ArithmeticError, ValueError):
+            return None
 
     def _left_alone(
         self, mechanism: str, value: ir.Value, reason: str, reader: Reader
@@ -233,7 +262,8 @@ class _Recogniser:
         before = part_of(value, ends, self._measured)
         self._cuts.check(before, ends)
         after = part_of(output, ends, self._measured, writer.constants)
-        operator = in_float64(ALL_OPERATORS[rewrite.op_type], rewrite.attributes)
+        proven = {**rewrite.attributes, **rewrite.proven}
+        operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
         try:
             verdict = compare(
                 runner(before, self._opset),
@@ -256,6 +286,7 @@ class _Recogniser:
                 dict(rewrite.attributes),
                 verdict.cases,
                 verdict.excess,
+                rewrite.note,
             )
         )
 

@@ -24,6 +24,9 @@ def show_recognition(found: Recognition, console: Console) -> None:
             cases = f"in {match.cases} cases"
             table.add_row(match.operator, escape(match.value), attributes, cases)
         console.print(table)
+        for match in found.matches:
+            if match.note:
+                console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.")
     else:
         console.print("No mechanism was recognised; the model stays as it is.")
         if found.absence:

@@ -24,7 +24,18 @@ from aftexport.mechanisms._operator import NUM_HEADS, define
 from aftexport.operators import Attribute
 
 FEATURE_MAP = Attribute("feature_map", "elu", "elu: elu(x) + 1; relu: max(x, 0).", ("elu", "relu"))
-EPS = Attribute("eps", 1e-6, "Added to the normalizer; keeps it from being zero.")
+MIN_EPS = 1e-20
+"""Smallest eps of float32 and narrower tensors: a smaller one counts as this one.
+
+A number below 1.2e-38 may be 0 in one form and not in another. Times sums over keys of up to 1e12
+that is 1e-6 of this eps, so that all forms agree where the normalizer is 0 or nearly so; and its
+reciprocal is far from infinite.
+"""
+EPS = Attribute(
+    "eps",
+    1e-6,
+    f"Added to the normalizer; keeps it from being zero. Below {MIN_EPS:g} it counts as that.",
+)
 
 
 def _check(
@@ -85,7 +96,7 @@ def reference(
         end = t + 1 if causal else query.shape[1]
         similarity = torch.einsum("bhc,buhc->buh", queries[:, t], keys[:, :end])
         sums = torch.einsum("buh,buhe->bhe", similarity, values[:, :end])
-        rows.append(sums[..., :-1] / (sums[..., -1:] + eps))
+        rows.append(_divided(sums, eps))
     return torch.stack(rows, 1).flatten(2)
 
 
@@ -107,7 +118,14 @@ def compute(
     else:
         context = torch.einsum("bthc,bthe->bhce", keys, values)
         sums = torch.einsum("bthc,bhce->bthe", queries, context)
-    return (sums[..., :-1] / (sums[..., -1:] + eps)).flatten(2)
+    return _divided(sums, eps).flatten(2)
+
+
+def _divided(sums: Tensor, eps: float) -> Tensor:
+    """Divides the sums of values by those of ones, the last; float64 takes any eps."""
+    if sums.dtype != torch.float64:
+        eps = max(eps, MIN_EPS)
+    return sums[..., :-1] / (sums[..., -1:] + eps)
 
 
 def _features_body(name: str, result: str, feature_map: str) -> str:
@@ -124,7 +142,7 @@ def _features_body(name: str, result: str, feature_map: str) -> str:
 
 def _body(*, feature_map: str, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value") + text.head_shape() + text.valid_keys()
-    lines += text.constants(one_f=1.0, two_1d=[2], last_axis=[-1])
+    lines += text.constants(one_f=1.0, two_1d=[2], last_axis=[-1], min_eps=MIN_EPS)
     lines += _features_body("query_f", "query_features", feature_map)
     lines += _features_body("key_f", "key_features", feature_map)
     lines += """
@@ -156,7 +174,8 @@ def _body(*, feature_map: str, causal: bool) -> str:
         numerator = Slice(sums, zero_1d, last, last_axis)
         normalizer = Slice(sums, last, far, last_axis)
         eps = Constant <value_float: float = @eps> ()
-        positive = Add(normalizer, eps)
+        positive_eps = Max(eps, min_eps)
+        positive = Add(normalizer, positive_eps)
         attended = Div(numerator, positive)
         result = Reshape(attended, packed_shape)
     """

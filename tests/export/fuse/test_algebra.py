@@ -6,8 +6,9 @@ import onnx_ir as ir
 import pytest
 
 from aftexport.fuse.algebra import over, plus, times
-from aftexport.fuse.atoms import Leaf, Over, Product, key, one, sole
+from aftexport.fuse.atoms import Leaf, Over, Product, one, sole
 from aftexport.fuse.axes import Axis
+from aftexport.fuse.keys import key
 
 NAMES = [f"tensor {letter}" for letter in "abcdefghijkl"]
 

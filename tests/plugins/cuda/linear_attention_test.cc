@@ -5,8 +5,8 @@
 static int try_case(const Case& c, const Bounds& bounds) {
   Problem problem(c, bounds, c.channels);
   const auto map = static_cast<AftCudaFeatureMap>(c.draw(2, 30));
-  // relu may leave no weight above 0, and then eps alone is the denominator.
-  const float eps = c.draw(2, 31) ? 1e-6f : map == AFT_CUDA_RELU ? 1e-30f : 0.5f;
+  // relu may leave no weight above 0, and then eps alone is the denominator; below 1e-20 it counts as that.
+  const float eps = c.draw(2, 31) ? 1e-6f : map == AFT_CUDA_RELU ? 0.0f : 0.5f;
   const AftCudaLinearAttention call{problem.sequence, map, c.heads, eps};
   const int64_t width = c.channels / c.heads;
   const auto feature = [map](double x) {
@@ -19,7 +19,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
                        [&](int64_t b, int64_t t, int64_t channel) {
                          const int64_t first = channel / width * width, visible = problem.visible(b, t);
                          if (channel == first) {
-                           denominator = eps;
+                           denominator = std::max(eps, 1e-20f);
                            for (int64_t u = 0; u < visible; ++u) {
                              weights[u] = 0.0;
                              for (int64_t k = first; k < first + width; ++k)
@@ -29,7 +29,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
                          }
                          double numerator = 0.0;
                          for (int64_t u = 0; u < visible; ++u) numerator += weights[u] * problem.value(b, u, channel);
-                         return denominator > 0.0 ? numerator / denominator : 0.0;
+                         return numerator / denominator;
                        });
 }
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import negation
-from aftexport.fuse.atoms import Function, Plus, Product, key, sole
+from aftexport.fuse.atoms import Function, Plus, Product, sole
+from aftexport.fuse.keys import key
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.pattern import LOWEST, Subject, leaves
 

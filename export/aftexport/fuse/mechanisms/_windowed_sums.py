@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import free, substitute, times
-from aftexport.fuse.atoms import Atom, Exp, Over, Plus, Product, UpTo, Window, key, one
+from aftexport.fuse.atoms import Atom, Exp, Over, Plus, Product, UpTo, Window, one
 from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.constants import evaluated
+from aftexport.fuse.keys import key
 from aftexport.fuse.pattern import NearMissError, Subject, same_size, sums, without
 
 

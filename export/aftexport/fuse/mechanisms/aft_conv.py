@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from aftexport.fuse.algebra import free as axes_of
 from aftexport.fuse.algebra import power, substitute, times
-from aftexport.fuse.atoms import ONE, Atom, Product, key
+from aftexport.fuse.atoms import ONE, Atom, Product
 from aftexport.fuse.axes import Axis
 from aftexport.fuse.formulas import layout
+from aftexport.fuse.keys import key
 from aftexport.fuse.mechanisms._weighted_mean import WeightedMean
 from aftexport.fuse.mechanisms._windowed_sums import (
     WindowedSums,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from aftexport.fuse import algebra
 from aftexport.fuse.algebra import free, substitute, times
-from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, key, number, one, sole
+from aftexport.fuse.atoms import ONE, Exp, Leaf, Over, Plus, Product, number, one, sole
 from aftexport.fuse.axes import Axis, flat
+from aftexport.fuse.keys import key
 from aftexport.fuse.mechanisms._additive_masks import additive_terms
 from aftexport.fuse.mechanisms._roles import heads_of
 from aftexport.fuse.pattern import (

@@ -40,6 +40,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 from aftexport.fuse.tokens import check_tokens
+from aftexport.mechanisms.linear_attention import MIN_EPS
 
 FEATURE_MAPS: dict[str, Elementwise] = {
     "elu": lambda x: np.where(x > 0, x + 1.0, np.exp(np.minimum(x, 0.0))),
@@ -47,6 +48,10 @@ FEATURE_MAPS: dict[str, Elementwise] = {
 }
 _LOWEST = -10.0
 """Below it elu(x) + 1, as it is written, has lost five digits of exp(x) in float64 or more."""
+_SMALL_EPS = (
+    f"eps is {{:g}} in the graph; {MIN_EPS:g}, the smallest that is safe in float32, is written."
+    " Where the normalizer is 0 the result is 0, and was NaN if eps was 0"
+)
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -125,7 +130,7 @@ def _with_roles(
             Operand(value, (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
-        {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": eps},
+        {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": max(eps, MIN_EPS)},
         lowest={
             v: _LOWEST
             for _, formula in (mapped[0], mapped[1])
@@ -133,6 +138,8 @@ def _with_roles(
             if subject.measured.is_float(v)
         },
         outside=number(scale),
+        proven={"eps": eps},
+        note="" if eps >= MIN_EPS else _SMALL_EPS.format(eps),
     )
 
 

@@ -1,0 +1,91 @@
+"""What a formula reads stays small, whatever the graph: chains of any depth are read in time."""
+
+import onnx_ir as ir
+import pytest
+
+from aftexport.fuse import horizon, keys
+from aftexport.fuse.normalise import normalised
+from aftexport.fuse.recognition import recognise
+
+from .chains import CHAINS, Graph, model_of
+
+
+def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How many keys were computed, and for how many nodes."""
+    count = 0
+    compute = keys.compute_text
+
+    def counted(*arguments: object) -> str:
+        nonlocal count
+        count += 1
+        return compute(*arguments)  # type: ignore[arg-type]
+
+    graph = normalised(model_of(CHAINS[name], depth))
+    nodes = len(list(graph.graph))
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "compute_text", counted)
+        assert "AftSimple" in [match.operator for match in recognise(graph).matches]
+    return count, nodes
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_keys_are_near_linear_in_nodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horizon, "MAX_READS", 48)
+    monkeypatch.setattr(horizon, "READS_PER_VALUE", 3)
+    monkeypatch.setattr(horizon, "MAX_LEVELS", 16)
+    counts = [computations(name, depth, monkeypatch) for depth in (1, 4, 8, 16)]
+    for count, nodes in counts:
+        assert count < 400 * nodes
+    _, (quarter, _), (half, _), (whole, _) = counts
+    # Twice the chain is about twice the work: the second half costs as much as the first.
+    assert whole - half < 2.5 * max(half - quarter, 50)
+
+
+@pytest.mark.parametrize("name", ["pseudo_inverse", "softmax_product", "attention"])
+def test_a_mechanism_above_a_chain_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, nodes = computations(name, 4, monkeypatch)
+    assert count < 3000 * nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [("elementwise", 1000), ("residual", 200), ("polynomial", 700)]
+)
+def test_thousands_of_nodes_in_a_row(
+    name: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horizon, "MAX_LEVELS", 8)
+    count, nodes = computations(name, depth, monkeypatch)
+    assert count < 100 * nodes
+
+
+def test_what_is_shared_is_beyond_the_horizon_for_all_or_none() -> None:
+    graph = Graph()
+    value = "x"
+    for _ in range(40):
+        value = graph.op("Add", graph.op("Mul", value, value), value)
+    model = ir.from_proto(graph.model(value))
+    positions = {node.outputs[0]: index for index, node in enumerate(model.graph)}
+
+    def above(of: ir.Value, _: int) -> list[tuple[ir.Value, int]]:
+        node = of.producer()
+        return [(v, 1) for v in node.inputs if v is not None] if node is not None else []
+
+    (output,) = model.graph.outputs
+    found = horizon.within_horizon(output, positions, above)
+    assert output in found
+    assert 4 < len(found) < 20
+    # Nearest first, with no gap: all that reads one of them is among them.
+    assert all(
+        user.outputs[0] in found
+        for value in found
+        for user, _ in value.uses()
+        if value is not output
+    )
+
+
+def test_progress_counts_the_nodes_read() -> None:
+    graph = normalised(model_of(CHAINS["square"], 3))
+    nodes = len(list(graph.graph))
+    seen: list[tuple[int, int, str]] = []
+    recognise(graph, lambda *counts: seen.append(counts))
+    assert seen == [(done, nodes, "nodes read") for done in range(nodes)]

@@ -1,0 +1,42 @@
+"""Stages say how far they are, once they take long."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from aftexport import report
+
+
+def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
+    """What a stage prints that is told of progress at these times after its start."""
+    now = 0.0
+    monkeypatch.setattr(report.time, "perf_counter", lambda: now)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+    with report.stage(console, "Examining [b].onnx") as progress:
+        for now in seconds:
+            progress(int(now), 1200, "nodes read")
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_short_stage_says_only_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown([0.1, 1.9], monkeypatch, terminal=False) == "done Examining [b].onnx 1.9 s\n"
+
+
+def test_long_stage_prints_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = shown([1.0, 3.0, 4.0, 12.9, 13.5, 1100.0], monkeypatch, terminal=False).splitlines()
+    assert lines[:-1] == [
+        f"Examining [b].onnx ... {done} of 1,200 nodes read" for done in ("3", "13", "1,100")
+    ]
+
+
+def test_long_stage_updates_its_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates: list[str] = []
+    monkeypatch.setattr("rich.status.Status.update", lambda _, text: updates.append(text))
+    shown([1.0, 2.5, 3.0], monkeypatch, terminal=True)
+    assert updates == [
+        rf"Examining \[b].onnx ... {done} of 1,200 nodes read" for done in ("2", "3")
+    ]
