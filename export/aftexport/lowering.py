@@ -15,9 +15,11 @@ from torch.export import ExportedProgram
 from aftexport.capture import AXES, quiet
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
+from aftexport.file_format import lower_format
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
+from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.position_bias import choose_precisions
 from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
@@ -58,6 +60,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
             f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
         )
     _strip_metadata(model)
+    lower_format(model)
     return model
 
 
@@ -148,6 +151,7 @@ def finish(
         fuse_encoder(graph, precision=products)
         fuse_pooling(graph)
     model = ir.to_proto(graph)
+    avoid_optimizer_faults(model)
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
     del model.graph.value_info[:]
     choose_precisions(model, precision)

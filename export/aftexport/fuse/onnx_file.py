@@ -12,15 +12,14 @@ from aftexport.bundle import MAX_MODEL_BYTES, files_beside
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
+from aftexport.file_format import lower_format
 from aftexport.files import replacing_file
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.normalise import normalised
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.lowering import attach_bodies
+from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.parity import Case, compare
-
-_OLDEST_IR = 8
-"""The first version of the file format that has model-local functions."""
 
 
 def fuse_file(source: Path, target: Path) -> Recognition:
@@ -55,7 +54,8 @@ def fuse_file(source: Path, target: Path) -> Recognition:
                     aside.write_bytes(_serialized(original))
         return found
     fused = ir.to_proto(graph)
-    fused.ir_version = max(fused.ir_version, _OLDEST_IR)
+    avoid_optimizer_faults(fused)
+    lower_format(fused)
     fused = attach_bodies(fused)
     assert found.measured is not None
     _check(fused, found.measured)
