@@ -21,11 +21,12 @@ from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
 from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.position_bias import choose_precisions
-from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
 from aftexport.sizes import Taken, noting_sizes
+from aftexport.small_sigmoids import keep_small_sigmoids
 from aftexport.translations import translations
+from aftexport.untranslated import untranslated
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -102,10 +103,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
                 verbose=False,
             )
     except Exception as error:
-        raise TraceError(
-            f"torch.onnx cannot translate the model: {first_line(error)}",
-            "Replace the operator it names by ones that ONNX has.",
-        ) from error
+        raise untranslated(program, error) from error
     if found := next((t for t in taken if not t.of_memory), None):
         raise TraceError(
             f"torch.onnx translates the model only for sizes where {found}{found.place}.",
@@ -151,6 +149,7 @@ def finish(
         fuse_encoder(graph, precision=products)
         fuse_pooling(graph)
     model = ir.to_proto(graph)
+    keep_small_sigmoids(model)
     avoid_optimizer_faults(model)
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
     del model.graph.value_info[:]

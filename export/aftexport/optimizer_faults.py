@@ -121,6 +121,8 @@ class _Rewriter:
     def _name_axes(self, node: onnx.NodeProto) -> None:
         mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
         rank = self._rank(node.input[0])
+        if rank is None and node.input[1] in self._weights:
+            rank = self._weights[node.input[1]].dims[0] // 2
         if mode != b"constant" or rank is None or self._opset < _PAD_AXES:
             return
         axes = self._fresh(f"val_axes_{node.output[0]}")
