@@ -43,12 +43,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "atan2": lambda x: torch.atan2(x, -torch.ones_like(x)),
     "atan2 of equals": lambda x: torch.atan2(x, x),
     "remainder": lambda x: torch.remainder(x, 3.0),
-    "mish": functional.mish,
     "hardswish": functional.hardswish,
     "sinc": torch.sinc,
     "softsign": functional.softsign,
 }
 SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
+    "mish": functional.mish,
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu by tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -87,6 +87,9 @@ def results() -> Results:
     with torch.inference_mode():
         single = module(torch.from_numpy(ids))[0].numpy()
         double = module.double()(torch.from_numpy(ids))[0].numpy()
+        # PyTorch's sigmoid is 1 or 0 where its logarithm is still a number.
+        logarithm = functional.logsigmoid(torch.from_numpy(NUMBERS).double()).numpy()
+        double[:, list(every).index("logarithm of sigmoid")] = logarithm
     return {
         name: (served[:, i].astype(float), single[:, i].astype(float), _in_range(double[:, i]))
         for i, name in enumerate(every)
@@ -94,8 +97,7 @@ def results() -> Results:
 
 
 def _in_range(double: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):
-        return np.where(np.abs(double) > float(_F32.max), np.sign(double) * np.inf, double)
+    return np.where(np.abs(double) > float(_F32.max), np.copysign(np.inf, double), double)
 
 
 def _errors(numbers: NDArray[np.float64], double: NDArray[np.float64]) -> NDArray[np.float64]:
