@@ -9,7 +9,7 @@ _OLDEST = 8
 """The first version with model-local functions."""
 _NEWEST = 10
 """A later version differs in element types and in notes for several devices alone."""
-_SINCE = {
+_SINCE: dict[int, int] = {
     TensorProto.FLOAT8E4M3FN: 9,
     TensorProto.FLOAT8E4M3FNUZ: 9,
     TensorProto.FLOAT8E5M2: 9,

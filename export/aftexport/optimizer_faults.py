@@ -137,9 +137,9 @@ class _Rewriter:
 
     def _element(self, name: str) -> int:
         if name in self._weights:
-            return self._weights[name].data_type
+            return int(self._weights[name].data_type)
         known = self._described.get(name)
-        return known.elem_type if known is not None else TensorProto.UNDEFINED
+        return int(known.elem_type if known is not None else TensorProto.UNDEFINED)
 
     def _rank(self, name: str) -> int | None:
         if name in self._weights:

@@ -60,7 +60,7 @@ def _log_sigmoid(self):  # type: ignore[no-untyped-def]
     return op.Neg(op.Softplus(op.Neg(self)))
 
 
-def _log1p(self):  # type: ignore[no-untyped-def]
+def _log1p(self: Any) -> Any:
     one = op.CastLike(1.0, self)
     sum_ = op.Add(one, self)
     rest = op.Sub(sum_, one)
@@ -81,7 +81,7 @@ def _xlog1py(self, other):  # type: ignore[no-untyped-def]
     return op.Where(op.And(op.Equal(self, zero), op.Not(op.IsNaN(other))), zero, product)
 
 
-def _erfc(self):  # type: ignore[no-untyped-def]
+def _erfc(self: Any) -> Any:
     small = op.Sub(op.CastLike(1.0, self), op.Erf(self))
     scaled = _scaled_tail(self)
     large = op.Mul(op.Exp(op.Neg(op.Mul(self, self))), scaled)

@@ -80,10 +80,10 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
         given, found = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
         np.savez(given, **inputs)  # type: ignore[arg-type]
         # -P: the folder of the file has modules whose names others may have too.
-        command = [sys.executable, "-P", stock_child.__file__, model.resolve(), given, found]
+        files = map(str, (stock_child.__file__, model.resolve(), given, found))
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-P", *files],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
