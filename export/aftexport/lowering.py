@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
+from aftexport.boolean_triangles import widen_boolean_triangles
 from aftexport.capture import AXES, quiet
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
@@ -149,6 +150,7 @@ def finish(
         fuse_encoder(graph, precision=products)
         fuse_pooling(graph)
     model = ir.to_proto(graph)
+    widen_boolean_triangles(model)
     keep_small_sigmoids(model)
     avoid_optimizer_faults(model)
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
