@@ -134,12 +134,18 @@ def _logaddexp2(self, other):  # type: ignore[no-untyped-def]
 def _atan2(self, other):  # type: ignore[no-untyped-def]
     zero, pi = op.CastLike(0.0, self), op.CastLike(math.pi, self)
     infinity = op.CastLike(math.inf, self)
+    at_origin = op.And(op.Equal(self, zero), op.Equal(other, zero))
     both = op.And(op.Equal(op.Abs(self), infinity), op.Equal(op.Abs(other), infinity))
     ratio = op.Where(both, op.Mul(op.Sign(self), op.Sign(other)), op.Div(self, other))
-    half_turn = op.Where(op.Less(self, zero), op.Neg(pi), pi)
-    angle = op.Add(op.Atan(ratio), op.Where(op.Less(other, zero), half_turn, zero))
-    at_origin = op.And(op.Equal(self, zero), op.Equal(other, zero))
-    return op.Where(at_origin, self, angle)
+    ratio = op.Where(at_origin, self, ratio)
+    half_turn = op.Where(_is_negative(self), op.Neg(pi), pi)
+    return op.Add(op.Atan(ratio), op.Where(_is_negative(other), half_turn, zero))
+
+
+def _is_negative(x: Any) -> Any:
+    """Whether the sign is -, that of zero too."""
+    zero = op.CastLike(0.0, x)
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
 
 
 def _remainder(self, other):  # type: ignore[no-untyped-def]
