@@ -46,6 +46,7 @@ from aftexport.parity import TOLERANCES, Case, Comparison, worst
 from aftexport.parity.advice import Advice, advise, measurements
 from aftexport.parity.page import write_page
 from aftexport.parity.report import Report, inputs_of
+from aftexport.parity.stock_session import verify_stock
 from aftexport.position_bias import position_biases
 from aftexport.report import (
     escape,
@@ -183,8 +184,11 @@ def export(
         if check_parity:
             with stage(console, "Comparing with PyTorch"):
                 results = verify(draft)
-                record = {"checked": True, "cases": [r.to_dict() for r in results]}
-                record["reference"] = manifest.reference
+            if all(r.passed for r in results):
+                with stage(console, "Comparing in a stock session"):
+                    results += verify_stock(draft, cases)
+            record = {"checked": True, "cases": [r.to_dict() for r in results]}
+            record["reference"] = manifest.reference
         else:
             record = {"checked": False, "cases": []}
         if settings is not None and all(r.passed for r in results):

@@ -12,20 +12,24 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
+from aftexport.boolean_triangles import widen_boolean_triangles
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
 from aftexport.errors import TraceError, UsageError
 from aftexport.export_attempts import AXES
+from aftexport.file_format import lower_format
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
+from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.position_bias import choose_precisions
-from aftexport.refusals import first_line
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
 from aftexport.size_floats import cast_size_floats
 from aftexport.sizes import Taken, noting_sizes
+from aftexport.small_sigmoids import keep_small_sigmoids
 from aftexport.torch_logs import quiet
 from aftexport.translations import translations
+from aftexport.untranslated import untranslated
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -60,6 +64,7 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
             f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
         )
     _strip_metadata(model)
+    lower_format(model)
     return model
 
 
@@ -102,10 +107,7 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
                 verbose=False,
             )
     except Exception as error:
-        raise TraceError(
-            f"torch.onnx cannot translate the model: {first_line(error)}",
-            "Replace the operator it names by ones that ONNX has.",
-        ) from error
+        raise untranslated(program, error) from error
     if found := next((t for t in taken if not (t.of_memory or t.holds_always)), None):
         raise TraceError(
             f"torch.onnx translates the model only for sizes where {found}{found.place}.",
@@ -151,6 +153,9 @@ def finish(
         fuse_encoder(graph, precision=products)
         fuse_pooling(graph)
     model = ir.to_proto(graph)
+    widen_boolean_triangles(model)
+    keep_small_sigmoids(model)
+    avoid_optimizer_faults(model)
     # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
     del model.graph.value_info[:]
     choose_precisions(model, precision)

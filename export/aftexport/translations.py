@@ -12,8 +12,11 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript import values
 
+from aftexport.attention_translation import scaled_dot_product_attention
+from aftexport.cumulative_log_sum import logcumsumexp
 from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.mechanisms import OPERATORS, Operator
+from aftexport.scalar_functions import scalar_functions
 from aftexport.size_floats import size_translations
 
 _aten = torch.ops.aten
@@ -25,10 +28,13 @@ _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "M
 def translations() -> dict[Any, Callable[..., Any]]:
     """For torch.onnx: what each of these torch ops becomes, of a mechanism one bare custom node."""
     return (
-        {o.torch_op: _translation(o) for o in OPERATORS.values()}
+        scalar_functions()
+        | {o.torch_op: _translation(o) for o in OPERATORS.values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
+            _aten.logcumsumexp.default: logcumsumexp,
+            _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
             python.floordiv: _floordiv,
         }
         | size_translations()

@@ -43,8 +43,8 @@ _MOST_THREADS = 1024
 _SMALL_BYTES = 1024
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
-"""The first is of convolutions of images; ONNX Runtime 1.31 crashes in it on float16 graphs without
-any. The second makes a pooling that it then refuses, where there is no less padding than kernel."""
+"""Steps of the optimizer that break some graphs; see ``optimizer_faults``. New exports are written
+so that they need no such option: it is for earlier exports and for graphs of others."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
 _SHORTEST: Tensors = {"input_ids": np.zeros((1, 1), np.int64), "lengths": np.ones(1, np.int64)}
 _WHERE_CUDA_FAILS = "See that the NVIDIA driver, CUDA and cuDNN are what onnxruntime-gpu asks for."

@@ -13,6 +13,7 @@ from aftexport.bundle import MAX_MODEL_BYTES
 from aftexport.domain import DOMAIN
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
+from aftexport.file_format import lower_format
 from aftexport.files import replacing_file
 from aftexport.fuse.measured import Measured
 from aftexport.fuse.normalise import normalised
@@ -20,10 +21,8 @@ from aftexport.fuse.random_nodes import random_node
 from aftexport.fuse.recognition import Recognition, recognise
 from aftexport.lowering import attach_bodies
 from aftexport.model_file import files_beside, load_weights
+from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.parity import Case, compare
-
-_OLDEST_IR = 8
-"""The first version of the file format that has model-local functions."""
 
 
 def fuse_file(
@@ -67,7 +66,8 @@ def fuse_file(
             "torch.onnx.export.",
         )
     fused = ir.to_proto(graph)
-    fused.ir_version = max(fused.ir_version, _OLDEST_IR)
+    avoid_optimizer_faults(fused)
+    lower_format(fused)
     fused = attach_bodies(fused)
     assert found.measured is not None
     _check(fused, found.measured)

@@ -75,6 +75,7 @@ def find_blame(
     def apart(a: Array, b: Array) -> float:
         return _apart(a, b, counting[tensor])
 
+    own = _own(program, tensor, known)
     steps = {
         "served again": apart(observed[tensor], served),
         "kernel": apart(narrowest, body) if fused else 0.0,
@@ -83,20 +84,29 @@ def find_blame(
         "body": apart(wide, defined),
         "definition": apart(defined, rounded),
         "precision of the weights": apart(rounded, exact),
+        "PyTorch in the same types": np.inf if own is None else apart(own, rounded),
     }
     kernel = max(steps["kernel"], steps["served again"])
     # Two kernels that are both right differ by their rounding, and where numbers overflow both
     # may lose different ones.
     rounding = max(steps["precision of the body"], steps["precision of the weights"])
     broken = fused and kernel > max(bound, _FAR * rounding)
+    formula = _lost_by_formula(steps, bound)
+    if formula:
+        rounding = steps["precision of the weights"]
     shares = {
-        "export": max(steps["definition"], 0.0 if fused else steps["body"]),
+        "export": max(steps["definition"], 0.0 if fused else steps["body"], formula),
         "precision": max(steps["precision of the kernel"], rounding, 0.0 if broken else kernel),
         "kernel": kernel if broken else 0.0,
     }
     cause = max(shares, key=lambda name: shares[name])
     findings = []
-    if cause == "export":
+    if cause == "export" and formula == shares["export"]:
+        findings.append(
+            f"PyTorch computes it in the same types to {steps['PyTorch in the same types']:.1e}: "
+            "the formula in the file loses digits."
+        )
+    elif cause == "export":
         findings = _weights(cone, program, span) or _transposed(cone, rounded, apart)
         if not fused and steps["body"] > steps["definition"]:
             findings.append("Its portable body in the file is not the operator's definition.")
@@ -120,6 +130,19 @@ def find_blame(
         steps,
         findings,
     )
+
+
+def _own(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | None:
+    try:
+        return program.run_own(tensor, known)
+    except RuntimeError:  # PyTorch has no such operator for float16 on the CPU
+        return None
+
+
+def _lost_by_formula(steps: Mapping[str, float], bound: float) -> float:
+    """The error of the body that its types are not the reason for; 0 where they are."""
+    lost, own = steps["precision of the body"], steps["PyTorch in the same types"]
+    return lost if own <= min(bound, lost / _FAR) else 0.0
 
 
 def _alone(program: Program, observed: Mapping[str, Array], name: str, counting: Mask) -> float:

@@ -22,6 +22,7 @@ from aftexport.parity.comparison import Comparison, Differences, worst
 from aftexport.parity.documents import random_documents, read_documents
 from aftexport.parity.findings import Layers
 from aftexport.parity.report import Report, environment, inputs_of, tolerance_of
+from aftexport.parity.stock_session import verify_stock
 from aftexport.report import stage
 from aftexport.tokenization import parse_tokenizer
 from aftexport.verification import verify
@@ -94,6 +95,10 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
     with stage(console, "Comparing with PyTorch"):
         results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
         built, why_not = _built_engine(bundle, cases)
+    with stage(console, "Comparing in a stock session"):
+        stock = verify_stock(bundle, cases)
+    if not stock:
+        notes.append("No stock session ran: ONNX Runtime has no bfloat16 products on the CPU.")
     layers = None
     if request.layers:
         assert source is not None  # _source sees to it
@@ -101,7 +106,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
             layers = _layers(bundle, source, request, cases, results)
     return Report(
         bundle.manifest,
-        [*results, *built],
+        [*results, *stock, *built],
         against=f"PyTorch in {bundle.manifest.reference}, run now" if reference else "",
         notes=[*notes, *why_not],
         inputs=inputs_of(cases),

@@ -58,6 +58,7 @@ class Program:
             **signature.inputs_to_lifted_tensor_constants,
         }
         rounded = {**program.state_dict, **program.constants}
+        self._own = {name: rounded[name].detach() for name in self._parameter_of.values()}
         self._weights = {
             False: {name: _widened(rounded[name]) for name in self._parameter_of.values()},
             True: {name: _widened(exact[name]) for name in self._parameter_of.values()},
@@ -167,6 +168,25 @@ class Program:
             if isinstance(tensor := values[node], Tensor) and tensor.is_floating_point()
         }
 
+    def run_own(self, name: str, given: Mapping[str, Array]) -> Double:
+        """Computes a tensor as PyTorch does in the types of the program, and widens the result.
+
+        Raises:
+            RuntimeError: where PyTorch lacks an operator for such a type.
+        """
+        target = self._nodes[name]
+        known = {
+            node: torch.from_numpy(np.array(value)).to(node.meta["val"].dtype)
+            for node, value in ((self._nodes[other], array) for other, array in given.items())
+        }
+        values: dict[fx.Node, object] = {}
+        with torch.inference_mode():
+            for node in self._needed({target}, set(known)):
+                values[node] = known[node] if node in known else self._compute(node, values, None)
+        result = values[target]
+        assert isinstance(result, Tensor)
+        return result.double().numpy()
+
     def span(self, name: str, given: Collection[str]) -> Span:
         """What is computed between tensors ``given`` and another."""
         known = {self._nodes[other] for other in given if other != name and other in self._nodes}
@@ -186,15 +206,21 @@ class Program:
                     left += node.all_input_nodes
         return (node for node in self._graph.nodes if node in needed)
 
-    def _compute(self, node: fx.Node, values: Mapping[fx.Node, object], exact: bool) -> object:
+    def _compute(
+        self, node: fx.Node, values: Mapping[fx.Node, object], exact: bool | None
+    ) -> object:
+        """The value of a node in float64, see ``run``; in its own type where ``exact`` is None."""
         if node.op == "placeholder":
-            return self._weights[exact][self._parameter_of[node.name]]
+            weights = self._own if exact is None else self._weights[exact]
+            return weights[self._parameter_of[node.name]]
         if node.op == "get_attr":
             return getattr(self._module, str(node.target))
         assert callable(node.target)
 
         def known(argument: Any) -> Any:
-            return values[argument] if isinstance(argument, fx.Node) else _wide_type(argument)
+            if isinstance(argument, fx.Node):
+                return values[argument]
+            return argument if exact is None else _wide_type(argument)
 
         args: Any = fx.node.map_aggregate(node.args, known)
         kwargs: Any = fx.node.map_aggregate(node.kwargs, known)

@@ -112,8 +112,11 @@ def softmax_over_queries(model: onnx.ModelProto) -> None:
 
 def missing_scale(model: onnx.ModelProto) -> None:
     """Query and key are not divided by the root of the head's width."""
-    name = node_giving(model, "val_108").input[1]
-    rewrite(model, name, np.ones_like)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    produced = {name for node in nodes_of(model, "Mul") for name in node.output}
+    scores = next(n for n in nodes_of(model, "MatMul") if produced.issuperset(n.input))
+    scaled = node_giving(model, scores.input[0])
+    rewrite(model, next(name for name in scaled.input if name in weights), np.ones_like)
 
 
 def wrong_function(op_type: str, before: str, after: str) -> Callable:

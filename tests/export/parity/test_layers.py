@@ -211,3 +211,32 @@ def test_the_command_says_that_all_is_within(
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
     assert "tensors between" in outcome.out
+
+
+class LogGate(nn.Module):
+    """A gate of a linear attention, whose logarithm torch has and a textbook formula loses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, DIM)
+        self.gate = nn.Linear(DIM, DIM)
+        self.head = nn.Linear(DIM, LABELS)
+        with torch.no_grad():
+            self.gate.bias.fill_(-16.0)
+
+    def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        return self.head(nn.functional.logsigmoid(self.gate(self.embedding(input_ids)))[:, 0])
+
+
+def test_a_formula_that_loses_digits_is_the_exports_fault(tmp_path: Path) -> None:
+    good = exported(LogGate())
+    assert good.compare(good.copy(), tmp_path).first is None
+    model = good.copy()
+    soft = next(node for node in model.graph.node if node.op_type == "Softplus")
+    minus = next(node for node in model.graph.node if soft.input[0] in node.output)
+    result = next(node for node in model.graph.node if soft.output[0] in node.input)
+    minus.op_type, soft.op_type = "Identity", "Sigmoid"
+    result.op_type = "Log"
+    found = good.compare(model, tmp_path)
+    check(found, Fault("formula", lambda _: None, "", "export", "the formula in the file"))

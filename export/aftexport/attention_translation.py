@@ -1,0 +1,78 @@
+"""The translation of ``scaled_dot_product_attention`` for every rank and mask that torch takes.
+
+torch.onnx has one for tensors of four axes, which gives NaN where a row is masked throughout;
+torch gives zeros there.
+"""
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+
+
+def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+):
+    """For torch.onnx: standard operators for ``query [..., L, E]`` and ``key [..., S, E]``."""
+    rank = len(key.shape)
+    if enable_gqa:
+        key, value = _repeated(key, query), _repeated(value, query)
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    # Each side by the root, as torch does: their product may be beyond float16.
+    root = _root_of_scale(query, scale)
+    scores = op.MatMul(op.Mul(query, root), op.Mul(op.Transpose(key, perm=swapped), root))
+    nothing = op.CastLike(-math.inf, scores)
+    if is_causal:
+        scores = op.Where(_causal(query, key), scores, nothing)
+    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(attn_mask, scores, nothing)
+    elif attn_mask is not None:
+        scores = op.Add(scores, op.CastLike(attn_mask, scores))
+    weights = op.Softmax(scores, axis=-1)
+    if attn_mask is not None:
+        is_empty = op.Equal(op.ReduceMax(scores, [-1], keepdims=1), nothing)
+        weights = op.Where(is_empty, op.CastLike(0.0, scores), weights)
+    if dropout_p:
+        weights = op.Dropout(weights, dropout_p)
+    return op.MatMul(weights, value)
+
+
+def _root_of_scale(query: Any, scale: float | None) -> Any:
+    if scale is not None:
+        return op.CastLike(math.sqrt(scale), query)
+    width = query.shape[-1]
+    if isinstance(width, int):
+        return op.CastLike(width**-0.25, query)
+    width = op.CastLike(op.Shape(query, start=-1), query)
+    return op.Reciprocal(op.Sqrt(op.Sqrt(width)))
+
+
+def _causal(query: Any, key: Any) -> Any:
+    """bool ``[L, S]``: the key is no later than the query."""
+    first, step, axis = (_constant(torch.tensor(n)) for n in (0, 1, [0]))
+    rows = op.Range(first, op.Squeeze(op.Shape(query, start=-2, end=-1), axis), step)
+    columns = op.Range(first, op.Squeeze(op.Shape(key, start=-2, end=-1), axis), step)
+    return op.LessOrEqual(columns, op.Unsqueeze(rows, _constant(torch.tensor([1]))))
+
+
+def _repeated(heads: Any, query: Any) -> Any:
+    """``heads [..., H, S, E]``, each as often as there are heads of the query for it."""
+    given, wanted = op.Shape(heads, start=-3, end=-2), op.Shape(query, start=-3, end=-2)
+    times = op.Div(wanted, given)
+    before, after = op.Shape(heads, end=-3), op.Shape(heads, start=-2)
+    each = op.Unsqueeze(heads, _constant(torch.tensor([-3])))
+    shape = op.Concat(before, given, times, after, axis=0)
+    return op.Reshape(op.Expand(each, shape), op.Concat(before, wanted, after, axis=0))
+
+
+def _constant(numbers: torch.Tensor) -> Any:
+    return op.Constant(value=ir.tensor(numbers.numpy()))

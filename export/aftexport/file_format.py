@@ -1,0 +1,66 @@
+"""The version of ONNX's file format, which runtimes compare with the newest that they know."""
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+_OLDEST = 8
+"""The first version with model-local functions."""
+_NEWEST = 10
+"""A later version differs in element types and in notes for several devices alone."""
+_SINCE: dict[int, int] = {
+    TensorProto.FLOAT8E4M3FN: 9,
+    TensorProto.FLOAT8E4M3FNUZ: 9,
+    TensorProto.FLOAT8E5M2: 9,
+    TensorProto.FLOAT8E5M2FNUZ: 9,
+    TensorProto.INT4: 10,
+    TensorProto.UINT4: 10,
+    TensorProto.FLOAT4E2M1: 11,
+    TensorProto.FLOAT8E8M0: 12,
+    TensorProto.INT2: 13,
+    TensorProto.UINT2: 13,
+}
+"""The version that an element type came with, where that is later than ``_OLDEST``."""
+
+
+def lower_format(model: onnx.ModelProto) -> None:
+    """Sets the oldest version of the file format that has what ``model`` uses.
+
+    torch.onnx writes version 10 for every opset, which ONNX Runtime 1.17 refuses.
+    """
+    standard = [o for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    by_opset = onnx.helper.find_min_ir_version_for(standard, ignore_unknown=True)
+    needed = [_OLDEST, min(by_opset, _NEWEST)]
+    needed += [_SINCE.get(element, _OLDEST) for element in _elements(model)]
+    if any(function.overload for function in model.functions):
+        needed.append(10)
+    model.ir_version = max(needed)
+
+
+def _elements(model: onnx.ModelProto) -> Iterator[int]:
+    yield from _elements_of_graph(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _elements_of_node(node)
+
+
+def _elements_of_graph(graph: onnx.GraphProto) -> Iterator[int]:
+    for tensor in graph.initializer:
+        yield tensor.data_type
+    for sparse in graph.sparse_initializer:
+        yield sparse.values.data_type
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.type.tensor_type.elem_type
+    for node in graph.node:
+        yield from _elements_of_node(node)
+
+
+def _elements_of_node(node: onnx.NodeProto) -> Iterator[int]:
+    for attribute in node.attribute:
+        if attribute.name in ("to", "dtype", "output_dtype"):
+            yield attribute.i
+        if attribute.HasField("t"):
+            yield attribute.t.data_type
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+            yield from _elements_of_graph(graph)

@@ -1,0 +1,93 @@
+"""Sigmoids whose smallest results count, written so that they keep their digits.
+
+ONNX Runtime's Sigmoid is right to 6e-8 and 0 from -18 on. That is nothing in a gate, and everything
+in ``log(sigmoid(x))`` or ``sigmoid(x) ** (1 / 16)``, as gated linear attention has them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+
+_PASSED = frozenset((
+    "Add", "Cast", "Clip", "Concat", "Div", "Expand", "Flatten", "Gather", "Identity", "Max", "Min",
+    "Mul", "Neg", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Where",
+))  # fmt: skip
+"""What a small number comes out of as a small number."""
+_SENSITIVE = frozenset(("Log", "Pow", "Reciprocal", "ReduceLogSum", "ReduceProd", "Sqrt"))
+
+
+def keep_small_sigmoids(model: onnx.ModelProto) -> None:
+    """Rewrites, in place, each Sigmoid of the main graph that a logarithm, power or divisor takes.
+
+    The logarithm itself becomes a Softplus, which has no smallest result.
+    """
+    _Rewriter(model.graph).run()
+
+
+class _Rewriter:
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._sigmoids = {n.output[0]: n for n in graph.node if n.op_type == "Sigmoid"}
+        self._consumers = defaultdict[str, list[onnx.NodeProto]](list)
+        for node in graph.node if self._sigmoids else ():
+            for name in node.input:
+                self._consumers[name].append(node)
+        self._names = {name for node in graph.node for name in node.output}
+        self._names |= {value.name for value in (*graph.input, *graph.initializer)}
+
+    def run(self) -> None:
+        changed = {name for name in self._sigmoids if self._counts(name)}
+        if not changed:
+            return
+        nodes = [new for node in self._graph.node for new in self._rewritten(node, changed)]
+        del self._graph.node[:]
+        self._graph.node.extend(nodes)
+
+    def _counts(self, name: str) -> bool:
+        """Whether a small number ``name`` comes to a node that makes much of it."""
+        seen, left = {name}, [name]
+        while left:
+            value = left.pop()
+            for node in self._consumers[value]:
+                place = list(node.input).index(value)
+                if (node.op_type in _SENSITIVE and not place) or (node.op_type == "Div" and place):
+                    return True
+                if node.op_type in _PASSED:
+                    left += [output for output in node.output if output not in seen]
+                    seen.update(node.output)
+        return False
+
+    def _rewritten(self, node: onnx.NodeProto, changed: set[str]) -> Iterator[onnx.NodeProto]:
+        make = onnx.helper.make_node
+        if node.op_type == "Log" and node.input[0] in changed:
+            x, result = self._sigmoids[node.input[0]].input[0], node.output[0]
+            minus, more = self._fresh(f"val_minus_{result}"), self._fresh(f"val_more_{result}")
+            yield make("Neg", [x], [minus])
+            yield make("Softplus", [minus], [more])
+            yield make("Neg", [more], [result])
+        elif node.op_type == "Sigmoid" and node.output[0] in changed:
+            x, result = node.input[0], node.output[0]
+            one, typed, minus, power, sum_ = (
+                self._fresh(f"val_{part}_{result}")
+                for part in ("one", "typed", "minus", "power", "sum")
+            )
+            # The type of x may be unknown here.
+            self._graph.initializer.append(
+                onnx.numpy_helper.from_array(np.ones((), np.float32), one)
+            )
+            yield make("CastLike", [one, x], [typed])
+            yield make("Neg", [x], [minus])
+            yield make("Exp", [minus], [power])
+            yield make("Add", [power, typed], [sum_])
+            yield make("Reciprocal", [sum_], [result])
+        else:
+            yield node
+
+    def _fresh(self, name: str) -> str:
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name

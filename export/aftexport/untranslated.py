@@ -1,0 +1,72 @@
+"""Which operator of the user's torch.onnx could not translate, and in which line."""
+
+import re
+import traceback
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._errors import DispatchError
+
+from aftexport.errors import TraceError
+from aftexport.refusals import first_line
+from aftexport.sizes import _FOLDERS
+
+_REMEDY = "Replace it by operators that ONNX has."
+
+
+def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
+    """The refusal of a program that torch.onnx raised ``error`` for.
+
+    Args:
+        program: as captured, before torch.onnx took operators apart: an error speaks of a part,
+            as of ``prims.prod`` in ``cumprod``.
+        error: torch.onnx's.
+    """
+    node = _node(error)
+    if node is None:
+        return TraceError(
+            f"torch.onnx cannot translate the model: {first_line(error)}",
+            "Replace the operator it names by ones that ONNX has.",
+        )
+    operator, line = _operator(program, node), _line(node)
+    place = f" ({line})" if line else ""
+    reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
+    return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
+
+
+def _node(error: BaseException | None) -> fx.Node | None:
+    """The node that was translated where the error was raised."""
+    found = None
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, fx.Node) and node.op == "call_function":
+                found = node
+        error = error.__cause__
+    return found
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, DispatchError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _operator(program: ExportedProgram, node: fx.Node) -> str:
+    """The operator as the program has it: that of the same call, which its parts keep a note of."""
+    call = node.meta.get("torch_fn")
+    calls = (n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call)
+    same = [n.target for n in calls if isinstance(n.target, torch._ops.OpOverload)]
+    if isinstance(node.target, torch._ops.OpOverload) and node.target not in same and same:
+        return str(same[-1]).rpartition(".")[0]
+    target = node.target
+    return str(target).rpartition(".")[0] if "." in str(target) else str(target)
+
+
+def _line(node: fx.Node) -> str:
+    lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
+    lines = [found for found in lines if not found[0].startswith(_FOLDERS)]
+    return "{}, line {}, in {}".format(*lines[-1]) if lines else ""

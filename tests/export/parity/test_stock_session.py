@@ -1,0 +1,104 @@
+"""The stock session, and what becomes of a model that it crashes on, refuses or differs in."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import toy
+from commands import run_here
+from torch import Tensor, nn
+
+from aftexport.bundle import Bundle, write_model
+from aftexport.capture import capture
+from aftexport.errors import EngineError
+from aftexport.lowering import finish, lower
+from aftexport.parity import Case, stock_child
+from aftexport.parity.stock_session import SUBJECT, _run, verify_stock
+
+CRASHING = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+HANGING = "import time; time.sleep(60)"
+REFUSING = "import sys; print('a warning', file=sys.stderr); sys.exit('Fail: of the child.')"
+WRONG = """
+import sys, numpy as np
+given = np.load(sys.argv[2])
+names = {key.partition("/")[0] for key in given}
+np.savez(sys.argv[3], **{n: np.full((len(given[n + "/input_ids"]), 3), 9, "f") for n in names})
+"""
+
+
+@pytest.fixture
+def child(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(request.param)
+    monkeypatch.setattr(stock_child, "__file__", str(script))
+
+
+def test_short_cases_are_compared(bundle_folder: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    results = verify_stock(bundle, bundle.golden())
+    assert all(result.passed for result in results)
+    assert {result.subject for result in results} == {SUBJECT}
+    assert {result.case for result in results} == {"one token", "seven tokens", "padded batch"}
+
+
+@pytest.mark.parametrize(
+    ("child", "said"),
+    [
+        (CRASHING, r"crashes on the model \(SIGSEGV\)"),
+        (HANGING, r"did not run 3 short cases within 1 s"),
+        (REFUSING, r"cannot run the model: Fail: of the child\."),
+    ],
+    indirect=["child"],
+    ids=["crash", "timeout", "refusal"],
+)
+@pytest.mark.usefixtures("child")
+def test_a_failure_is_refused_with_its_reason(said: str, bundle_folder: Path) -> None:
+    bundle = Bundle.open(bundle_folder)
+    with pytest.raises(EngineError, match=f"stock session of ONNX Runtime .* {said}"):
+        verify_stock(bundle, bundle.golden(), seconds=1)
+
+
+@pytest.mark.parametrize("child", [CRASHING], indirect=True)
+@pytest.mark.usefixtures("child")
+def test_an_export_that_crashes_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
+    outcome = run_here(words, capsys)
+    assert outcome.code == 2
+    assert "crashes on the model (SIGSEGV)" in " ".join(outcome.err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["child.py"]
+
+
+@pytest.mark.parametrize("child", [WRONG], indirect=True)
+@pytest.mark.usefixtures("child")
+def test_a_difference_fails_verification(
+    bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_here(["verify", bundle_folder], capsys)
+    assert outcome.code == 1
+    assert "model in a stock session" in " ".join(outcome.out.split())
+
+
+class Transformer(toy.Bag):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.embedding(input_ids)).mean(1))
+
+
+def test_a_transformer_in_float16_runs_with_its_weights_beside_it(tmp_path: Path) -> None:
+    module = Transformer().eval()
+    model = finish(lower(capture(module, dtype=torch.float16)), precision="fp16")
+    write_model(tmp_path, model, max_bytes=0)
+    ids = np.arange(21).reshape(3, 7)
+    with torch.inference_mode():
+        expected = module.double()(torch.from_numpy(ids)).numpy()
+    case = Case("short", "model", {"input_ids": ids}, expected)
+    (logits,) = _run(tmp_path / "model.onnx", [case], seconds=60)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-2)
+    assert onnx.load(tmp_path / "model.onnx", load_external_data=False).ir_version == 9

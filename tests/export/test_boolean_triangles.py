@@ -1,0 +1,18 @@
+import numpy as np
+import onnx
+import onnxruntime
+
+from aftexport.boolean_triangles import widen_boolean_triangles
+
+TEXT = """<ir_version: 8, opset_import: ["": 18]>
+g (bool[n,n] x) => (bool[n,n] y) { y = Trilu<upper=0>(x) }"""
+
+
+def test_a_triangle_of_booleans_is_one_of_integers() -> None:
+    model = onnx.parser.parse_model(TEXT)
+    widen_boolean_triangles(model)
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Trilu", "Cast"]
+    onnx.checker.check_model(model, full_check=True)
+    mask = np.array([[True, True], [False, True]])
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    np.testing.assert_array_equal(session.run(None, {"x": mask})[0], np.tril(mask))
