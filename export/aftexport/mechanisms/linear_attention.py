@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
+from aftexport.mechanisms._causal_product import causal_product_body
 from aftexport.mechanisms._numerics import (
     causal_product,
     check_heads,
@@ -140,12 +142,12 @@ def _body(*, feature_map: str, causal: bool) -> str:
         values = Concat <axis = 3> (only_values, ones)
     """
     if causal:
-        lines += text.causal_product("queries", "keys", "values", "sums")
+        lines += causal_product_body("queries", "keys", "values", "sums")
     else:
+        lines += sums.sum_cut("query")
+        lines += sums.split("keys", "key_blocks") + sums.split("values", "value_blocks")
+        lines += sums.context("key_blocks", "value_blocks", "context")
         lines += """
-            keys_last = Transpose <perm = [0, 2, 3, 1]> (keys)
-            values_heads = Transpose <perm = [0, 2, 1, 3]> (values)
-            context = MatMul(keys_last, values_heads)
             queries_heads = Transpose <perm = [0, 2, 1, 3]> (queries)
             sums_heads = MatMul(queries_heads, context)
             sums = Transpose <perm = [0, 2, 1, 3]> (sums_heads)
