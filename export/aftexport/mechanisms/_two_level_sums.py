@@ -125,6 +125,17 @@ def running_total(
     """ + join(f"{result}_blocks", result, cut=cut)
 
 
+def largest(blocks: str, result: str) -> str:
+    """The maximum of ``blocks``, ``[B, blocks, size, ...]``, over all of them: ``[B, 1, 1, ...]``.
+
+    ONNX Runtime is several times as fast by one axis after the other.
+    """
+    return f"""
+        {result}_of_blocks = ReduceMax <keepdims = 1> ({blocks}, axis2)
+        {result} = ReduceMax <keepdims = 1> ({result}_of_blocks, axis1)
+    """
+
+
 def softmax_weights(logits: str, result: str) -> str:
     """Defines ``<result>``, of a softmax over the tokens, and ``<result>_total``, ``[B, 1, ...]``.
 
@@ -132,12 +143,12 @@ def softmax_weights(logits: str, result: str) -> str:
         logits: name of ``[B, blocks, size, ...]``, with ``gap_logit`` in the gap.
         result: name of the weights, of the same shape; the largest is 1.
     """
-    return f"""
-        {result}_axes = Constant <value_ints = [1, 2]> ()
-        {result}_max = ReduceMax <keepdims = 1> ({logits}, {result}_axes)
+    lines = largest(logits, f"{result}_max")
+    lines += f"""
         {result}_shifted = Sub({logits}, {result}_max)
         {result} = Exp({result}_shifted)
-    """ + total(result, f"{result}_total")
+    """
+    return lines + total(result, f"{result}_total")
 
 
 def context(keys: str, values: str, result: str) -> str:
@@ -149,8 +160,8 @@ def context(keys: str, values: str, result: str) -> str:
         result: name of the sum.
     """
     return f"""
-        {result}_columns = Transpose <perm = [0, 3, 1, 4, 2]> ({keys})
-        {result}_rows = Transpose <perm = [0, 3, 1, 2, 4]> ({values})
+        {result}_columns = Transpose <perm = [0, 1, 3, 4, 2]> ({keys})
+        {result}_rows = Transpose <perm = [0, 1, 3, 2, 4]> ({values})
         {result}_of_blocks = MatMul({result}_columns, {result}_rows)
-        {result} = ReduceSum <keepdims = 0> ({result}_of_blocks, axis2)
+        {result} = ReduceSum <keepdims = 0> ({result}_of_blocks, axis1)
     """

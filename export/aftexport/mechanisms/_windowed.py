@@ -142,12 +142,14 @@ def _sums_of(logits: str, values: str, result: str, *, reverse: bool) -> str:
 
 
 def outside_body(causal: bool) -> str:
-    """Defines ``outside``: the sums of ``pair``, ``[B, T, ...]``, beyond each window."""
-    lines = sums.sum_cut("pair") + sums.split("pair", "pair_blocks")
-    lines += sums.running_total("pair_blocks", "prefix")
+    """Defines ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
+
+    Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
+    """
+    lines = sums.running_total("pair_blocks", "prefix")
     lines += """
         shift = Add(left, one_1d)
-        prefix_gap_shape = Concat <axis = 0> (sum_batch, shift, pair_blocks_width)
+        prefix_gap_shape = Concat <axis = 0> (sum_batch, shift, prefix_width)
         prefix_gap = Expand(zero_f, prefix_gap_shape)
         prefix_padded = Concat <axis = 1> (prefix_gap, prefix)
         before = Slice(prefix_padded, zero_1d, tokens, axis1)
@@ -159,7 +161,7 @@ def outside_body(causal: bool) -> str:
         lines
         + """
         lead = Sub(width, left)
-        suffix_gap_shape = Concat <axis = 0> (sum_batch, lead, pair_blocks_width)
+        suffix_gap_shape = Concat <axis = 0> (sum_batch, lead, prefix_width)
         suffix_gap = Expand(zero_f, suffix_gap_shape)
         suffix_padded = Concat <axis = 1> (suffix, suffix_gap)
         lead_end = Add(lead, tokens)

@@ -238,11 +238,9 @@ def _softmax_causal_body() -> str:
         rise_blocks = Sub(run_logit, run_m)
         weight_blocks = Exp(rise_blocks)
         value_width = Shape <start = 3> (values)
-        context_shape = Concat <axis = 0> (scan_batch, run_logit_width, value_width)
-        no_context = Expand(zero_f, context_shape)
+        contexts_shape = Concat <axis = 0> (scan_states_shape, run_logit_width, value_width)
+        no_contexts = Expand(zero_f, contexts_shape)
     """
-    for name in ("asked", "decay", "weight", "value"):
-        lines += sums.join(f"{name}_blocks", f"{name}_tokens", cut="scan")
     step = """
         decay_column = Unsqueeze(decay, last_axis)
         n_kept = Mul(n, decay_column)
@@ -257,23 +255,25 @@ def _softmax_causal_body() -> str:
     scanned = {"q": "asked", "decay": "decay", "weight": "weight", "v": "value"}
     lines += text.scan(
         step,
-        states={"n": "no_context"},
-        scanned={name: f"{tensor}_tokens" for name, tensor in scanned.items()},
+        states={"n": "no_contexts"},
+        scanned={name: f"{tensor}_blocks" for name, tensor in scanned.items()},
         outputs={"answer": "of_own_block"},
-        ranks={"n": 4} | dict.fromkeys((*scanned, "answer"), 3),
+        ranks={"n": 5} | dict.fromkeys((*scanned, "answer"), 4),
+        scan_axis=2,
+        output_axis=2,
     )
     return (
         lines
         + _earlier_contexts_body()
         + """
-        attended_covered = Add(of_own_block, of_earlier)
-        attended = Slice(attended_covered, zero_1d, tokens, axis1)
-    """
+        attended_blocks = Add(of_own_block, of_earlier)
+        """
+        + running.tokens_of("attended_blocks", "attended")
     )
 
 
 def _earlier_contexts_body() -> str:
-    """Defines ``of_earlier``, ``[B, covered tokens, H, e]``: what the blocks before answer."""
+    """Defines ``of_earlier``, ``[B, blocks, size, H, e]``: what the blocks before add."""
     lines = """
         final_m = Slice(run_m, all_but_last, scan_size, axis2)
         block_rise = Sub(run_logit, final_m)
@@ -289,6 +289,8 @@ def _earlier_contexts_body() -> str:
         before_m = Concat <axis = 1> (no_block_logit, earlier_block_m)
         block_drop = Sub(before_m, block_m)
         block_decay = Exp(block_drop)
+        context_shape = Concat <axis = 0> (scan_batch, run_logit_width, value_width)
+        no_context = Expand(zero_f, context_shape)
     """
     step = """
         before = Identity(n)
@@ -312,9 +314,8 @@ def _earlier_contexts_body() -> str:
         asked_before = Mul(asked_blocks, asked_decay)
         asked_heads = Transpose <perm = [0, 1, 3, 2, 4]> (asked_before)
         earlier_heads = MatMul(asked_heads, contexts_before)
-        earlier_blocks = Transpose <perm = [0, 1, 3, 2, 4]> (earlier_heads)
+        of_earlier = Transpose <perm = [0, 1, 3, 2, 4]> (earlier_heads)
     """
-        + sums.join("earlier_blocks", "of_earlier", cut="scan")
     )
 
 
