@@ -147,25 +147,29 @@ def outside_body(causal: bool) -> str:
     Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
     """
     lines = sums.running_total("pair_blocks", "prefix")
-    lines += """
-        shift = Add(left, one_1d)
-        prefix_gap_shape = Concat <axis = 0> (sum_batch, shift, prefix_width)
-        prefix_gap = Expand(zero_f, prefix_gap_shape)
-        prefix_padded = Concat <axis = 1> (prefix_gap, prefix)
-        before = Slice(prefix_padded, zero_1d, tokens, axis1)
-    """
     if causal:
-        return lines + "outside = Identity(before)\n"
+        return (
+            lines
+            + """
+            shift = Add(left, one_1d)
+            shift_shape = Concat <axis = 0> (sum_batch, shift, prefix_width)
+            shift_gap = Expand(zero_f, shift_shape)
+            shifted = Concat <axis = 1> (shift_gap, prefix)
+            outside = Slice(shifted, zero_1d, tokens, axis1)
+        """
+        )
     lines += sums.running_total("pair_blocks", "suffix", reverse=True)
     return (
         lines
         + """
+        skipped = Add(width, one_1d)
+        skipped_shape = Concat <axis = 0> (sum_batch, skipped, prefix_width)
+        skipped_gap = Expand(zero_f, skipped_shape)
+        before = Concat <axis = 1> (skipped_gap, prefix)
+        after = Concat <axis = 1> (suffix, skipped_gap)
+        shifted = Add(before, after)
         lead = Sub(width, left)
-        suffix_gap_shape = Concat <axis = 0> (sum_batch, lead, prefix_width)
-        suffix_gap = Expand(zero_f, suffix_gap_shape)
-        suffix_padded = Concat <axis = 1> (suffix, suffix_gap)
-        lead_end = Add(lead, tokens)
-        after = Slice(suffix_padded, lead, lead_end, axis1)
-        outside = Add(before, after)
+        places = Add(positions, lead)
+        outside = Gather <axis = 1> (shifted, places)
     """
     )
