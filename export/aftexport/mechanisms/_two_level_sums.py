@@ -9,9 +9,8 @@ names that ``_text.common_constants`` defines.
 """
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms._numerics import MAX_BLOCK
 
-MAX_BLOCK = 1024
-"""Up to the square of it, no sum has more terms."""
 _SIDE_BY_SIDE = 16
 
 

@@ -20,6 +20,7 @@ from aftexport.mechanisms._numerics import (
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    long_product,
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
@@ -91,7 +92,7 @@ def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Su
         bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
     bias_weight = (bias - bias.amax(1, keepdim=True)).exp()
     key_weight = (key - key.amax(1, keepdim=True)).exp()
-    sums = bias_weight @ torch.cat((key_weight * value, key_weight), 2)
+    sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
     numerator, denominator = sums.chunk(2, 2)
     return numerator, denominator
 

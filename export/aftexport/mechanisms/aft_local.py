@@ -23,6 +23,7 @@ from aftexport.mechanisms._numerics import (
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    long_product,
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
@@ -94,7 +95,7 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     diagonal = rows.reshape(blocks, -1)[:, : block * context].reshape(blocks, block, context)
     padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
     contexts = padded.unfold(1, context, block).transpose(2, 3)
-    inside = (diagonal @ contexts).flatten(1, 2)[:, :tokens]
+    inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
     sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
     return sums[..., :channels], sums[..., channels:]
 

@@ -18,6 +18,7 @@ from aftexport.mechanisms._numerics import (
     check_same_shape,
     guarded_mean,
     mask_keys,
+    softmax_mean,
 )
 from aftexport.mechanisms._operator import GATE, define
 
@@ -60,10 +61,10 @@ def compute(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
 ) -> Tensor:
     """``reference``, with running sums where it is causal."""
-    if not causal:
-        return reference(query, key, value, lengths, gate=gate, causal=False)
-    mean = guarded_mean(prefix_sums, _prefix_means, mask_keys(key, lengths), value)
-    return apply_gate(gate, query, mean)
+    key = mask_keys(key, lengths)
+    if causal:
+        return apply_gate(gate, query, guarded_mean(prefix_sums, _prefix_means, key, value))
+    return apply_gate(gate, query, softmax_mean(key, value).expand_as(value))
 
 
 def prefix_sums(logits: Tensor, value: Tensor) -> Sums:

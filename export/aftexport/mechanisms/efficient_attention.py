@@ -23,6 +23,7 @@ from aftexport.mechanisms._numerics import (
     check_heads,
     check_lengths,
     check_same_shape,
+    context,
     guarded_mean,
     mask_keys,
     split_heads,
@@ -114,16 +115,16 @@ def compute(
             result = causal_product(queries, keys, values) / count[..., None, None]
         else:
             count = lengths.clamp(1, query.shape[1])[:, None, None, None]
-            context = torch.einsum("bthc,bthe->bhce", keys, values) / count
-            result = torch.einsum("bthc,bhce->bthe", queries, context)
+            result = torch.einsum("bthc,bhce->bthe", queries, context(keys, values) / count)
         return scale * result.flatten(2)
-    if not causal:
-        return reference(
-            query, key, value, lengths, num_heads=num_heads, normalization=normalization,
-            scale=scale, causal=False,
-        )  # fmt: skip
     keys = split_heads(mask_keys(key, lengths), num_heads)
-    result = guarded_mean(_causal_sums, _causal_rows, queries.softmax(3), keys, values)
+    asking = queries.softmax(3)
+    if causal:
+        result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
+    else:
+        weight = (keys - keys.amax(1, keepdim=True)).exp()
+        means = context(weight, values) / weight.sum(1)[..., None]
+        result = torch.einsum("bthc,bhce->bthe", asking, means)
     return scale * result.flatten(2)
 
 

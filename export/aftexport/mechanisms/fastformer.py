@@ -25,6 +25,7 @@ from aftexport.mechanisms._numerics import (
     check_same_shape,
     guarded_mean,
     mask_keys,
+    softmax_mean,
     split_heads,
 )
 from aftexport.mechanisms._operator import NUM_HEADS, define
@@ -87,7 +88,7 @@ def compute(
     causal: bool,
 ) -> Tensor:
     """``reference``, with running sums where it is causal."""
-    pool = _pool_running if causal else _pool
+    pool = _pool_running if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 
 

@@ -19,6 +19,7 @@ from aftexport.mechanisms._numerics import (
     check_heads,
     check_lengths,
     check_same_shape,
+    context,
     split_heads,
     valid_keys,
 )
@@ -107,8 +108,7 @@ def compute(
     if causal:
         sums = causal_product(queries, keys, values)
     else:
-        context = torch.einsum("bthc,bthe->bhce", keys, values)
-        sums = torch.einsum("bthc,bhce->bthe", queries, context)
+        sums = torch.einsum("bthc,bhce->bthe", queries, context(keys, values))
     return (sums[..., :-1] / (sums[..., -1:] + eps)).flatten(2)
 
 
