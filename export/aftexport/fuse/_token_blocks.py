@@ -33,8 +33,17 @@ class TokenBlocks:
             self._constants[values] = match.add_constant(self._model, name, array)
         return self._constants[values]
 
+    def int(self, value: int) -> ir.Value:
+        """A constant int64 scalar."""
+        return self.tape.op("Squeeze", [self.ints(value)])
+
     def split(self, x: ir.Value, axis: int) -> ir.Value:
-        """Reshapes ``[..., T, ...]``, of a known rank, to ``[..., blocks, size, ...]``, with zeros after the last."""
+        """Reshapes ``[..., T, ...]`` to ``[..., blocks, size, ...]``, with zeros after the last.
+
+        Args:
+            x: the value; its rank is known.
+            axis: the axis of T.
+        """
         op = self.tape.op
         one = self.ints(1)
         tokens = op("Shape", [x], {"start": axis, "end": axis + 1})
@@ -58,3 +67,22 @@ class TokenBlocks:
         op = self.tape.op
         of_blocks = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 0})
         return op("ReduceSum", [of_blocks, self.ints(axis)], {"keepdims": int(keepdims)})
+
+    def running_total(self, blocks: ir.Value, axis: int) -> ir.Value:
+        """The running sum of what ``split`` gave, in its shape."""
+        op = self.tape.op
+        within = op("CumSum", [blocks, self.int(axis + 1)])
+        totals = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 1})
+        before = op("CumSum", [totals, self.int(axis)], {"exclusive": 1})
+        return op("Add", [within, before])
+
+    def join(self, blocks: ir.Value, axis: int, x: ir.Value) -> ir.Value:
+        """Reshapes ``blocks`` to the shape of ``x``, which was split, without the gap."""
+        op = self.tape.op
+        before = [op("Shape", [x], {"start": 0, "end": axis})] if axis else []
+        assert x.shape is not None
+        after = [op("Shape", [x], {"start": axis + 1})] if axis + 1 < len(x.shape) else []
+        shape = op("Concat", [*before, self.ints(-1), *after], {"axis": 0})
+        tokens = op("Shape", [x], {"start": axis, "end": axis + 1})
+        joined = op("Reshape", [blocks, shape])
+        return op("Slice", [joined, self.ints(0), tokens, self.ints(axis)])

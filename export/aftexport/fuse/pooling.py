@@ -1,8 +1,10 @@
 """Makes sums over the tokens of an exported graph sums of blocks' sums.
 
     ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
+    ReduceL2(X, t)                       ->  the root of such a sum of squares
+    CumSum(X, t)                         ->  within a block + of the blocks before
     ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
-    MatMul(A, B) over the tokens         ->  sum over blocks (A B of a block)
+    MatMul, Einsum of A, B over tokens   ->  sum over blocks (A B of a block)
     Softmax(X, t)                        ->  Softmax(X, t) / sum of it
 
 ONNX Runtime may add float32 numbers one by one: of a million equal tokens the sum is off by 1e-2.
@@ -16,7 +18,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.fuse import _matching as match
 from aftexport.fuse._token_blocks import TokenBlocks
 
-_REDUCTIONS = ("ReduceSum", "ReduceMean")
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL2")
 
 
 def fuse_pooling(model: ir.Model) -> None:
@@ -30,10 +32,8 @@ def fuse_pooling(model: ir.Model) -> None:
             continue
         if node.op_type in _REDUCTIONS:
             _sum(model, node)
-        elif node.op_type == "MatMul":
-            _multiply(model, node)
-        elif node.op_type == "Softmax":
-            _normalise(model, node)
+        elif node.op_type in _REWRITES:
+            _REWRITES[node.op_type](model, node)
     RemoveUnusedNodesPass()(model)
 
 
@@ -58,9 +58,12 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
     keepdims = bool(reduction.attributes.get_int("keepdims", 1))
     new = TokenBlocks(model, f"{reduction.outputs[0].name}")
     op = new.tape.op
-    weighted = _weighted(summed) if axis == 1 else None
+    weighted = _weighted(summed) if axis == 1 and reduction.op_type != "ReduceL2" else None
     if weighted is None:
-        total = new.total(new.split(summed, axis), axis, keepdims=keepdims)
+        blocks = new.split(summed, axis)
+        if reduction.op_type == "ReduceL2":
+            blocks = op("Mul", [blocks, blocks])
+        total = new.total(blocks, axis, keepdims=keepdims)
     else:
         weights, x = (new.split(value, 1) for value in weighted)
         rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
@@ -68,6 +71,8 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
         total = op("ReduceSum", [op("MatMul", [rows, x]), new.ints(1)], {"keepdims": 0})
         if not keepdims:
             total = op("Squeeze", [total, new.ints(1)])
+    if reduction.op_type == "ReduceL2":
+        total = op("Sqrt", [total])
     if reduction.op_type == "ReduceMean":
         tokens = op("Shape", [summed], {"start": axis, "end": axis + 1})
         total = op("Div", [total, op("Cast", [tokens], {"to": int(ir.DataType.FLOAT)})])
@@ -82,9 +87,9 @@ def _weighted(summed: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     for weights, x in (product.inputs, reversed(product.inputs)):
         if weights is None or weights.shape is None or x is None or x.shape is None:
             continue
-        if len(weights.shape) == len(x.shape) == 3 and weights.shape[:2] == x.shape[:2]:
-            if weights.shape[2] == 1 and isinstance(x.shape[2], int):
-                return weights, x
+        of_tokens = len(weights.shape) == len(x.shape) == 3 and weights.shape[:2] == x.shape[:2]
+        if of_tokens and weights.shape[2] == 1 and isinstance(x.shape[2], int):
+            return weights, x
     return None
 
 
@@ -106,6 +111,39 @@ def _multiply(model: ir.Model, product: ir.Node) -> None:
     _replace(model, product, new, total)
 
 
+def _contract(model: ir.Model, einsum: ir.Node) -> None:
+    """Gives the tokens' letter two, of the blocks and within them, and then sums the blocks."""
+    equation = einsum.attributes.get_string("equation", "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    letters = terms.split(",")
+    axes = [_token_axis(model, x) for x in einsum.inputs]
+    if not arrow or "." in terms or any(axis is None for axis in axes):
+        return
+    (token, *others) = {term[axis] for term, axis in zip(letters, axes, strict=True)}
+    if others or token in result or "X" in terms:
+        return
+    new = TokenBlocks(model, f"{einsum.outputs[0].name}")
+    split = [new.split(x, axis) for x, axis in zip(einsum.inputs, axes, strict=True)]
+    cut = ",".join(term.replace(token, f"X{token}") for term in letters)
+    of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
+    total = new.tape.op("ReduceSum", [of_blocks, new.ints(0)], {"keepdims": 0})
+    _replace(model, einsum, new, total)
+
+
+def _run(model: ir.Model, running: ir.Node) -> None:
+    x, place = running.inputs
+    axis = _token_axis(model, x)
+    if x is None or x.shape is None or axis is None or place is None or place.const_value is None:
+        return
+    if running.attributes.get_int("exclusive", 0) or running.attributes.get_int("reverse", 0):
+        return
+    if match.constant(place).item() not in (axis, axis - len(x.shape)):
+        return
+    new = TokenBlocks(model, f"{running.outputs[0].name}")
+    total = new.running_total(new.split(x, axis), axis)
+    _replace(model, running, new, new.join(total, axis, x))
+
+
 def _normalise(model: ir.Model, softmax: ir.Node) -> None:
     x, result = softmax.inputs[0], softmax.outputs[0]
     axis = _token_axis(model, x)
@@ -123,3 +161,6 @@ def _normalise(model: ir.Model, softmax: ir.Node) -> None:
 def _replace(model: ir.Model, node: ir.Node, new: TokenBlocks, result: ir.Value) -> None:
     model.graph.insert_after(node, new.tape.nodes)
     match.take_place(node.outputs[0], result)
+
+
+_REWRITES = {"MatMul": _multiply, "Einsum": _contract, "CumSum": _run, "Softmax": _normalise}
