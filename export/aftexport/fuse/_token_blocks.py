@@ -33,7 +33,7 @@ class TokenBlocks:
             self._constants[values] = match.add_constant(self._model, name, array)
         return self._constants[values]
 
-    def int(self, value: int) -> ir.Value:
+    def scalar(self, value: int) -> ir.Value:
         """A constant int64 scalar."""
         return self.tape.op("Squeeze", [self.ints(value)])
 
@@ -71,9 +71,9 @@ class TokenBlocks:
     def running_total(self, blocks: ir.Value, axis: int) -> ir.Value:
         """The running sum of what ``split`` gave, in its shape."""
         op = self.tape.op
-        within = op("CumSum", [blocks, self.int(axis + 1)])
+        within = op("CumSum", [blocks, self.scalar(axis + 1)])
         totals = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 1})
-        before = op("CumSum", [totals, self.int(axis)], {"exclusive": 1})
+        before = op("CumSum", [totals, self.scalar(axis)], {"exclusive": 1})
         return op("Add", [within, before])
 
     def join(self, blocks: ir.Value, axis: int, x: ir.Value) -> ir.Value:

@@ -116,14 +116,15 @@ def _contract(model: ir.Model, einsum: ir.Node) -> None:
     equation = einsum.attributes.get_string("equation", "").replace(" ", "")
     terms, arrow, result = equation.partition("->")
     letters = terms.split(",")
-    axes = [_token_axis(model, x) for x in einsum.inputs]
-    if not arrow or "." in terms or any(axis is None for axis in axes):
+    operands = [(x, _token_axis(model, x)) for x in einsum.inputs]
+    known = [(x, axis) for x, axis in operands if x is not None and axis is not None]
+    if not arrow or "." in terms or "X" in terms or len(known) < len(operands):
         return
-    (token, *others) = {term[axis] for term, axis in zip(letters, axes, strict=True)}
-    if others or token in result or "X" in terms:
+    token, *others = {term[axis] for term, (_, axis) in zip(letters, known, strict=True)}
+    if others or token in result:
         return
     new = TokenBlocks(model, f"{einsum.outputs[0].name}")
-    split = [new.split(x, axis) for x, axis in zip(einsum.inputs, axes, strict=True)]
+    split = [new.split(x, axis) for x, axis in known]
     cut = ",".join(term.replace(token, f"X{token}") for term in letters)
     of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
     total = new.tape.op("ReduceSum", [of_blocks, new.ints(0)], {"keepdims": 0})

@@ -85,14 +85,16 @@ def context(key: Tensor, value: Tensor) -> Tensor:
         )
         for x in (key, value)
     )
-    return torch.einsum("bnthc,bnthe->bnhce", key, value).sum(1)
+    of_blocks: Tensor = torch.einsum("bnthc,bnthe->bnhce", key, value)
+    return of_blocks.sum(1)
 
 
 def long_product(weight: Tensor, value: Tensor) -> Tensor:
     """``weight [..., R, T] @ value [..., T, C]``, in two levels."""
     pairs = zip(weight.split(MAX_BLOCK, -1), value.split(MAX_BLOCK, -2), strict=True)
     first, *others = (part @ rows for part, rows in pairs)
-    return sum(others, first)
+    total: Tensor = sum(others, first)
+    return total
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

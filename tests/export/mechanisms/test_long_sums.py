@@ -34,8 +34,7 @@ def tokens_like(variant: Variant, tokens: int, kind: str, scale: float = 1.0) ->
             rows = np.abs(row) * random.uniform(size=rows.shape)
         inputs[name] = rows.astype(np.float32)
     if "position_bias" in inputs:
-        bias = random.normal(size=(tokens, tokens)).astype(np.float32)
-        inputs["position_bias"] = bias if kind == "one-sided" else np.zeros_like(bias)
+        inputs["position_bias"] = np.zeros((tokens, tokens), np.float32)
     return inputs | {"lengths": np.array([tokens])}
 
 
