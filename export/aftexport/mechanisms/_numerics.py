@@ -80,8 +80,8 @@ def context(key: Tensor, value: Tensor) -> Tensor:
     blocks = -(-tokens // MAX_BLOCK)
     size = -(-tokens // blocks)
     key, value = (
-        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).unflatten(
-            1, (blocks, size)
+        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
+            x.shape[0], blocks, size, *x.shape[2:]
         )
         for x in (key, value)
     )
@@ -91,7 +91,7 @@ def context(key: Tensor, value: Tensor) -> Tensor:
 
 def long_product(weight: Tensor, value: Tensor) -> Tensor:
     """``weight [..., R, T] @ value [..., T, C]``, in two levels."""
-    pairs = zip(weight.split(MAX_BLOCK, -1), value.split(MAX_BLOCK, -2), strict=True)
+    pairs = zip(torch.split(weight, MAX_BLOCK, -1), torch.split(value, MAX_BLOCK, -2), strict=True)
     first, *others = (part @ rows for part, rows in pairs)
     total: Tensor = sum(others, first)
     return total
