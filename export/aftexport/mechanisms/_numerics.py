@@ -62,8 +62,8 @@ def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
 
     ``sum`` adds in several levels, ``softmax`` one by one.
     """
-    weight = (logits - logits.amax(1, keepdim=True)).exp()
-    return (weight * value).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+    weight = (logits - logits.detach().amax(1, keepdim=True)).exp()
+    return (weight / weight.sum(1, keepdim=True) * value).sum(1, keepdim=True)
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:

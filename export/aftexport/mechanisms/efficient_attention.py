@@ -122,7 +122,7 @@ def compute(
     if causal:
         result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
     else:
-        weight = (keys - keys.amax(1, keepdim=True)).exp()
+        weight = (keys - keys.detach().amax(1, keepdim=True)).exp()
         means = context(weight, values) / weight.sum(1)[..., None]
         result = torch.einsum("bthc,bhce->bthe", asking, means)
     return scale * result.flatten(2)
