@@ -19,10 +19,10 @@ import onnx
 import onnx.parser
 from numpy.typing import NDArray
 
-from aftexport.mechanisms._numerics import MASKED
+from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 
 DOMAIN = "aftexport.summary"
-_MASKED = f"{MASKED:.9g}"
 
 
 class WholeOnlyError(Exception):
@@ -78,11 +78,14 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
     elif stem == "EfficientAttention":
         if attributes.get("normalization", b"softmax") != b"softmax":
             raise WholeOnlyError("EfficientAttention divides by the number of keys (scaling)")
-        body = _context(num_heads, "weight", _WEIGHTS, "few = Identity(log_sum)\n")
+        body = _context(num_heads, "weight", _EXPONENTIALS, "few = Identity(log_sum)\n")
     elif stem == "NormalizedLinearAttention":
         elu = attributes.get("feature_map", b"elu") == b"elu"
         body = _context(
-            num_heads, "feature", _ELU if elu else _RELU, _ELU_INVERSE if elu else _RELU_INVERSE
+            num_heads,
+            "feature",
+            (_ELU if elu else _RELU) + _FEATURES,
+            _ELU_INVERSE if elu else _RELU_INVERSE,
         )
     else:
         raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
@@ -99,77 +102,76 @@ def _heads(name: str, result: str, num_heads: int) -> str:
     """
 
 
-_COMMON = f"""
-    axis1 = Constant <value_ints = [1]> ()
-    zero_f = Constant <value_float = 0.0> ()
-    one_f = Constant <value_float = 1.0> ()
-    masked = Constant <value_float = {_MASKED}> ()
-    packed = Constant <value_ints = [0, 0, -1]> ()
-"""
-_EXPONENTIALS = """
-    largest = ReduceMax <keepdims = 1> (key, axis1)
-    shifted = Sub(key, largest)
-    weight = Exp(shifted)
-    total = ReduceSum <keepdims = 1> (weight, axis1)
-    log_total = Log(total)
+_COMMON = (
+    text.common_constants()
+    + text.constants(one_f=1.0, last=[-1], packed=[0, 0, -1])
+    + "tokens = Shape <start = 1, end = 2> (key)\n"
+    + sums.sum_cut("key")
+)
+_EXPONENTIALS = (
+    sums.split("key", "key_blocks", gap="gap_logit")
+    + sums.softmax_weights("key_blocks", "weight")
+    + """
+    largest = Squeeze(weight_max, axis1)
+    log_total = Log(weight_total)
     log_sum = Add(largest, log_total)
 """
+)
 _MEAN = (
     _EXPONENTIALS
-    + """
-    weighted = Mul(weight, value)
-    sum = ReduceSum <keepdims = 1> (weighted, axis1)
-    mean = Div(sum, total)
-"""
+    + sums.split("value", "value_blocks")
+    + "weighted = Mul(weight, value_blocks)\n"
+    + sums.total("weighted", "sum")
+    + "mean = Div(sum, weight_total)\n"
 )
 _MEAN_OF_HEADS = (
     _EXPONENTIALS
+    + sums.split("values", "value_blocks")
     + """
-    last = Constant <value_ints = [-1]> ()
-    weight_4d = Unsqueeze(weight, last)
-    total_4d = Unsqueeze(total, last)
-    weighted = Mul(weight_4d, values)
-    sum = ReduceSum <keepdims = 1> (weighted, axis1)
-    mean = Div(sum, total_4d)
+    weight_column = Unsqueeze(weight, last)
+    total_column = Unsqueeze(weight_total, last)
+    weighted = Mul(weight_column, value_blocks)
+"""
+    + sums.total("weighted", "sum")
+    + """
+    mean = Div(sum, total_column)
     few_keys = Identity(log_sum)
     few_values = Reshape(mean, packed)
 """
 )
-_WEIGHTS = _EXPONENTIALS + "weight_sum = Identity(total)\n"
 _ELU = """
     above = Add(key, one_f)
     below_zero = Min(key, zero_f)
     below = Exp(below_zero)
     positive = Greater(key, zero_f)
-    feature = Where(positive, above, below)
-    feature_sum = ReduceSum <keepdims = 1> (feature, axis1)
+    features = Where(positive, above, below)
 """
 _ELU_INVERSE = """
-    over_one = Greater(feature_sum, one_f)
-    from_above = Sub(feature_sum, one_f)
-    from_below = Log(feature_sum)
+    over_one = Greater(feature_total, one_f)
+    from_above = Sub(feature_total, one_f)
+    from_below = Log(feature_total)
     inverse = Where(over_one, from_above, from_below)
     few = Where(nothing, masked, inverse)
 """
-_RELU = """
-    feature = Relu(key)
-    feature_sum = ReduceSum <keepdims = 1> (feature, axis1)
-"""
-_RELU_INVERSE = "few = Identity(feature_sum)\n"
+_RELU = "features = Relu(key)\n"
+_FEATURES = sums.split("features", "feature") + sums.total("feature", "feature_total")
+_RELU_INVERSE = "few = Identity(feature_total)\n"
 
 
 def _context(num_heads: int, name: str, features: str, keys: str) -> str:
-    """One key for each channel of a head, zero elsewhere, by ``<name>`` and ``<name>_sum``."""
+    """One key for each channel of a head, zero elsewhere, by ``<name>`` and ``<name>_total``."""
     return (
         features
-        + _heads(name, "features", num_heads)
-        + _heads("value", "values", num_heads)
         + f"""
-        nothing = Equal({name}_sum, zero_f)
-        divisor = Where(nothing, one_f, {name}_sum)
-        columns = Transpose <perm = [0, 2, 3, 1]> (features)
-        rows = Transpose <perm = [0, 2, 1, 3]> (values)
-        context = MatMul(columns, rows)
+        by_head = Constant <value_ints = [0, 0, 0, {num_heads}, -1]> ()
+        columns = Reshape({name}, by_head)
+        """
+        + sums.split("value", "value_blocks")
+        + "rows = Reshape(value_blocks, by_head)\n"
+        + sums.context("columns", "rows", "context")
+        + f"""
+        nothing = Equal({name}_total, zero_f)
+        divisor = Where(nothing, one_f, {name}_total)
         divisor_shape = Constant <value_ints = [0, {num_heads}, -1, 1]> ()
         divisors = Reshape(divisor, divisor_shape)
         means = Div(context, divisors)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from aftexport.encoder._attributes import EPSILON, PRECISION
 from aftexport.mechanisms import _text as text
-from aftexport.mechanisms._numerics import MASKED, mask_keys
+from aftexport.mechanisms import _two_level_sums as sums
+from aftexport.mechanisms._numerics import mask_keys
 from aftexport.mechanisms._operator import NUM_HEADS
 from aftexport.operators import OnnxOperator, as_float
 
@@ -67,11 +68,17 @@ def reference(
 
 
 def _pool(logits: str, weight: str, bias: str, result: str) -> str:
-    return f"""
-        {logits}_masked = Where(valid_keys, {logits}, masked)
-        {result}_weights = Softmax <axis = 1> ({logits}_masked)
-        {result}_rows = Transpose <perm = [0, 2, 1]> ({result}_weights)
-        {result}_means = MatMul({result}_rows, normed)
+    lines = f"{logits}_masked = Where(valid_keys, {logits}, masked)\n"
+    lines += sums.split(f"{logits}_masked", f"{logits}_blocks", gap="gap_logit")
+    lines += sums.softmax_weights(f"{logits}_blocks", f"{result}_weight")
+    return (
+        lines
+        + f"""
+        {result}_rows = Transpose <perm = [0, 1, 3, 2]> ({result}_weight)
+        {result}_of_blocks = MatMul({result}_rows, normed_blocks)
+        {result}_sums = ReduceSum <keepdims = 0> ({result}_of_blocks, axis1)
+        {result}_totals = Transpose <perm = [0, 2, 1]> ({result}_weight_total)
+        {result}_means = Div({result}_sums, {result}_totals)
         {result}_means_4d = Unsqueeze({result}_means, axis2)
         {result}_split = Reshape({weight}, head_shape)
         {result}_heads = Transpose <perm = [1, 0, 2]> ({result}_split)
@@ -79,13 +86,16 @@ def _pool(logits: str, weight: str, bias: str, result: str) -> str:
         {result}_packed = Reshape({result}_pooled, row_shape)
         {result} = Add({result}_packed, {bias})
     """
+    )
 
 
 def _body() -> str:
     return (
         as_float(*_INPUTS[:-1])
-        + text.constants(zero=0, one=1, axis1=[1], axis2=[2], masked=MASKED, row_shape=[0, 1, -1])
+        + text.common_constants()
+        + text.constants(row_shape=[0, 1, -1])
         + "tokens = Shape <start = 1, end = 2> (x)\n"
+        + sums.sum_cut("x")
         + text.valid_keys()
         + """
         valid_keys = Unsqueeze(valid, axis2)
@@ -99,6 +109,7 @@ def _body() -> str:
         )
         alpha_logits = MatMul(normed, alpha_weight_f)
         """
+        + sums.split("normed", "normed_blocks")
         + _pool("alpha_logits", "query_weight_f", "query_bias_f", "global_query")
         + """
         global_query_column = Transpose <perm = [0, 2, 1]> (global_query)

@@ -1,23 +1,24 @@
-"""Makes sums over the tokens of an exported graph products of matrices.
+"""Makes sums over the tokens of an exported graph sums of blocks' sums.
 
-    ReduceSum(X, 1)          ->  1 X          1 is [1, T]
-    ReduceSum(Mul(W, X), 1)  ->  W^T X        W is [B, T, 1]
-    ReduceMean(X, 1)         ->  1 X / T
+    ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
+    ReduceL2(X, t)                       ->  the root of such a sum of squares
+    CumSum(X, t)                         ->  within a block + of the blocks before
+    ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
+    MatMul, Einsum of A, B over tokens   ->  sum over blocks (A B of a block)
+    Softmax(X, t)                        ->  Softmax(X, t) / sum of it
 
-and where T is not that of the inputs, zero for T = 0.
-
-ONNX Runtime's reductions over any axis but the last add up row after row, on one thread, which is
-both slower and less exact.
+ONNX Runtime may add float32 numbers one by one: of a million equal tokens the sum is off by 1e-2.
+Only what is linear in the tokens is rewritten: the axis t is the only one of any length, but for
+that of the documents.
 """
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from onnx_ir.tape import Tape
 
 from aftexport.fuse import _matching as match
+from aftexport.fuse._token_blocks import TokenBlocks
 
-_REDUCTIONS = ("ReduceSum", "ReduceMean")
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL2")
 
 
 def fuse_pooling(model: ir.Model) -> None:
@@ -27,68 +28,140 @@ def fuse_pooling(model: ir.Model) -> None:
         model: an exported graph whose values carry their types and shapes.
     """
     for node in list(model.graph):
-        if node.domain == "" and node.op_type in _REDUCTIONS and _sums_tokens(node):
-            _multiply(model, node)
+        if node.domain != "":
+            continue
+        if node.op_type in _REDUCTIONS:
+            _sum(model, node)
+        elif node.op_type in _REWRITES:
+            _REWRITES[node.op_type](model, node)
     RemoveUnusedNodesPass()(model)
 
 
-def _sums_tokens(node: ir.Node) -> bool:
-    x, axes = (*node.inputs, None)[:2]
-    if x is None or axes is None or axes.const_value is None or x.dtype != ir.DataType.FLOAT:
-        return False
-    return match.constant(axes).tolist() == [1] and _width(x) is not None
-
-
-def _width(x: ir.Value | None) -> int | None:
-    """D of ``[B, T, D]``, with any number of tokens."""
-    if x is None or x.shape is None or len(x.shape) != 3 or isinstance(x.shape[1], int):
+def _token_axis(model: ir.Model, x: ir.Value | None) -> int | None:
+    """The axis of ``x`` that is of any length, if it is one and not the documents'."""
+    if x is None or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
-    return x.shape[2] if isinstance(x.shape[2], int) else None
+    documents = {v.shape[0] for v in model.graph.inputs if v.shape is not None and len(v.shape)}
+    long = [i for i, dim in enumerate(x.shape) if not isinstance(dim, int) and dim not in documents]
+    return long[0] if len(long) == 1 else None
 
 
-def _is_of_input(model: ir.Model, x: ir.Value | None) -> bool:
-    """Whether ``x [B, T, D]`` has the tokens of a document, of which there is one or more."""
-    if x is None or x.shape is None:
-        return False
-    inputs = [value.shape for value in model.graph.inputs]
-    return any(s is not None and len(s) == 2 and s[1] == x.shape[1] for s in inputs)
-
-
-def _multiply(model: ir.Model, reduction: ir.Node) -> None:
-    summed, axes = reduction.inputs
-    new = Tape()
-    tokens = new.op("Shape", [summed], {"start": 1, "end": 2})
-    weighted = _weighted(summed)
-    name = reduction.outputs[0].name
+def _sum(model: ir.Model, reduction: ir.Node) -> None:
+    summed, axes = (*reduction.inputs, None)[:2]
+    axis = _token_axis(model, summed)
+    if summed is None or summed.shape is None or axis is None:
+        return
+    if axes is None or axes.const_value is None:
+        return
+    if match.constant(axes).tolist() not in ([axis], [axis - len(summed.shape)]):
+        return
+    keepdims = bool(reduction.attributes.get_int("keepdims", 1))
+    new = TokenBlocks(model, f"{reduction.outputs[0].name}")
+    op = new.tape.op
+    weighted = _weighted(summed) if axis == 1 and reduction.op_type != "ReduceL2" else None
     if weighted is None:
-        one = match.add_constant(model, f"{name}_one", np.ones(1, np.int64))
-        shape = new.op("Concat", [one, tokens], {"axis": 0})
-        value = ir.tensor(np.ones(1, np.float32))
-        total = new.op("MatMul", [new.op("ConstantOfShape", [shape], {"value": value}), summed])
+        blocks = new.split(summed, axis)
+        if reduction.op_type == "ReduceL2":
+            blocks = op("Mul", [blocks, blocks])
+        total = new.total(blocks, axis, keepdims=keepdims)
     else:
-        weights, x = weighted
-        total = new.op("MatMul", [new.op("Transpose", [weights], {"perm": [0, 2, 1]}), x])
-    if not _is_of_input(model, summed):
-        # Of no tokens, as x[:, 5:] can have, ONNX Runtime's product is zero in the first document
-        # alone, and whatever lay in memory in the others.
-        none = match.add_constant(model, f"{name}_none", np.zeros(1, np.int64))
-        zero = match.add_constant(model, f"{name}_zero", np.zeros(1, np.float32))
-        total = new.op("Where", [new.op("Equal", [tokens, none]), zero, total])
+        weights, x = (new.split(value, 1) for value in weighted)
+        rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
+        # Without an axis of tokens, or with one of the row that each block has.
+        total = op("ReduceSum", [op("MatMul", [rows, x]), new.ints(1)], {"keepdims": 0})
+        if not keepdims:
+            total = op("Squeeze", [total, new.ints(1)])
+    if reduction.op_type == "ReduceL2":
+        total = op("Sqrt", [total])
     if reduction.op_type == "ReduceMean":
-        count = new.op("Cast", [tokens], {"to": int(ir.DataType.FLOAT)})
-        total = new.op("Div", [total, count])
-    if not reduction.attributes.get_int("keepdims", 1):
-        total = new.op("Squeeze", [total, axes])
-    model.graph.insert_after(reduction, new.nodes)
-    match.take_place(reduction.outputs[0], total)
+        tokens = op("Shape", [summed], {"start": axis, "end": axis + 1})
+        total = op("Div", [total, op("Cast", [tokens], {"to": int(ir.DataType.FLOAT)})])
+    _replace(model, reduction, new, total)
 
 
-def _weighted(summed: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None] | None:
-    """A weight for each token, and what it weighs."""
-    product = summed.producer() if summed is not None else None
+def _weighted(summed: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """A weight for each token, ``[B, T, 1]``, and the ``[B, T, D]`` that it weighs."""
+    product = summed.producer()
     if product is None or product.op_type != "Mul":
         return None
     for weights, x in (product.inputs, reversed(product.inputs)):
-        if _width(weights) == 1 and _width(x) is not None:
+        if weights is None or weights.shape is None or x is None or x.shape is None:
+            continue
+        of_tokens = len(weights.shape) == len(x.shape) == 3 and weights.shape[:2] == x.shape[:2]
+        if of_tokens and weights.shape[2] == 1 and isinstance(x.shape[2], int):
             return weights, x
     return None
+
+
+def _multiply(model: ir.Model, product: ir.Node) -> None:
+    left, right = product.inputs
+    axes = _token_axis(model, left), _token_axis(model, right)
+    if left is None or left.shape is None or right is None or right.shape is None:
+        return
+    rank = len(left.shape)
+    if rank < 2 or len(right.shape) != rank or axes != (rank - 1, rank - 2):
+        return
+    new = TokenBlocks(model, f"{product.outputs[0].name}")
+    op = new.tape.op
+    columns = new.split(left, rank - 1)
+    order = [*range(rank - 2), rank - 1, rank - 2, rank]
+    rows = op("Transpose", [columns], {"perm": order})
+    of_blocks = op("MatMul", [rows, new.split(right, rank - 2)])
+    total = op("ReduceSum", [of_blocks, new.ints(rank - 2)], {"keepdims": 0})
+    _replace(model, product, new, total)
+
+
+def _contract(model: ir.Model, einsum: ir.Node) -> None:
+    """Gives the tokens' letter two, of the blocks and within them, and then sums the blocks."""
+    equation = einsum.attributes.get_string("equation", "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    letters = terms.split(",")
+    operands = [(x, _token_axis(model, x)) for x in einsum.inputs]
+    known = [(x, axis) for x, axis in operands if x is not None and axis is not None]
+    if not arrow or "." in terms or "X" in terms or len(known) < len(operands):
+        return
+    token, *others = {term[axis] for term, (_, axis) in zip(letters, known, strict=True)}
+    if others or token in result:
+        return
+    new = TokenBlocks(model, f"{einsum.outputs[0].name}")
+    split = [new.split(x, axis) for x, axis in known]
+    cut = ",".join(term.replace(token, f"X{token}") for term in letters)
+    of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
+    total = new.tape.op("ReduceSum", [of_blocks, new.ints(0)], {"keepdims": 0})
+    _replace(model, einsum, new, total)
+
+
+def _run(model: ir.Model, running: ir.Node) -> None:
+    x, place = running.inputs
+    axis = _token_axis(model, x)
+    if x is None or x.shape is None or axis is None or place is None or place.const_value is None:
+        return
+    if running.attributes.get_int("exclusive", 0) or running.attributes.get_int("reverse", 0):
+        return
+    if match.constant(place).item() not in (axis, axis - len(x.shape)):
+        return
+    new = TokenBlocks(model, f"{running.outputs[0].name}")
+    total = new.running_total(new.split(x, axis), axis)
+    _replace(model, running, new, new.join(total, axis, x))
+
+
+def _normalise(model: ir.Model, softmax: ir.Node) -> None:
+    x, result = softmax.inputs[0], softmax.outputs[0]
+    axis = _token_axis(model, x)
+    if x is None or x.shape is None or axis is None:
+        return
+    if softmax.attributes.get_int("axis", -1) not in (axis, axis - len(x.shape)):
+        return
+    new = TokenBlocks(model, f"{result.name}")
+    weights = new.tape.op("Softmax", [x], {"axis": axis})
+    weights.type, weights.shape = x.type, x.shape
+    total = new.total(new.split(weights, axis), axis, keepdims=True)
+    _replace(model, softmax, new, new.tape.op("Div", [weights, total]))
+
+
+def _replace(model: ir.Model, node: ir.Node, new: TokenBlocks, result: ir.Value) -> None:
+    model.graph.insert_after(node, new.tape.nodes)
+    match.take_place(node.outputs[0], result)
+
+
+_REWRITES = {"MatMul": _multiply, "Einsum": _contract, "CumSum": _run, "Softmax": _normalise}

@@ -10,6 +10,10 @@ MASKED = -1e38
 keys gives a mean instead of NaN, and small enough that its weight is 0 beside
 any other; twice it is still a float32."""
 
+MAX_BLOCK = 1024
+"""The most terms of a sum that a runtime may add one by one: the error grows with their number,
+and a million equal tokens would be off by 1e-2. Longer sums are taken in two levels."""
+
 Sums = tuple[Tensor, Tensor]
 """Numerator and denominator of a weighted mean."""
 
@@ -51,6 +55,46 @@ def guarded_mean(
         if bool((denominator > smallest).all()):
             return (numerator / denominator).to(dtype)
     return reference(*(t.double() for t in tensors)).to(dtype)
+
+
+def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
+    """The mean of ``value [B, T, ...]`` by a softmax over dim 1, which it keeps.
+
+    ``sum`` adds in several levels, ``softmax`` one by one.
+    """
+    weight = (logits - logits.detach().amax(1, keepdim=True)).exp()
+    return (weight / weight.sum(1, keepdim=True) * value).sum(1, keepdim=True)
+
+
+def context(key: Tensor, value: Tensor) -> Tensor:
+    """Sums ``key^T value`` over the tokens, in two levels.
+
+    Args:
+        key: ``[B, T, H, d]``.
+        value: ``[B, T, H, e]``.
+
+    Returns:
+        ``[B, H, d, e]``.
+    """
+    tokens = key.shape[1]
+    blocks = -(-tokens // MAX_BLOCK)
+    size = -(-tokens // blocks)
+    key, value = (
+        torch.nn.functional.pad(x, (0, 0, 0, 0, 0, blocks * size - tokens)).reshape(
+            x.shape[0], blocks, size, *x.shape[2:]
+        )
+        for x in (key, value)
+    )
+    of_blocks: Tensor = torch.einsum("bnthc,bnthe->bnhce", key, value)
+    return of_blocks.sum(1)
+
+
+def long_product(weight: Tensor, value: Tensor) -> Tensor:
+    """``weight [..., R, T] @ value [..., T, C]``, in two levels."""
+    pairs = zip(torch.split(weight, MAX_BLOCK, -1), torch.split(value, MAX_BLOCK, -2), strict=True)
+    first, *others = (part @ rows for part, rows in pairs)
+    total: Tensor = sum(others, first)
+    return total
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -1,9 +1,8 @@
 """Pieces of the portable bodies, in ONNX textual syntax.
 
 Every piece computes in float32 whatever the type of the inputs, names what it
-defines, and leaves the names ``zero``, ``one`` (int64 scalars), ``zero_1d``,
-``one_1d``, ``axis1``, ``tokens`` (int64 ``[1]``), ``zero_f`` and ``masked``
-(float scalars) to the pieces after it. Subgraphs read names of the graph around them.
+defines, and reads the names of ``common_constants`` and ``tokens`` (int64 ``[1]``).
+Subgraphs read names of the graph around them.
 """
 
 from collections.abc import Mapping
@@ -29,10 +28,18 @@ def constants(**values: float | int | list[int]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def common_constants() -> str:
+    """Defines int64 scalars and vectors of one element, and the float scalars of the bodies."""
+    return constants(
+        zero=0, one=1, two=2, zero_1d=[0], one_1d=[1], axis1=[1], axis2=[2],
+        zero_f=0.0, masked=MASKED, gap_logit=2 * MASKED,
+    )  # fmt: skip
+
+
 def inputs_as_float(*names: str) -> str:
-    """Casts inputs to float32 as ``<name>_f`` and defines the common constants."""
-    lines = constants(zero=0, one=1, zero_1d=[0], one_1d=[1], axis1=[1], zero_f=0.0, masked=MASKED)
-    return lines + "tokens = Shape <start = 1, end = 2> (query)\n" + as_float(*names)
+    """Casts inputs to float32 as ``<name>_f`` and defines the common constants and ``tokens``."""
+    lines = common_constants() + "tokens = Shape <start = 1, end = 2> (query)\n"
+    return lines + as_float(*names)
 
 
 def valid_keys() -> str:
@@ -87,26 +94,6 @@ def output(result: str) -> str:
     return f"output = CastLike({result}, query)\n"
 
 
-def online_update(m: str, n: str, d: str, logit: str, value: str) -> str:
-    """One key enters a running maximum, numerator and denominator: ``<name>_next``.
-
-    Exact for any range, because the sums are always relative to the largest
-    logit so far.
-    """
-    return f"""
-        {m}_next = Max({m}, {logit})
-        {m}_drop = Sub({m}, {m}_next)
-        {m}_decay = Exp({m}_drop)
-        {m}_rise = Sub({logit}, {m}_next)
-        {m}_weight = Exp({m}_rise)
-        {n}_kept = Mul({n}, {m}_decay)
-        {n}_new = Mul({m}_weight, {value})
-        {n}_next = Add({n}_kept, {n}_new)
-        {d}_kept = Mul({d}, {m}_decay)
-        {d}_next = Add({d}_kept, {m}_weight)
-    """
-
-
 def scan(
     step: str,
     *,
@@ -115,19 +102,21 @@ def scan(
     outputs: Mapping[str, str],
     ranks: Mapping[str, int],
     scan_axis: int = 1,
+    output_axis: int = 1,
     counter: str = "",
     reverse: bool = False,
 ) -> str:
-    """Runs ``step`` once per token, with tokens on axis 1 of what is put out.
+    """Runs ``step`` once per token.
 
     Args:
         step: statements; read the names of ``states`` and ``scanned``, define
             ``<state>_next`` for every state and the names of ``outputs``.
         states: state in the step, to its initial value.
         scanned: name in the step, to the tensor it is a token of.
-        outputs: name in the step, to the ``[B, T, ...]`` tensor it becomes.
+        outputs: name in the step, to the tensor it becomes.
         ranks: of each name, within the step.
         scan_axis: the axis of the tokens in what is scanned.
+        output_axis: the axis of the tokens in what is put out.
         counter: a name in the step for the token's position, int64 scalar.
         reverse: from the last token to the first.
     """
@@ -154,7 +143,7 @@ def scan(
     attributes = [
         f"num_scan_inputs = {len(axes)}",
         f"scan_input_axes = {axes}",
-        f"scan_output_axes = {[1] * len(outputs)}",
+        f"scan_output_axes = {[output_axis] * len(outputs)}",
         f"scan_input_directions = {[int(reverse)] * len(axes)}",
         f"scan_output_directions = {[int(reverse)] * len(outputs)}",
         f"body = step ({', '.join(parameters)}) => ({results}) {{ {step} }}",
@@ -180,47 +169,3 @@ def guarded_division(exact: str) -> str:
             }}
         >
     """
-
-
-def causal_product(query: str, key: str, value: str, result: str) -> str:
-    """``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, per head, linear in T.
-
-    Names are of ``[B, T, H, *]`` tensors. Within blocks of 64 tokens the pairs are
-    multiplied out; earlier blocks enter through a running sum of key^T value.
-    """
-    lines = """
-        block = Constant <value_ints = [64]> ()
-        tokens_up = Add(tokens, block)
-        tokens_up_less = Sub(tokens_up, one_1d)
-        blocks = Div(tokens_up_less, block)
-        padded_tokens = Mul(blocks, block)
-        missing = Sub(padded_tokens, tokens)
-        block_pads = Concat <axis = 0> (zero_1d, missing)
-        batch_size = Constant <value_ints = [0]> ()
-        rest = Constant <value_ints = [-1]> ()
-        block_shape = Concat <axis = 0> (batch_size, blocks, block, num_heads_1d, rest)
-    """
-    for name, blocked in ((query, "query_blocks"), (key, "key_blocks"), (value, "value_blocks")):
-        lines += f"""
-            {blocked}_padded = Pad({name}, block_pads, , axis1)
-            {blocked}_split = Reshape({blocked}_padded, block_shape)
-            {blocked} = Transpose <perm = [0, 1, 3, 2, 4]> ({blocked}_split)
-        """
-    return (
-        lines
-        + f"""
-        key_columns = Transpose <perm = [0, 1, 2, 4, 3]> (key_blocks)
-        all_similarity = MatMul(query_blocks, key_columns)
-        similarity = Trilu <upper = 0> (all_similarity)
-        within = MatMul(similarity, value_blocks)
-        block_contexts = MatMul(key_columns, value_blocks)
-        contexts_before = CumSum <exclusive = 1> (block_contexts, one)
-        from_before = MatMul(query_blocks, contexts_before)
-        block_results = Add(within, from_before)
-        blocks_last = Transpose <perm = [0, 1, 3, 2, 4]> (block_results)
-        value_width = Shape <start = 3, end = 4> ({value})
-        joined_shape = Concat <axis = 0> (batch_size, rest, num_heads_1d, value_width)
-        joined = Reshape(blocks_last, joined_shape)
-        {result} = Slice(joined, zero_1d, tokens, axis1)
-    """
-    )

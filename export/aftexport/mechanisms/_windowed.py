@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from aftexport.mechanisms import _running_sums as running
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 
 
 def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
@@ -48,7 +50,7 @@ def exact_body(causal: bool) -> str:
 
     Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
     ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
-    Running maxima before and after the window; the window is taken whole.
+    Running sums before and after the window; the window is taken whole.
     """
     lines = """
         before_width = Add(left, one_1d)
@@ -62,33 +64,13 @@ def exact_body(causal: bool) -> str:
         window_pads = Concat <axis = 0> (left, window_right)
         window_logits = Pad(logits, window_pads, masked, axis1)
         window_values = Pad(values, window_pads, zero_f, axis1)
-        first_logit = Gather <axis = 1> (logits, zero)
-        d_zero = Mul(first_logit, zero_f)
-        m_start = Add(d_zero, masked)
-        first_value = Gather <axis = 1> (values, zero)
-        n_zero = Mul(first_value, zero_f)
         last_row = Shape <start = 0, end = 1> (bias_rows)
         last_index = Sub(last_row, one_1d)
         window_width = Squeeze(width)
         window_offsets = Range(zero, window_width, one)
     """
-    ranks = dict.fromkeys(
-        (
-            "m",
-            "n",
-            "d",
-            "logit",
-            "v",
-            "am",
-            "an",
-            "ad",
-            "after_m",
-            "after_n",
-            "after_d",
-            "row_mean",
-        ),
-        3,
-    )
+    lines += sums.scan_cut("logits")
+    lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
     if not causal:
         lines += """
             after_end = Add(tokens, after_width)
@@ -98,18 +80,8 @@ def exact_body(causal: bool) -> str:
             later_values = Pad(values, after_pads, zero_f, axis1)
             after_values = Slice(later_values, after_width, after_end, axis1)
         """
-        lines += text.scan(
-            text.online_update("m", "n", "d", "logit", "v")
-            + "am = Identity(m_next)\nan = Identity(n_next)\nad = Identity(d_next)\n",
-            states={"m": "m_start", "n": "n_zero", "d": "d_zero"},
-            scanned={"logit": "after_logits", "v": "after_values"},
-            outputs={"am": "suffix_m", "an": "suffix_n", "ad": "suffix_d"},
-            ranks=ranks,
-            reverse=True,
-        )
-    step = (
-        text.online_update("m", "n", "d", "logit", "v")
-        + """
+        lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
+    step = """
         row_index = Min(position, last_index)
         window = Add(position, window_offsets)
         row_4d = Gather <axis = 0> (bias_rows, row_index)
@@ -117,11 +89,10 @@ def exact_body(causal: bool) -> str:
         biased = Add(window_keys, row_4d)
         window_max = ReduceMax <keepdims = 0> (biased, axis1)
     """
-    )
     step += (
-        "top = Max(m_next, window_max, after_m)\n"
+        "top = Max(before_m, window_max, after_m)\n"
         if not causal
-        else "top = Max(m_next, window_max)\n"
+        else "top = Max(before_m, window_max)\n"
     )
     step += """
         top_4d = Unsqueeze(top, axis1)
@@ -131,12 +102,12 @@ def exact_body(causal: bool) -> str:
         window_weighted = Mul(window_weight, window_v)
         window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
         window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
-        before_drop = Sub(m_next, top)
+        before_drop = Sub(before_m, top)
         before_decay = Exp(before_drop)
-        before_n = Mul(n_next, before_decay)
-        before_d = Mul(d_next, before_decay)
-        some_n = Add(window_n, before_n)
-        some_d = Add(window_d, before_d)
+        earlier_n = Mul(before_n, before_decay)
+        earlier_d = Mul(before_d, before_decay)
+        some_n = Add(window_n, earlier_n)
+        some_d = Add(window_d, earlier_d)
     """
     if causal:
         step += "row_mean = Div(some_n, some_d)\n"
@@ -150,39 +121,55 @@ def exact_body(causal: bool) -> str:
             all_d = Add(some_d, later_d)
             row_mean = Div(all_n, all_d)
         """
-    scanned = {"logit": "before_logits", "v": "before_values"}
+    scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
     if not causal:
-        scanned |= {"after_m": "suffix_m", "after_n": "suffix_n", "after_d": "suffix_d"}
+        scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
     return lines + text.scan(
         step,
-        states={"m": "m_start", "n": "n_zero", "d": "d_zero"},
+        states={},
         scanned=scanned,
         outputs={"row_mean": "exact_means"},
-        ranks=ranks,
+        ranks=dict.fromkeys((*scanned, "row_mean"), 3),
         counter="position",
     )
 
 
+def _sums_of(logits: str, values: str, result: str, *, reverse: bool) -> str:
+    lines = running.running_sums(logits, result, rank=4, values=values, reverse=reverse)
+    for state in "mnd":
+        lines += running.tokens_of(f"{result}_{state}", f"{result}_{state}_tokens")
+    return lines
+
+
 def outside_body(causal: bool) -> str:
-    """Defines ``outside``: the sums of ``pair``, ``[B, T, ...]``, beyond each window."""
-    lines = """
-        shift = Add(left, one_1d)
-        prefix = CumSum(pair, one)
-        prefix_pads = Concat <axis = 0> (shift, zero_1d)
-        prefix_padded = Pad(prefix, prefix_pads, , axis1)
-        before = Slice(prefix_padded, zero_1d, tokens, axis1)
+    """Defines ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
+
+    Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
     """
+    lines = sums.running_total("pair_blocks", "prefix")
     if causal:
-        return lines + "outside = Identity(before)\n"
+        return (
+            lines
+            + """
+            shift = Add(left, one_1d)
+            shift_shape = Concat <axis = 0> (sum_batch, shift, prefix_width)
+            shift_gap = Expand(zero_f, shift_shape)
+            shifted = Concat <axis = 1> (shift_gap, prefix)
+            outside = Slice(shifted, zero_1d, tokens, axis1)
+        """
+        )
+    lines += sums.running_total("pair_blocks", "suffix", reverse=True)
     return (
         lines
         + """
+        skipped = Add(width, one_1d)
+        skipped_shape = Concat <axis = 0> (sum_batch, skipped, prefix_width)
+        skipped_gap = Expand(zero_f, skipped_shape)
+        before = Concat <axis = 1> (skipped_gap, prefix)
+        after = Concat <axis = 1> (suffix, skipped_gap)
+        shifted = Add(before, after)
         lead = Sub(width, left)
-        suffix = CumSum <reverse = 1> (pair, one)
-        suffix_pads = Concat <axis = 0> (zero_1d, lead)
-        suffix_padded = Pad(suffix, suffix_pads, , axis1)
-        lead_end = Add(lead, tokens)
-        after = Slice(suffix_padded, lead, lead_end, axis1)
-        outside = Add(before, after)
+        places = Add(positions, lead)
+        outside = Gather <axis = 1> (shifted, places)
     """
     )

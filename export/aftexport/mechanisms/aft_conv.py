@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, pad
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 from aftexport.mechanisms import _windowed as windowed
 from aftexport.mechanisms._numerics import (
     Sums,
@@ -162,6 +163,7 @@ def _body(*, gate: str, causal: bool) -> str:
         convolved_columns = Reshape(convolved, columns_shape)
         inside = Transpose <perm = [0, 3, 2, 1]> (convolved_columns)
     """
+    lines += sums.sum_cut("pair") + sums.split("pair", "pair_blocks")
     lines += windowed.outside_body(causal)
     lines += """
         outside_weighted = Mul(outside_weight, outside)

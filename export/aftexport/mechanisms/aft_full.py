@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 from aftexport.mechanisms._numerics import (
     MASKED,
     Sums,
@@ -20,6 +21,7 @@ from aftexport.mechanisms._numerics import (
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    long_product,
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
@@ -91,7 +93,7 @@ def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Su
         bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
     bias_weight = (bias - bias.amax(1, keepdim=True)).exp()
     key_weight = (key - key.amax(1, keepdim=True)).exp()
-    sums = bias_weight @ torch.cat((key_weight * value, key_weight), 2)
+    sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
     numerator, denominator = sums.chunk(2, 2)
     return numerator, denominator
 
@@ -146,25 +148,36 @@ def _body(*, gate: str, causal: bool) -> str:
         sums = MatMul(bias_weight, pair)
         numerator, denominator = Split <axis = 2, num_outputs = 2> (sums)
     """
-    step = """
-        row = Unsqueeze(bias_row, axis1)
-        biased = Add(logits, row)
-        weight = Softmax <axis = 1> (biased)
-        weighted_values = Mul(weight, value_f)
-        row_mean = ReduceSum <keepdims = 0> (weighted_values, axis1)
-    """
-    lines += text.guarded_division(
-        "bias_corner = Slice(bias, origin, corner, both_axes)\n"
-        + text.scan(
-            step,
-            states={},
-            scanned={"bias_row": "bias_corner"},
-            outputs={"row_mean": "exact_mean"},
-            ranks={"bias_row": 1, "row_mean": 2},
-            scan_axis=0,
-        )
-    )
+    lines += text.guarded_division(_exact_body())
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
+
+
+def _exact_body() -> str:
+    """Defines ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
+    lines = "bias_corner = Slice(bias, origin, corner, both_axes)\n"
+    lines += sums.sum_cut("logits") + sums.sum_cut("bias_corner", cut="rows")
+    lines += sums.split("logits", "logit_blocks", gap="gap_logit")
+    lines += sums.split("value_f", "value_blocks")
+    lines += sums.split("bias_corner", "bias_blocks", cut="rows")
+    step = """
+        row = Unsqueeze(bias_row, axis2)
+        biased = Add(logit_blocks, row)
+    """
+    step += sums.softmax_weights("biased", "weight")
+    step += "weighted_values = Mul(weight, value_blocks)\n"
+    step += sums.total("weighted_values", "row_sum")
+    step += """
+        row_mean_kept = Div(row_sum, weight_total)
+        row_mean = Squeeze(row_mean_kept, axis1)
+    """
+    return lines + text.scan(
+        step,
+        states={},
+        scanned={"bias_row": "bias_blocks"},
+        outputs={"row_mean": "exact_mean"},
+        ranks={"bias_row": 2, "row_mean": 2},
+        scan_axis=0,
+    )
 
 
 AFT_FULL, CAUSAL_AFT_FULL = define(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 from aftexport.mechanisms import _windowed as windowed
 from aftexport.mechanisms._numerics import (
     Sums,
@@ -22,6 +23,7 @@ from aftexport.mechanisms._numerics import (
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    long_product,
     mask_keys,
 )
 from aftexport.mechanisms._operator import GATE, define
@@ -93,7 +95,7 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     diagonal = rows.reshape(blocks, -1)[:, : block * context].reshape(blocks, block, context)
     padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
     contexts = padded.unfold(1, context, block).transpose(2, 3)
-    inside = (diagonal @ contexts).flatten(1, 2)[:, :tokens]
+    inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
     sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
     return sums[..., :channels], sums[..., channels:]
 
@@ -125,12 +127,15 @@ def _body(*, gate: str, causal: bool) -> str:
     lines += text.constants(two_1d=[2], smallest_block=[32])
     lines += "width = Shape <start = 1, end = 2> (band_f)\n"
     lines += "left = Sub(width, one_1d)\n" if causal else "left = Div(width, two_1d)\n"
+    lines += sums.sum_cut("value_f")
+    lines += sums.split("logits_3d", "logit_blocks", gap="gap_logit")
+    lines += sums.split("value_f", "value_blocks")
+    lines += sums.largest("logit_blocks", "key_max")
     lines += """
-        key_max = ReduceMax <keepdims = 1> (logits_3d, axis1)
-        key_shifted = Sub(logits_3d, key_max)
+        key_shifted = Sub(logit_blocks, key_max)
         key_weight = Exp(key_shifted)
-        weighted = Mul(key_weight, value_f)
-        pair = Concat <axis = 2> (weighted, key_weight)
+        weighted = Mul(key_weight, value_blocks)
+        pair_blocks = Concat <axis = 3> (weighted, key_weight)
 
         band_rows = Slice(band_f, zero_1d, tokens, zero_1d)
         some_max = ReduceMax <keepdims = 1> (band_rows, axis1)
@@ -164,6 +169,9 @@ def _body(*, gate: str, causal: bool) -> str:
         right = Sub(overhang, left)
         context_right = Add(missing, right)
         context_pads = Concat <axis = 0> (left, context_right)
+    """
+    lines += sums.join("pair_blocks", "pair")
+    lines += """
         pair_padded = Pad(pair, context_pads, , axis1)
         block_scalar = Squeeze(block)
         padded_scalar = Squeeze(padded_tokens)
@@ -175,7 +183,6 @@ def _body(*, gate: str, causal: bool) -> str:
         contexts = Gather <axis = 1> (pair_padded, indices)
         products = MatMul(diagonal, contexts)
         joined_shape = Constant <value_ints = [0, -1]> ()
-        pair_width = Shape <start = 2, end = 3> (pair)
         inside_shape = Concat <axis = 0> (joined_shape, pair_width)
         inside_padded = Reshape(products, inside_shape)
         inside = Slice(inside_padded, zero_1d, tokens, axis1)

@@ -8,7 +8,9 @@ Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 5.
 import torch
 from torch import Tensor
 
+from aftexport.mechanisms import _running_sums as running
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 from aftexport.mechanisms._numerics import (
     Sums,
     apply_gate,
@@ -16,6 +18,7 @@ from aftexport.mechanisms._numerics import (
     check_same_shape,
     guarded_mean,
     mask_keys,
+    softmax_mean,
 )
 from aftexport.mechanisms._operator import GATE, define
 
@@ -58,10 +61,10 @@ def compute(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
 ) -> Tensor:
     """``reference``, with running sums where it is causal."""
-    if not causal:
-        return reference(query, key, value, lengths, gate=gate, causal=False)
-    mean = guarded_mean(prefix_sums, _prefix_means, mask_keys(key, lengths), value)
-    return apply_gate(gate, query, mean)
+    key = mask_keys(key, lengths)
+    if causal:
+        return apply_gate(gate, query, guarded_mean(prefix_sums, _prefix_means, key, value))
+    return apply_gate(gate, query, softmax_mean(key, value).expand_as(value))
 
 
 def prefix_sums(logits: Tensor, value: Tensor) -> Sums:
@@ -72,30 +75,29 @@ def prefix_sums(logits: Tensor, value: Tensor) -> Sums:
 
 def _body(*, gate: str, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value") + text.mask("key_f", "logits", rank=3)
-    if causal:
-        lines += """
-            first = Gather <axis = 1> (value_f, zero)
-            n_start = Mul(first, zero_f)
-            m_start = Add(n_start, masked)
-        """
-        step = text.online_update("m", "n", "d", "logit", "v")
-        step += "mean_t = Div(n_next, d_next)"
-        lines += text.scan(
-            step,
-            states={"m": "m_start", "n": "n_start", "d": "n_start"},
-            scanned={"logit": "logits", "v": "value_f"},
-            outputs={"mean_t": "mean"},
-            ranks=dict.fromkeys(("m", "n", "d", "logit", "v", "mean_t"), 2),
-        )
-    else:
-        lines += """
-            weight = Softmax <axis = 1> (logits)
-            weighted = Mul(weight, value_f)
-            one_mean = ReduceSum <keepdims = 1> (weighted, axis1)
-            value_shape = Shape(value_f)
-            mean = Expand(one_mean, value_shape)
-        """
+    lines += _causal_body() if causal else _global_body()
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
+
+
+def _causal_body() -> str:
+    lines = sums.scan_cut("value_f")
+    return lines + running.running_mean("logits", "value_f", "mean", rank=3)
+
+
+def _global_body() -> str:
+    return (
+        sums.sum_cut("value_f")
+        + sums.split("logits", "logit_blocks", gap="gap_logit")
+        + sums.split("value_f", "value_blocks")
+        + sums.softmax_weights("logit_blocks", "weight")
+        + "weighted = Mul(weight, value_blocks)\n"
+        + sums.total("weighted", "numerator")
+        + """
+        one_mean = Div(numerator, weight_total)
+        value_shape = Shape(value_f)
+        mean = Expand(one_mean, value_shape)
+        """
+    )
 
 
 AFT_SIMPLE, CAUSAL_AFT_SIMPLE = define(

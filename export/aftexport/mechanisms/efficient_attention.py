@@ -13,13 +13,17 @@ Causal (a prefix form, not in the paper): rho_k over the tokens up to the query'
 import torch
 from torch import Tensor
 
+from aftexport.mechanisms import _running_sums as running
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
+from aftexport.mechanisms._causal_product import causal_product_body
 from aftexport.mechanisms._numerics import (
     Sums,
     causal_product,
     check_heads,
     check_lengths,
     check_same_shape,
+    context,
     guarded_mean,
     mask_keys,
     split_heads,
@@ -111,16 +115,16 @@ def compute(
             result = causal_product(queries, keys, values) / count[..., None, None]
         else:
             count = lengths.clamp(1, query.shape[1])[:, None, None, None]
-            context = torch.einsum("bthc,bthe->bhce", keys, values) / count
-            result = torch.einsum("bthc,bhce->bthe", queries, context)
+            result = torch.einsum("bthc,bhce->bthe", queries, context(keys, values) / count)
         return scale * result.flatten(2)
-    if not causal:
-        return reference(
-            query, key, value, lengths, num_heads=num_heads, normalization=normalization,
-            scale=scale, causal=False,
-        )  # fmt: skip
     keys = split_heads(mask_keys(key, lengths), num_heads)
-    result = guarded_mean(_causal_sums, _causal_rows, queries.softmax(3), keys, values)
+    asking = queries.softmax(3)
+    if causal:
+        result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
+    else:
+        weight = (keys - keys.detach().amax(1, keepdim=True)).exp()
+        means = context(weight, values) / weight.sum(1)[..., None]
+        result = torch.einsum("bthc,bhce->bthe", asking, means)
     return scale * result.flatten(2)
 
 
@@ -163,14 +167,6 @@ def _body(*, normalization: str, causal: bool) -> str:
     return lines + text.output("result")
 
 
-def _context_body(keys: str) -> str:
-    return f"""
-        keys_last = Transpose <perm = [0, 2, 3, 1]> ({keys})
-        values_heads = Transpose <perm = [0, 2, 1, 3]> (values)
-        context = MatMul(keys_last, values_heads)
-    """
-
-
 _ATTEND_BODY = """
     asking_heads = Transpose <perm = [0, 2, 1, 3]> (asking)
     attended_heads = MatMul(asking_heads, context_used)
@@ -179,13 +175,26 @@ _ATTEND_BODY = """
 
 
 def _softmax_body() -> str:
-    lines = "key_weight = Softmax <axis = 1> (logits)\n" + _context_body("key_weight")
-    return lines + "context_used = Identity(context)\n" + _ATTEND_BODY
+    return (
+        sums.sum_cut("query")
+        + sums.split("logits", "key_blocks", gap="gap_logit")
+        + sums.split("values", "value_blocks")
+        + sums.softmax_weights("key_blocks", "key_weight")
+        + sums.context("key_weight", "value_blocks", "context")
+        + """
+        total_columns = Transpose <perm = [0, 2, 3, 1]> (key_weight_total)
+        context_used = Div(context, total_columns)
+    """
+        + _ATTEND_BODY
+    )
 
 
 def _scaling_body() -> str:
     return (
-        _context_body("keys")
+        sums.sum_cut("query")
+        + sums.split("keys", "key_blocks")
+        + sums.split("values", "value_blocks")
+        + sums.context("key_blocks", "value_blocks", "context")
         + """
         count = ReduceSum <keepdims = 1> (valid_4d, axis1)
         one_f = Constant <value_float = 1.0> ()
@@ -198,7 +207,7 @@ def _scaling_body() -> str:
 
 def _scaling_causal_body() -> str:
     return (
-        text.causal_product("asking", "keys", "values", "products")
+        causal_product_body("asking", "keys", "values", "products")
         + """
         count = CumSum(valid_4d, one)
         one_f = Constant <value_float = 1.0> ()
@@ -209,43 +218,105 @@ def _scaling_causal_body() -> str:
 
 
 def _softmax_causal_body() -> str:
-    """The context, a running sum of outer products, with a running maximum per key channel."""
-    lines = """
-        first_logit = Gather <axis = 1> (logits, zero)
-        d_start = Mul(first_logit, zero_f)
-        m_start = Add(d_start, masked)
-        first_value = Gather <axis = 1> (values, zero)
-        last_axis = Constant <value_ints = [-1]> ()
+    """The context, a running sum of outer products, with a running maximum per key channel.
+
+    It starts from nothing in each block of tokens; ``_earlier_contexts_body`` has the rest.
+    """
+    lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
+    lines += sums.split("asking", "asking_blocks", cut="scan")
+    lines += sums.split("values", "value_blocks", cut="scan")
+    lines += """
+        asked_blocks = Div(asking_blocks, run_d)
         row_axis = Constant <value_ints = [-2]> ()
-        column_zero = Unsqueeze(d_start, last_axis)
-        first_row = Unsqueeze(first_value, row_axis)
-        n_start = Mul(column_zero, first_row)
+        last_axis = Constant <value_ints = [-1]> ()
+        all_but_last = Sub(scan_size, one_1d)
+        earlier_m = Slice(run_m, zero_1d, all_but_last, axis2)
+        start_shape = Concat <axis = 0> (scan_states_shape, one_1d, run_logit_width)
+        no_logit = Expand(gap_logit, start_shape)
+        shifted_m = Concat <axis = 2> (no_logit, earlier_m)
+        drop_blocks = Sub(shifted_m, run_m)
+        decay_blocks = Exp(drop_blocks)
+        rise_blocks = Sub(run_logit, run_m)
+        weight_blocks = Exp(rise_blocks)
+        value_width = Shape <start = 3> (values)
+        contexts_shape = Concat <axis = 0> (scan_states_shape, run_logit_width, value_width)
+        no_contexts = Expand(zero_f, contexts_shape)
     """
     step = """
-        m_next = Max(m, logit)
-        drop = Sub(m, m_next)
-        decay = Exp(drop)
-        rise = Sub(logit, m_next)
-        weight = Exp(rise)
-        d_kept = Mul(d, decay)
-        d_next = Add(d_kept, weight)
         decay_column = Unsqueeze(decay, last_axis)
         n_kept = Mul(n, decay_column)
         weight_column = Unsqueeze(weight, last_axis)
         value_row = Unsqueeze(v, row_axis)
         n_new = Mul(weight_column, value_row)
         n_next = Add(n_kept, n_new)
-        asked = Div(q, d_next)
-        asked_row = Unsqueeze(asked, row_axis)
+        asked_row = Unsqueeze(q, row_axis)
         answer_row = MatMul(asked_row, n_next)
         answer = Squeeze(answer_row, row_axis)
     """
-    return lines + text.scan(
+    scanned = {"q": "asked", "decay": "decay", "weight": "weight", "v": "value"}
+    lines += text.scan(
         step,
-        states={"m": "m_start", "n": "n_start", "d": "d_start"},
-        scanned={"logit": "logits", "q": "asking", "v": "values"},
-        outputs={"answer": "attended"},
-        ranks={"m": 3, "n": 4, "d": 3, "logit": 3, "q": 3, "v": 3, "answer": 3},
+        states={"n": "no_contexts"},
+        scanned={name: f"{tensor}_blocks" for name, tensor in scanned.items()},
+        outputs={"answer": "of_own_block"},
+        ranks={"n": 5} | dict.fromkeys((*scanned, "answer"), 4),
+        scan_axis=2,
+        output_axis=2,
+    )
+    return (
+        lines
+        + _earlier_contexts_body()
+        + """
+        attended_blocks = Add(of_own_block, of_earlier)
+        """
+        + running.tokens_of("attended_blocks", "attended")
+    )
+
+
+def _earlier_contexts_body() -> str:
+    """Defines ``of_earlier``, ``[B, blocks, size, H, e]``: what the blocks before add."""
+    lines = """
+        final_m = Slice(run_m, all_but_last, scan_size, axis2)
+        block_rise = Sub(run_logit, final_m)
+        block_weight = Exp(block_rise)
+        columns = Transpose <perm = [0, 1, 3, 4, 2]> (block_weight)
+        rows = Transpose <perm = [0, 1, 3, 2, 4]> (value_blocks)
+        block_contexts = MatMul(columns, rows)
+        block_m = Squeeze(final_m, axis2)
+        blocks_less_one = Sub(scan_blocks, one_1d)
+        earlier_block_m = Slice(block_m, zero_1d, blocks_less_one, axis1)
+        no_block_shape = Concat <axis = 0> (scan_batch, one_1d, run_logit_width)
+        no_block_logit = Expand(gap_logit, no_block_shape)
+        before_m = Concat <axis = 1> (no_block_logit, earlier_block_m)
+        block_drop = Sub(before_m, block_m)
+        block_decay = Exp(block_drop)
+        context_shape = Concat <axis = 0> (scan_batch, run_logit_width, value_width)
+        no_context = Expand(zero_f, context_shape)
+    """
+    step = """
+        before = Identity(n)
+        decay_column = Unsqueeze(decay, last_axis)
+        n_kept = Mul(n, decay_column)
+        n_next = Add(n_kept, of_block)
+    """
+    lines += text.scan(
+        step,
+        states={"n": "no_context"},
+        scanned={"decay": "block_decay", "of_block": "block_contexts"},
+        outputs={"before": "contexts_before"},
+        ranks={"n": 4, "decay": 3, "of_block": 4, "before": 4},
+    )
+    return (
+        lines
+        + """
+        before_m_column = Unsqueeze(before_m, axis2)
+        asked_drop = Sub(before_m_column, run_m)
+        asked_decay = Exp(asked_drop)
+        asked_before = Mul(asked_blocks, asked_decay)
+        asked_heads = Transpose <perm = [0, 1, 3, 2, 4]> (asked_before)
+        earlier_heads = MatMul(asked_heads, contexts_before)
+        of_earlier = Transpose <perm = [0, 1, 3, 2, 4]> (earlier_heads)
+    """
     )
 
 

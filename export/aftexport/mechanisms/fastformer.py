@@ -16,13 +16,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from aftexport.mechanisms import _running_sums as running
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
 from aftexport.mechanisms._numerics import (
     check_heads,
     check_lengths,
     check_same_shape,
     guarded_mean,
     mask_keys,
+    softmax_mean,
     split_heads,
 )
 from aftexport.mechanisms._operator import NUM_HEADS, define
@@ -85,7 +88,7 @@ def compute(
     causal: bool,
 ) -> Tensor:
     """``reference``, with running sums where it is causal."""
-    pool = _pool_running if causal else _pool
+    pool = _pool_running if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 
 
@@ -137,7 +140,7 @@ def _body(*, causal: bool) -> str:
 
 
 def _global_body() -> str:
-    lines = text.constants(axis2=[2], row_shape=[0, 1, -1])
+    lines = text.constants(last_axis=[-1], row_shape=[0, 1, -1]) + sums.sum_cut("query")
     lines += _pool_body("alpha_logits", "query_f", "global_query")
     lines += """
         keyed = Mul(key_f, global_query)
@@ -151,70 +154,44 @@ def _global_body() -> str:
 
 def _pool_body(logits: str, values: str, result: str) -> str:
     lines = text.heads(values, f"{result}_values")
+    lines += sums.split(f"{result}_values", f"{result}_value_blocks")
+    lines += sums.split(logits, f"{result}_logit_blocks", gap="gap_logit")
+    lines += sums.softmax_weights(f"{result}_logit_blocks", f"{result}_weight")
+    lines += f"{result}_columns = Unsqueeze({result}_weight, last_axis)\n"
+    lines += sums.context(f"{result}_columns", f"{result}_value_blocks", f"{result}_sums")
     return (
         lines
         + f"""
-        {result}_weight = Softmax <axis = 1> ({logits})
-        {result}_rows = Transpose <perm = [0, 2, 1]> ({result}_weight)
-        {result}_rows_4d = Unsqueeze({result}_rows, axis2)
-        {result}_heads = Transpose <perm = [0, 2, 1, 3]> ({result}_values)
-        {result}_means = MatMul({result}_rows_4d, {result}_heads)
+        {result}_total_rows = Transpose <perm = [0, 2, 1]> ({result}_weight_total)
+        {result}_totals = Unsqueeze({result}_total_rows, last_axis)
+        {result}_means = Div({result}_sums, {result}_totals)
         {result} = Reshape({result}_means, row_shape)
     """
     )
 
 
 def _causal_body() -> str:
-    lines = text.constants(last_axis=[-1])
+    lines = text.constants(last_axis=[-1]) + sums.scan_cut("query")
     for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
         lines += text.heads(name, result)
+    lines += "alpha_4d = Unsqueeze(alpha_logits, last_axis)\n"
+    lines += running.running_mean("alpha_4d", "queries", "global_query", rank=4)
     lines += """
-        valid_float = Cast <to = 1> (valid)
-        alpha_4d = Unsqueeze(alpha_logits, last_axis)
-        first_logit = Gather <axis = 1> (alpha_4d, zero)
-        d_start = Mul(first_logit, zero_f)
-        m_start = Add(d_start, masked)
-        first_query = Gather <axis = 1> (queries, zero)
-        n_start = Mul(first_query, zero_f)
-        row_shape = Constant <value_ints = [0, -1]> ()
-        half = Constant <value_float = 0.5> ()
-        column = Constant <value_ints = [1]> ()
+        keyed = Mul(keys, global_query)
+        keyed_rows = Reshape(keyed, packed_shape)
+        beta_products = MatMul(keyed_rows, beta_weight_f)
+        beta_scaled = Div(beta_products, scale)
+        beta_logits = Where(valid_keys, beta_scaled, masked)
+        beta_4d = Unsqueeze(beta_logits, last_axis)
     """
-    step = (
-        text.online_update("m", "n", "d", "logit", "q")
+    lines += running.running_mean("beta_4d", "keyed", "global_key", rank=4)
+    return (
+        lines
         + """
-        global_query = Div(n_next, d_next)
-        keyed = Mul(k, global_query)
-        keyed_row = Reshape(keyed, row_shape)
-        products = MatMul(keyed_row, beta_weight_f)
-        scaled = Div(products, scale)
-        counts = Greater(is_valid, half)
-        counts_column = Unsqueeze(counts, column)
-        beta_row = Where(counts_column, scaled, masked)
-        beta_logit = Unsqueeze(beta_row, last_axis)
-        """
-        + text.online_update("bm", "bn", "bd", "beta_logit", "keyed")
-        + """
-        global_key = Div(bn_next, bd_next)
-        answer = Mul(v, global_key)
-        """
+        attended = Mul(values, global_key)
+        result = Reshape(attended, packed_shape)
+    """
     )
-    lines += text.scan(
-        step,
-        states={
-            "m": "m_start", "n": "n_start", "d": "d_start",
-            "bm": "m_start", "bn": "n_start", "bd": "d_start",
-        },
-        scanned={
-            "logit": "alpha_4d", "q": "queries", "k": "keys", "v": "values",
-            "is_valid": "valid_float",
-        },
-        outputs={"answer": "attended"},
-        ranks=dict.fromkeys(
-            ("m", "n", "d", "bm", "bn", "bd", "logit", "q", "k", "v", "answer"), 3
-        ) | {"is_valid": 1},
-    )  # fmt: skip
-    return lines + "result = Reshape(attended, packed_shape)\n"
 
 
 FASTFORMER, CAUSAL_FASTFORMER = define(

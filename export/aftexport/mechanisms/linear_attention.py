@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from aftexport.mechanisms import _text as text
+from aftexport.mechanisms import _two_level_sums as sums
+from aftexport.mechanisms._causal_product import causal_product_body
 from aftexport.mechanisms._numerics import (
     causal_product,
     check_heads,
     check_lengths,
     check_same_shape,
+    context,
     split_heads,
     valid_keys,
 )
@@ -116,8 +119,7 @@ def compute(
     if causal:
         sums = causal_product(queries, keys, values)
     else:
-        context = torch.einsum("bthc,bthe->bhce", keys, values)
-        sums = torch.einsum("bthc,bhce->bthe", queries, context)
+        sums = torch.einsum("bthc,bhce->bthe", queries, context(keys, values))
     return _divided(sums, eps).flatten(2)
 
 
@@ -158,12 +160,12 @@ def _body(*, feature_map: str, causal: bool) -> str:
         values = Concat <axis = 3> (only_values, ones)
     """
     if causal:
-        lines += text.causal_product("queries", "keys", "values", "sums")
+        lines += causal_product_body("queries", "keys", "values", "sums")
     else:
+        lines += sums.sum_cut("query")
+        lines += sums.split("keys", "key_blocks") + sums.split("values", "value_blocks")
+        lines += sums.context("key_blocks", "value_blocks", "context")
         lines += """
-            keys_last = Transpose <perm = [0, 2, 3, 1]> (keys)
-            values_heads = Transpose <perm = [0, 2, 1, 3]> (values)
-            context = MatMul(keys_last, values_heads)
             queries_heads = Transpose <perm = [0, 2, 1, 3]> (queries)
             sums_heads = MatMul(queries_heads, context)
             sums = Transpose <perm = [0, 2, 1, 3]> (sums_heads)

@@ -1,8 +1,9 @@
 """From the tokens of a document to one vector. Sums are float32: 16 bits lose them."""
 
+import torch
 from torch import Tensor, nn
 
-from aftexport.mechanisms._numerics import mask_keys, valid_keys
+from aftexport.mechanisms._numerics import mask_keys, softmax_mean, valid_keys
 
 
 class MeanPooling(nn.Module):
@@ -26,5 +27,10 @@ class AttentionPooling(nn.Module):
         """``x [B, T, D]`` to ``[B, D]``."""
         scores = self.score(x)
         wide = (scores.float(), x.float()) if x.dtype.itemsize < 4 else (scores, x)
-        weight = mask_keys(wide[0], lengths).softmax(1)
-        return (weight * wide[1]).sum(1).to(x.dtype)
+        logits = mask_keys(wide[0], lengths)
+        if torch.compiler.is_exporting():
+            # The form that chunks and evidence know; ``fuse.pooling`` makes its sum exact.
+            pooled = (logits.softmax(1) * wide[1]).sum(1)
+        else:
+            pooled = softmax_mean(logits, wide[1]).squeeze(1)
+        return pooled.to(x.dtype)
