@@ -89,7 +89,7 @@ class Bundle:
             file = path / name
             if not re.fullmatch(r"[\w-][\w.-]*", name):
                 raise BundleError(
-                    path, f"{MANIFEST} names {name!r}, which is no file in it", EXPORT_AGAIN
+                    path, f"{MANIFEST} names {name!r}, which is not a file name", EXPORT_AGAIN
                 )
             if name.endswith((ENGINE, RECORD)):
                 continue  # checked when it is loaded: it can be built anew from the rest

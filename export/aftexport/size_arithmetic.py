@@ -22,7 +22,7 @@ def free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
     """Lets ``math.sqrt``, ``log`` and their like take sizes that are free, in this thread.
 
     A root is a symbolic number, whose whole part can be a size. The others are tensors
-    ``[]`` of the default type, as there are no symbols for them.
+    ``[]`` of the default type, because sympy has no symbols for them.
 
     Args:
         model: whose forwards may have these functions by names of their own.

@@ -114,7 +114,7 @@ def _wide(number: Any) -> Any:
 
 
 def _alike(*numbers: Any) -> tuple[Any, ...]:
-    """The numbers in float64 where one of them is no integer."""
+    """The numbers in float64 unless all of them are integers."""
     is_float = any(isinstance(n, float) or getattr(n, "dtype", None) == _DOUBLE for n in numbers)
     return tuple(map(_wide, numbers)) if is_float else numbers
 

@@ -24,6 +24,6 @@ def exposures(file: Path) -> Iterator[str]:
         yield f"every user may read {file}: chmod o-r it"
     for folder in dict.fromkeys((*file.absolute().parents, *file.resolve().parents)):
         mode = folder.stat().st_mode
-        # In a sticky folder, such as /tmp, nobody replaces the files of others.
+        # In a sticky folder, such as /tmp, users cannot replace files of others.
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             yield f"every user may write the folder {folder}, and so replace {file}: chmod o-w it"

@@ -25,7 +25,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
     Raises:
         OSError: if the host is unknown, or an address or the port cannot be had.
-        ValueError: if the host is no name.
+        ValueError: if the host is not a valid name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses: list[_Address] = list(dict.fromkeys((one[0], one[4]) for one in found))

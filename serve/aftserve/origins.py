@@ -131,7 +131,7 @@ def _canonical_origin(origin: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a canonical name or address leads to this machine only, whoever is asked for it."""
+    """Whether a canonical name or address leads to this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

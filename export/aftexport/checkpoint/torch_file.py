@@ -114,7 +114,7 @@ def _refused(path: Path, message: str) -> tuple[str, str]:
 
 
 def _is_one_object(path: Path) -> bool:
-    """Tell whether a file is no container, as far as can be told without running it."""
+    """Tell whether a file holds something other than a container, without running it."""
     try:
         with reading_stand_ins(_names(path)):
             return isinstance(_load(path), StandIn)

@@ -145,7 +145,7 @@ class ChunkedModel:
         chunk_tokens: of a chunk at most; None to choose by the budget.
 
     Raises:
-        EngineError: where ``archive`` is no zip file, or would take more memory than it has bytes.
+        EngineError: if ``archive`` is not a zip file, or would take more memory than it has bytes.
 
     Attributes:
         whole_tokens: a document up to this fits the budget as a whole.

@@ -167,7 +167,7 @@ class EngineFile:
 
 
 def _check_file(path: Path, most_bytes: int) -> None:
-    """Raises EngineError for what is no file, or larger than any that aftexport writes."""
+    """Raise EngineError unless the path is a file of at most ``most_bytes``."""
     if (path.exists() or path.is_symlink()) and not path.is_file():
         raise EngineError(f"{path} is not a file.", REBUILD)
     if (size := path.stat().st_size) > most_bytes:

@@ -15,7 +15,7 @@ nodes, as onnxscript's rewriter matches them, would need one for every way to wr
                  equal formulas have equal ``keys``
     mechanisms   a pattern for each, held against formulas less their ``outside_factors``;
                  ``pattern``, ``elementwise``, ``tokens`` and ``channels`` have what they share
-    failed_conditions  why any other weighted sum is no mechanism
+    failed_conditions  why any other weighted sum is not a mechanism
     writing      the operator, and the layout it asks for, as nodes
     proof        original and rewrite in float64, on inputs meant to tell them apart
 

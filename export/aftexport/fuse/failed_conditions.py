@@ -1,4 +1,4 @@
-"""Why a weighted sum over tokens is no mechanism: the first condition that it fails.
+"""Why a weighted sum over tokens is not a mechanism: the first condition that it fails.
 
 Asked of what no pattern took and none called a near miss.
 """
@@ -14,7 +14,7 @@ from aftexport.fuse.pattern import Subject, is_condition, leaves, sums
 
 
 def failed_condition(subject: Subject) -> str | None:
-    """Return the condition that a weighted sum over tokens fails; None where there is no such sum.
+    """Return the condition that a weighted sum over tokens fails, None without such a sum.
 
     Args:
         subject: the value that is or has the sum.

@@ -2,8 +2,8 @@
 
 So is a bias of zeros, which some exporters give every convolution.
 
-A node counts only where it does nothing at any size. The first 1,000 tokens are all there are in
-every measured run, yet a slice that takes them is no no-op: what it is given has to say so.
+A node counts only if it does nothing at any size. A slice of the first 1,000 tokens leaves every
+measured run whole and cuts longer documents, so its bounds must show that it cuts none.
 """
 
 from collections.abc import Callable

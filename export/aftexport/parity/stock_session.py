@@ -25,7 +25,7 @@ from aftexport.parity.comparison import Comparison, compare
 
 SUBJECT = "model in a stock session"
 _MAX_TOKENS = 2048
-"""Padding included; a case above that is no short one."""
+"""The most tokens of a short case, padding included."""
 _SECONDS = 120.0
 _SECONDS_PER_GIB = 60.0
 _REPORT = "Please report this model; --no-verify exports it for our sessions alone."

@@ -63,7 +63,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
 
 
 def _limited(term: Product, lowest: float) -> Product:
-    """A term whose factor is no lower, and no higher than the negative of that."""
+    """A term whose factor is at least this, and at most its negative."""
     return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
 
 
