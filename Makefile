@@ -10,7 +10,7 @@ AFT_CUDA_ARCH ?= 80 86 89 90 100 120
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
+.PHONY: demo test test-all help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
   load soak lint format clean
 
 demo: $(VENV)/installed  ## train a small classifier, export it, check parity, serve it, ask it
@@ -19,6 +19,9 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 # The CUDA kernels first: some tests look at what was built.
 test: lint build/third_party/installed cuda  ## lint, types, and the whole test suite
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-all: lint build/third_party/installed cuda  ## the same with the largest sizes, one test at a time, in 16 GiB
+	AFT_TEST_ALL=1 $(BIN)/pytest
 
 help:  ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]/ && NF == 2 { printf "%-16s%s\n", $$1, $$2 }' Makefile
