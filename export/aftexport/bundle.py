@@ -254,6 +254,8 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
         check_link(path, link)
     if not path.exists():
         raise BundleError(path, "no such folder", "Check the path.")
+    if manifest_file.exists() and not manifest_file.is_file():
+        raise BundleError(path, f"{MANIFEST} is not a file", EXPORT_AGAIN)
     if not is_bundle(path):
         raise BundleError(
             path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."

@@ -63,7 +63,15 @@ class ForwardSignature:
             tuple(names[: len(inputs)]) == inputs,
             _by_position(fixed, roles) if ids is not None else (_Input("input_ids"),),
             {p.name: roles[p.name] for p in fixed if _is_named(p) and p.name in roles},
-            tuple(p.name for p in others if _OF_PADDING.search(p.name)),
+            (
+                *(p.name for p in others if _OF_PADDING.search(p.name)),
+                # A forward may read lengths from these, which are not passed.
+                *(
+                    f"**{p.name}"
+                    for p in parameters
+                    if p.kind is inspect.Parameter.VAR_KEYWORD and "lengths" not in inputs
+                ),
+            ),
         )
 
 

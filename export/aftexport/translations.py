@@ -32,6 +32,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
         | {o.torch_op: _translation(o) for o in OPERATORS.values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
+            _aten.amax.default: _amax,
+            _aten.amin.default: _amin,
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
             _aten.logcumsumexp.default: logcumsumexp,
             _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
@@ -63,6 +65,14 @@ def _translation(operator: Operator) -> Callable[..., Any]:
     translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
     return translate
+
+
+def _amax(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
+    return op.ReduceMax(self, [*dim] or None, keepdims=int(keepdim))
+
+
+def _amin(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
+    return op.ReduceMin(self, [*dim] or None, keepdims=int(keepdim))
 
 
 def _adaptive_avg_pool1d(self, output_size):  # type: ignore[no-untyped-def]

@@ -8,8 +8,9 @@ from torch.fx import Node
 
 from aftexport.errors import TraceError, UsageError
 from aftexport.id_ranges import IdRanges, Lookup
+from aftexport.manifest import MAX_VOCABULARY
 
-MAX_IDS = (1 << 31) - 1
+MAX_IDS = MAX_VOCABULARY
 """Of a model that takes any id, as where ids are clamped or taken modulo a number."""
 _GIVE = "give --vocab-size N, where ids are below N"
 

@@ -48,12 +48,14 @@ def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitab
 
     async def check(request: Request) -> None:
         # Not of Starlette's URL: where it finds a host odd, that has the server's own address.
-        for asked in filter(None, request.headers.getlist("host")):
+        named = [*filter(None, request.headers.getlist("host"))]
+        # HTTP/1.0 has no such header: a client of it is refused only where names are listed.
+        for asked in named or ([""] if allowed_hosts else []):
             place = _place(asked, 0)
             if any_host or (place and (place.host in own or _is_loopback(place.host))):
                 continue
             raise OriginError(
-                f"The Host header must name this server, got {asked[:100]}.",
+                f"The Host header must name this server, got {asked[:100] or 'none'}.",
                 "Where that is a name of this server, give it to --allowed-hosts.",
             )
 

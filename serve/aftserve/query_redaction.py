@@ -11,6 +11,9 @@ _KNOWN = {"evidence": re.compile(r"\d{1,3}", re.ASCII)}
 _QUERIES = ("url.query",)
 _ADDRESSES = ("url.full", "url.original", "http.url", "http.target")
 """Attributes of the semantic conventions, old and new, that hold a query or end with one."""
+_PATHS = ("url.path",)
+_QUERY_IN_PATH = re.compile(r"[?;]|%3f|%3b", re.IGNORECASE)
+"""A mark that ends the path for a client that encoded it, and not for the server."""
 _REDACTED = "REDACTED"
 
 
@@ -32,4 +35,12 @@ class QueryRedaction(SpanProcessor):  # type: ignore[misc]  # mypy skips the pac
                 span.set_attribute(name, redacted(str(value)))
             elif name in _ADDRESSES:
                 address, mark, query = str(value).partition("?")
-                span.set_attribute(name, f"{address}{mark}{redacted(query)}")
+                span.set_attribute(name, f"{_path(address)}{mark}{redacted(query)}")
+            elif name in _PATHS:
+                span.set_attribute(name, _path(str(value)))
+
+
+def _path(path: str) -> str:
+    if (mark := _QUERY_IN_PATH.search(path)) is None:
+        return path
+    return path[: mark.end()] + _REDACTED

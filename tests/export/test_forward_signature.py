@@ -51,7 +51,7 @@ def anything(*args: Any, **kwargs: Any) -> Any:
         (by_position, True, ("mask",)),
         (reversed_order, True, ()),
         (ids_alone, False, ("seq_lens",)),
-        (anything, False, ()),
+        (anything, False, ("**kwargs",)),
     ],
 )
 def test_inputs_reach_their_parameters(

@@ -1,7 +1,7 @@
 """The operator at which two runs of a captured program part."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from aftexport.parity.comparison import Differences
 
 _BOUND = 1e-3
 """The program may be in float16, and a batch sums in another order."""
+_LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
+                     "constant_pad_nd", "to", "_to_copy", "stack", "index_select"})  # fmt: skip
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -38,6 +40,7 @@ def first_divergence(
     tokens = alone["input_ids"].shape[1]
     together, single = _results(module, batch), _results(module, alone)
     differing: dict[fx.Node, bool] = {}  # to whether the result has a batch axis
+    compared = set[fx.Node]()
     for node in module.graph.nodes:
         if node not in together:
             continue
@@ -45,15 +48,43 @@ def first_divergence(
             _part(node, together[node], shape, row, tokens),
             _part(node, single[node], shape, 0, tokens),
         )
-        if parts[0] is not None and parts[1] is not None and _differ(parts[0], parts[1]):
+        if parts[0] is None or parts[1] is None:
+            continue
+        compared.add(node)
+        if _differ(parts[0], parts[1]):
             differing[node] = shape[0] in node.meta["val"].shape
     node = next((n for n, has_batch in differing.items() if has_batch), None)
     while node is not None:
         over_batch = [n for n in node.all_input_nodes if differing.get(n) is False]
         if not over_batch:
-            return _name(node)
+            return _name(_mixing(node, compared))
         node = over_batch[0]
     return ""
+
+
+def _mixing(node: fx.Node, compared: Collection[fx.Node]) -> fx.Node:
+    """Return the nearest operator that mixes entries, of those that could not be compared.
+
+    A tensor of windows has another number of them in either run, so that the first difference
+    shows where the windows are put together again.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        candidate = waiting.pop(0)
+        if not _keeps_entries_apart(candidate):
+            return candidate
+        before = [n for n in candidate.all_input_nodes if n not in seen and n not in compared]
+        waiting += [n for n in before if n.op == "call_function"]
+        seen.update(before)
+    return node
+
+
+def _keeps_entries_apart(node: fx.Node) -> bool:
+    """Return whether an operator is elementwise, or only moves numbers."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    own = node.target._schema.name.rpartition("::")[2]
+    return torch.Tag.pointwise in node.target.tags or node.target.is_view or own in _LAYOUT
 
 
 class _Recorder(fx.Interpreter):

@@ -103,13 +103,14 @@ def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
 def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
     """Yield batches of equal lengths, then padded ones where the model takes lengths."""
     generator = np.random.default_rng(1)
-    order = np.arange(spec.vocab_size)
+    lowest, highest = 0, spec.vocab_size - 1
     if embedding is not None:
-        order = embedding.detach().norm(dim=1).argsort().numpy()
+        norms = embedding.detach().norm(dim=1)
+        lowest, highest = int(norms.argmin()), int(norms.argmax())
 
     def documents(tokens: int) -> Array:
         rows = generator.integers(0, spec.vocab_size, (4, tokens), dtype=np.int64)
-        rows[1], rows[2] = order[-1], order[0]
+        rows[1], rows[2] = highest, lowest
         return rows
 
     longest = spec.max_tokens or _PADDED_TOKENS

@@ -4,6 +4,7 @@
 may run there and nowhere else. A crash ends a process, hence the process of its own.
 """
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from aftexport.bundle import Bundle
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.widening import has_bfloat16
 from aftexport.errors import EngineError
+from aftexport.model_file import files_beside
 from aftexport.parity import stock_child
 from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, compare
@@ -80,7 +82,7 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
         given, found = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
         np.savez(given, **inputs)  # type: ignore[arg-type]
         # -P: the folder of the file has modules whose names others may have too.
-        files = map(str, (stock_child.__file__, model.resolve(), given, found))
+        files = map(str, (stock_child.__file__, _unlinked(model, Path(folder)), given, found))
         try:
             done = subprocess.run(
                 [sys.executable, "-P", *files],
@@ -100,6 +102,26 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
             raise EngineError(_failure(done.returncode, done.stderr), _REMEDY)
         with np.load(found) as archive:
             return [archive[str(i)] for i in range(len(cases))]
+
+
+def _unlinked(model: Path, folder: Path) -> Path:
+    """Return a path of the model that a runtime can load which follows no links to weights.
+
+    Args:
+        model: the model file, which may be a link, as may the files of its weights.
+        folder: an empty folder, for hard links or copies if there are such links.
+    """
+    names = files_beside(onnx.load(model, load_external_data=False))
+    files = [model.parent / name for name in names]
+    if not names or not any(file.is_symlink() for file in (model, *files)):
+        return model.resolve()
+    for file in (model, *files):
+        target = folder / file.name
+        try:
+            target.hardlink_to(file.resolve())
+        except OSError:  # another file system
+            shutil.copyfile(file, target)
+    return folder / model.name
 
 
 def _subject() -> str:
