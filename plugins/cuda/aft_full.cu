@@ -21,8 +21,10 @@
 // than eight. w arrives by asynchronous copies one step ahead, keys and values through registers. One barrier a
 // step.
 // float32 products, two blocks as well (128 registers, 36 KiB): the same tile by fused multiply-adds, 8 rows of 4
-// channels a thread. Split tf32 would take three products for each and was not tried.
+// channels a thread. Split tf32 would take three products for each and was not tried. Beyond kSegmentKeys keys the
+// workspace holds totals as well, 64 KiB a tile. 16-bit products need none: the tensor cores add 16 keys at once.
 
+#include "aft_full_segments.cuh"
 #include "aft_full_tile.cuh"
 #include "async_copy.cuh"
 #include "mma.cuh"
@@ -215,6 +217,9 @@ constexpr int kFloatKeys = 16;                              // a step
 constexpr int kThreadChannels = 4, kThreadRows = 8;
 constexpr int kFloatColumns = kTileChannels / kThreadChannels;
 static_assert(kFloatThreads / kFloatColumns * kThreadRows == kTileRows, "threads cover the tile");
+static_assert(kSegmentKeys % kFloatKeys == 0, "a segment ends with a step");
+
+using FloatSums = SegmentSums<kThreadRows, kThreadChannels>;
 
 struct FloatShared {
   struct Operands {
@@ -227,13 +232,18 @@ struct FloatShared {
   };
 };
 
+// Where the thread keeps its totals of segments. The index is below 2^32: totals of as many threads fit no memory.
+__device__ __forceinline__ float* segment_totals(const FullParams& p) {
+  return p.totals + static_cast<size_t>(blockIdx.x * kFloatThreads + threadIdx.x) * FloatSums::kCount;
+}
+
 template <class T, int N>
 __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParams p, bool bias_aligned) {
   auto& shared = shared_memory<FloatShared>();
   const FullTile tile(p);
   const int column = threadIdx.x % kFloatColumns * kThreadChannels;
   const int first_row = threadIdx.x / kFloatColumns * kThreadRows;
-  float numerators[kThreadRows][kThreadChannels] = {}, denominators[kThreadRows][kThreadChannels] = {};
+  FloatSums sums = {};
   KeyTile<T, N, kFloatThreads, kFloatKeys> keys(p, tile);
   WeightTile<T, kFloatThreads, kFloatKeys> weights(p, tile);
   const auto load = [&](int u) {
@@ -249,9 +259,8 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
     write(0, 0);
   }
   __syncthreads();
-  int stage = 0;
-  for (int u = 0; u < tile.keys; u += kFloatKeys, stage ^= 1) {
-    const int next = u + kFloatKeys;
+  for (int u = 0; u < tile.keys; u += kFloatKeys) {
+    const int next = u + kFloatKeys, stage = u / kFloatKeys % 2;
     if (next < tile.keys) load(next);
 #pragma unroll 1  // more is hoisted into more registers than there are
     for (int k = 0; k < kFloatKeys; ++k) {
@@ -265,24 +274,35 @@ __global__ void __launch_bounds__(kFloatThreads, 2) float_kernel(const FullParam
       for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
         for (int c = 0; c < kThreadChannels; ++c) {
-          numerators[i][c] += weight[i / 4][i % 4] * numerator[c];
-          denominators[i][c] += weight[i / 4][i % 4] * denominator[c];
+          sums.numerators[i][c] += weight[i / 4][i % 4] * numerator[c];
+          sums.denominators[i][c] += weight[i / 4][i % 4] * denominator[c];
         }
     }
-    if (next < tile.keys) write(stage ^ 1, next);
+    if (next < tile.keys) {
+      write(stage ^ 1, next);
+      if (next % kSegmentKeys == 0) sums.end_segment(segment_totals(p), next == kSegmentKeys);
+    }
     __syncthreads();
   }
+  if (tile.keys > kSegmentKeys) sums.add(segment_totals(p));
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
     const int r = first_row + i;
     const float least = kTrustedPerKey<float> * static_cast<float>(tile.visible(tile.first_row + r));
     float mean[kThreadChannels];
 #pragma unroll
-    for (int c = 0; c < kThreadChannels; ++c) mean[c] = trusted_mean(numerators[i][c], denominators[i][c], least);
+    for (int c = 0; c < kThreadChannels; ++c)
+      mean[c] = trusted_mean(sums.numerators[i][c], sums.denominators[i][c], least);
     store(&shared.means[r][column], mean);
   }
   __syncthreads();
   write_tile<T, N, kFloatThreads>(shared.means, p, tile);
+}
+
+// The workspace: maxima, then totals where documents may have more keys than a segment.
+size_t maxima_bytes(const AftCudaSequence& s) { return round_up<size_t>(Maxima::bytes(s), 16); }
+size_t totals_bytes(const AftCudaSequence& s) {
+  return s.tokens > kSegmentKeys ? full_tiles(s) * kFloatThreads * sizeof(FloatSums) : 0;
 }
 
 // P is what is multiplied. Vectors of N channels or one.
@@ -291,7 +311,8 @@ int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
   constexpr bool tensor = sizeof(P) == 2;
   constexpr int vector = tensor ? kVector<T> : 4;
-  const FullParams params{call, Maxima(s, workspace)};
+  const FullParams params{call, Maxima(s, workspace),
+                          reinterpret_cast<float*>(static_cast<char*>(workspace) + maxima_bytes(s))};
   const bool bias_aligned = reinterpret_cast<uintptr_t>(call.position_bias) % 16 == 0 &&
                             call.position_bias_width % kVector<T> == 0;
   const auto with_vector = [&](auto n) {
@@ -313,7 +334,11 @@ int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
 }  // namespace
 }  // namespace aft::cuda
 
-size_t aft_cuda_aft_full_workspace(const AftCudaAftFull* call) { return aft::cuda::Maxima::bytes(call->sequence); }
+size_t aft_cuda_aft_full_workspace(const AftCudaAftFull* call) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  return maxima_bytes(s) + (call->precision == AFT_CUDA_EXP_FLOAT32 ? totals_bytes(s) : 0);
+}
 
 int aft_cuda_aft_full(const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
   using namespace aft::cuda;

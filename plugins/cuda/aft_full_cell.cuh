@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "aft_full_segments.cuh"
 #include "gate.cuh"
 #include "launch.cuh"
 #include "running_sum.cuh"
@@ -50,7 +51,7 @@ __device__ __forceinline__ bool is_trusted(float mean) { return mean == mean; }
 
 // The means over `visible` keys of N channels as they are defined, where they are marked.
 template <class T, int N>
-__device__ __forceinline__ void sum_exactly(float (&mean)[N], const AftCudaAftFull& call, int64_t b, int64_t t,
+__device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& call, int64_t b, int64_t t,
                                             int64_t channel, int64_t visible) {
   const AftCudaSequence& s = call.sequence;
   const T* bias = static_cast<const T*>(call.position_bias) + t * call.position_bias_width;
@@ -67,15 +68,24 @@ __device__ __forceinline__ void sum_exactly(float (&mean)[N], const AftCudaAftFu
 #pragma unroll
     for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], key[c] + w);
   }
+  for (int64_t first = 0; first < visible; first += kSegmentKeys) {
+    const int64_t end = first + kSegmentKeys < visible ? first + kSegmentKeys : visible;
+    float numerators[N] = {}, denominators[N] = {};
 #pragma unroll 2
-  for (int64_t u = 0; u < visible; ++u) {
-    const Raw<T, N> key(row<T>(s.key, b, u) + channel), value(row<T>(s.value, b, u) + channel);
-    const float w = to_float(bias[u]);
+    for (int64_t u = first; u < end; ++u) {
+      const Raw<T, N> key(row<T>(s.key, b, u) + channel), value(row<T>(s.value, b, u) + channel);
+      const float w = to_float(bias[u]);
+#pragma unroll
+      for (int c = 0; c < N; ++c) {
+        const float weight = machine::fast_exp(key[c] + w - maximum[c]);
+        numerators[c] += weight * value[c];
+        denominators[c] += weight;
+      }
+    }
 #pragma unroll
     for (int c = 0; c < N; ++c) {
-      const float weight = machine::fast_exp(key[c] + w - maximum[c]);
-      numerator[c] += weight * value[c];
-      denominator[c] += weight;
+      numerator[c] += numerators[c];
+      denominator[c] += denominators[c];
     }
   }
 #pragma unroll
@@ -94,7 +104,11 @@ __device__ __forceinline__ void write_outputs(float (&mean)[N], const AftCudaAft
     if (visible == 0) mean[c] = 0.0f;
     all_trusted = all_trusted && is_trusted(mean[c]);
   }
-  if (!all_trusted) sum_exactly<T>(mean, call, b, t, channel, visible);
+  if (!all_trusted) {
+    constexpr int together = N < 4 ? N : 4;  // more take too many registers
+#pragma unroll
+    for (int c = 0; c < N; c += together) sum_exactly<T, together>(mean + c, call, b, t, channel + c, visible);
+  }
   const Raw<T, N> query(row<T>(s.query, b, t) + channel);
 #pragma unroll
   for (int c = 0; c < N; ++c) mean[c] = gated(call.gate, query[c], mean[c]);

@@ -10,6 +10,7 @@ namespace aft::cuda {
 struct FullParams {
   AftCudaAftFull call;
   Maxima maxima;
+  float* totals;  // of segments in float32 products
 };
 
 // Counts of tokens are int here: T x T of more would fit no memory.

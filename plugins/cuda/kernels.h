@@ -121,6 +121,8 @@ typedef struct {
 size_t aft_cuda_aft_simple_workspace(const AftCudaAftSimple*);
 int aft_cuda_aft_simple(const AftCudaAftSimple*, void* workspace, cudaStream_t);
 
+/* With float32 products and more than 2,048 tokens the workspace holds sums of segments of keys as well: 64 KiB for
+ * every 128 tokens and 64 channels, about twice the output in float32. */
 size_t aft_cuda_aft_full_workspace(const AftCudaAftFull*);
 int aft_cuda_aft_full(const AftCudaAftFull*, void* workspace, cudaStream_t);
 

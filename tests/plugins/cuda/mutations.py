@@ -58,7 +58,7 @@ MUTATIONS = [
         ("entries[stage ^ 1], next", "entries[stage], next"),
         _without("next);\n      async_wait<0>();\n", "async_wait<0>();\n"),
         _without("  __syncthreads();\n  write_tile<T, N, kTensorThreads>"),
-        _without("write(stage ^ 1, next);\n    __syncthreads();\n"),
+        _without("    }\n    __syncthreads();\n  }\n  if (tile.keys > kSegmentKeys)"),
         ("call.position_bias_width % kVector<T> == 0;", "true;"),
     ),
     *_of(
@@ -71,7 +71,7 @@ MUTATIONS = [
         "aft_full",
         "aft_full_cell.cuh",
         ("kTrustedPerKey<Half> = 0.25f", "kTrustedPerKey<Half> = 0.0f"),
-        ("if (!all_trusted) sum_exactly", "if (false) sum_exactly"),
+        ("if (!all_trusted) {", "if (false) {"),
     ),
     *_of(
         "aft_full",
@@ -222,7 +222,7 @@ MUTATIONS = [
         ("right.copy_to(operands.right[stage]);", "right.copy_to(operands.right[0]);"),
         ("lane % 16][k + lane / 16 * 8]", "lane % 16][k]"),
         ("a[i], {b[2], b[3]}", "a[i], {b[0], b[1]}"),
-        _without("write(stage ^ 1, next);\n    __syncthreads();\n"),
+        _without("    }\n    __syncthreads();\n  }\n  if (tile.keys > kSegmentKeys)"),
         ("const int depth = at_most(source.depth - k, kTileDepth<T>);", "const int depth = 64;"),
     ),
     *_of(
