@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 from torch import nn
 
 from aftexport.errors import UsageError
@@ -14,6 +15,8 @@ _OTHER_TASKS = re.compile(r"multi[\W_]*(label|target|output)|regression", re.IGN
 """Values of problem_type, which transformers introduced, whose logits no softmax is taken of."""
 _CONFIGS = ("config", "cfg", "args", "hparams", "hyper_parameters", "model_config")
 """What training scripts call the settings that they keep beside the weights."""
+_SAME_NUMBERS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_PROBABILITIES = ("Sigmoid", "HardSigmoid", "Softmax")
 _HUB_SUFFIXES = (".safetensors", ".bin")
 
 
@@ -28,6 +31,29 @@ def check_count(labels: int) -> None:
             f"A model with logits for {MIN_LABELS} or more labels was expected, got {labels}: "
             f"{ONE_LABEL}.",
             GIVE_TWO_LABELS,
+        )
+
+
+def check_output(model: onnx.ModelProto) -> None:
+    """Check that a model puts out logits, not what a sigmoid or a softmax makes of them.
+
+    Args:
+        model: the exported graph, whose first output has the logits.
+
+    Raises:
+        UsageError: if its last step is a sigmoid or a softmax, of which the server would take a
+            softmax once more.
+    """
+    producers = {output: node for node in model.graph.node for output in node.output}
+    node = producers.get(model.graph.output[0].name)
+    while node is not None and node.op_type in _SAME_NUMBERS:
+        node = producers.get(node.input[0])
+    if node is not None and node.domain == "" and node.op_type in _PROBABILITIES:
+        raise UsageError(
+            f"Logits were expected, got the result of {node.op_type}: the server takes a softmax "
+            "of them over exclusive labels.",
+            "Return the numbers before it from forward. Labels that may hold together are not "
+            "served: export such a model by torch.onnx.export.",
         )
 
 

@@ -35,7 +35,7 @@ from aftexport.engines import onnxruntime as ort
 from aftexport.engines.settings import TARGETS as ENGINE_TARGETS
 from aftexport.engines.settings import EngineOptions, build_settings
 from aftexport.errors import ParityError, TraceError, UsageError
-from aftexport.exclusive_labels import check_count, check_task
+from aftexport.exclusive_labels import check_count, check_output, check_task
 from aftexport.files import aside_folder, move_into_place, sha256
 from aftexport.fuse.report import show_recognition
 from aftexport.lowering import DEFAULT_OPSET
@@ -154,6 +154,7 @@ def export(
         settings = build_settings(
             to, asked, precision=traced.precision, max_tokens=traced.spec.max_tokens
         )
+    check_output(traced.lowered)
     names = _labels(checkpoint, labels, traced)
     if max_length is None and (most := traced.spec.max_tokens) is not None:
         console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")

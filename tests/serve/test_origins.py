@@ -75,7 +75,7 @@ def test_a_proxy_may_pass_on_a_name_that_is_allowed(proxied: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "model.example"])
 def test_allowed_hosts_hold_at_every_address(host: str) -> None:
     check = named_host(host, ["a.example", "[2001:db8::1]"])
-    for name in (*NAMES, "a.example", "A.EXAMPLE.:443", "[2001:DB8:0::1]:80", ""):
+    for name in (*NAMES, "a.example", "A.EXAMPLE.:443", "[2001:DB8:0::1]:80"):
         asyncio.run(check(request("GET", host=[name])))
     for name in (
         *FOREIGN,
@@ -84,6 +84,7 @@ def test_allowed_hosts_hold_at_every_address(host: str) -> None:
         "[::]",
         "a.example:80:80",
         "x@a.example",
+        "",
     ):
         with pytest.raises(OriginError, match="--allowed-hosts"):
             asyncio.run(check(request("GET", host=[name])))

@@ -23,6 +23,7 @@ from aftexport.fuse.failed_conditions import failed_condition
 from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
+from aftexport.fuse.nan_guards import may_lack_keys, reads_nan
 from aftexport.fuse.no_ops import remove_no_ops
 from aftexport.fuse.outside_factors import without_outside
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
@@ -253,6 +254,10 @@ class _Recogniser:
         dtype = self._measured.dtype(value)
         if dtype == np.float64:
             raise NearMissError("it is computed in float64")
+        if may_lack_keys(self._model, rewrite) and reads_nan(value):
+            raise NearMissError(
+                "a guard after it replaces NaN, which a row without keys is not here"
+            )
         writer = Writer(self._measured, dtype, str(value.name), reader.shapes)
         try:
             output = _write(writer, rewrite, dims)
