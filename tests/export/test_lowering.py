@@ -240,11 +240,10 @@ def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
 
 
 def test_what_changes_no_number_is_left_out() -> None:
-    module = Guarded(lambda x: (x + 0.0) * 1.0 / 1.0 - 0.0)
-    model = finish(lower(capture(module)))
-    assert [
-        node.op_type for node in model.graph.node if node.op_type in ("Add", "Mul", "Div")
-    ] == []
+    def operators(step: Callable[[Tensor], Tensor]) -> list[str]:
+        return [node.op_type for node in finish(lower(capture(Guarded(step)))).graph.node]
+
+    assert operators(lambda x: (x + 0.0) * 1.0 / 1.0 - 0.0) == operators(lambda x: x)
 
 
 def test_the_rules_of_others_are_as_they_were() -> None:
