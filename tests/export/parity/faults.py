@@ -90,14 +90,17 @@ def wrong_lengths(model: onnx.ModelProto) -> None:
 
 
 def wrong_pooling(model: onnx.ModelProto) -> None:
+    """The sums of blocks and of the blocks become maxima."""
     last = node_giving(model, "sum_1")
-    last.op_type, last.input[0] = "ReduceMax", node_giving(model, last.input[0]).input[1]
-    last.attribute.append(onnx.helper.make_attribute("keepdims", 0))
+    for node in (last, node_giving(model, last.input[0])):
+        node.op_type = "ReduceMax"
 
 
 def pooled_with_padding(model: onnx.ModelProto) -> None:
-    product = node_giving(model, node_giving(model, "sum_1").input[0])
-    product.input[1] = "layer_norm_8"
+    node = node_giving(model, "sum_1")
+    while node.op_type != "Concat":  # of the tokens with what fills the last block
+        node = node_giving(model, node.input[0])
+    node.input[0] = "layer_norm_8"
 
 
 def swapped_heads(model: onnx.ModelProto) -> None:
