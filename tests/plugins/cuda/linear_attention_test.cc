@@ -6,7 +6,7 @@ static int try_case(const Case& c, const Bounds& bounds) {
   Problem problem(c, bounds, c.channels);
   const auto map = static_cast<AftCudaFeatureMap>(c.draw(2, 30));
   // relu may leave no weight above 0, and then eps alone is the denominator; below 1e-20 it counts as that.
-  const float eps = c.draw(2, 31) ? 1e-6f : map == AFT_CUDA_RELU ? 0.0f : 0.5f;
+  const float eps = c.draw(2, 31) ? 1e-6f : map == AFT_CUDA_RELU ? 1e-30f : 0.5f;
   const AftCudaLinearAttention call{problem.sequence, map, c.heads, eps};
   const int64_t width = c.channels / c.heads;
   const auto feature = [map](double x) {
