@@ -222,7 +222,7 @@ MUTATIONS = [
         ("right.copy_to(operands.right[stage]);", "right.copy_to(operands.right[0]);"),
         ("lane % 16][k + lane / 16 * 8]", "lane % 16][k]"),
         ("a[i], {b[2], b[3]}", "a[i], {b[0], b[1]}"),
-        _without("    }\n    __syncthreads();\n  }\n  if (tile.keys > kSegmentKeys)"),
+        _without("write(stage ^ 1, next);\n    __syncthreads();\n"),
         ("const int depth = at_most(source.depth - k, kTileDepth<T>);", "const int depth = 64;"),
     ),
     *_of(
