@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,14 @@ import torch
 import toy
 from bundles import changed_manifest
 from commands import assert_refused, run_here
-from torch import nn
+from torch import Tensor, nn
 
 from aftexport.bundle import PARITY_PAGE, Bundle
+from aftexport.capture import capture
 from aftexport.checkpoint import Checkpoint, load
 from aftexport.errors import BundleError, UsageError
-from aftexport.exclusive_labels import check_count, check_task
+from aftexport.exclusive_labels import check_count, check_output, check_task
+from aftexport.lowering import lower
 
 SOFTMAX = "softmax over exclusive labels"
 OTHER_TASKS = ["multi_label_classification", "regression", "Multi-Label"]
@@ -100,3 +103,35 @@ def test_command_refuses_one_class(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["--factory", f"{__name__}:OneLogit", "--to", "onnx", "--no-verify"]
     assert_refused(run_here([tmp_path / "model.pt", *words], capsys), "got 1", "torch.cat")
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+
+
+class Probabilities(toy.Bag):
+    """Ends in what turns logits into probabilities.
+
+    Args:
+        end: takes logits ``[batch, labels]``.
+    """
+
+    def __init__(self, end: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.end(super().forward(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("end", "operator"),
+    [
+        (torch.sigmoid, "Sigmoid"),
+        (lambda logits: logits.softmax(-1), "Softmax"),
+        (lambda logits: logits.softmax(1).reshape(-1, 3), "Softmax"),
+    ],
+)
+def test_probabilities_are_refused(end: Callable[[Tensor], Tensor], operator: str) -> None:
+    with pytest.raises(UsageError, match=f"Logits were expected, got the result of {operator}"):
+        check_output(lower(capture(Probabilities(end))))
+
+
+def test_logarithms_of_a_softmax_are_logits() -> None:
+    check_output(lower(capture(Probabilities(lambda logits: logits.log_softmax(-1)))))

@@ -116,6 +116,20 @@ def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
     assert span.attributes == expected
 
 
+@pytest.mark.parametrize("path", ["/infer?key=s", "/infer%3Fkey=s", "/infer;key=s", "/a%3bs"])
+def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(QueryRedaction())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    named = {"url.path": path, "http.target": path}
+    provider.get_tracer("a").start_span("a", attributes=named).end()
+    (span,) = exporter.get_finished_spans()
+    for value in (span.attributes or {}).values():
+        assert "key=s" not in str(value)
+        assert str(value).endswith("REDACTED")
+
+
 def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
