@@ -229,7 +229,7 @@ def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:
 def is_bundle(path: Path) -> bool:
     """Tells whether a folder is, or claims to be, a bundle."""
     file = path / MANIFEST
-    return file.is_file() or (file.is_symlink() and not file.exists())
+    return file.exists() or file.is_symlink()
 
 
 def is_replaceable(path: Path) -> bool:

@@ -138,6 +138,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "model linked to a device": (linked(MODEL, "/dev/zero"), ("model.onnx is not a file",)),
     "manifest linked to nothing": (
         linked("manifest.json", "../blobs/34"), ("manifest.json is a link to ../blobs/34",)),
+    "manifest linked to a folder": (linked("manifest.json", ".."), ("manifest.json is not a",)),
+    "manifest linked to a device": (
+        linked("manifest.json", "/dev/zero"), ("manifest.json is not a file",)),
     "manifest of too many bytes": (
         lambda folder: os.truncate(folder / "manifest.json", 67108865), ("it has 67108865 bytes",)),
     "model unlisted": (unlisted(MODEL), ("model.onnx",)),
