@@ -197,6 +197,17 @@ def line_of(frame: FrameType, line: int) -> str:
     return f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
 
 
+def last_own_line(meta: Mapping[str, Any]) -> str:
+    """Return the user's line that a captured node comes from, as ``line_of`` does; empty if none.
+
+    Args:
+        meta: the ``meta`` of the node.
+    """
+    lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', meta.get("stack_trace") or "")
+    own = [found for found in lines if not found[0].startswith(_FOLDERS)]
+    return "{}, line {}, in {}".format(*own[-1]) if own else ""
+
+
 def _where() -> tuple[str, str, bool, str]:
     """Operator and line of what runs now, whether torch is choosing a layout, and a conversion.
 
@@ -217,7 +228,5 @@ def _where() -> tuple[str, str, bool, str]:
                 conversion = "loop"
             return operator, line_of(frame, line), of_memory, "" if operator else conversion
     node = get_current_meta()
-    lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.get("stack_trace") or "")
-    lines = [found for found in lines if not found[0].startswith(_FOLDERS)]
     operator = str(node.get("torch_fn", ("", ""))[1]).rpartition(".")[2]
-    return operator, "{}, line {}, in {}".format(*lines[-1]) if lines else "", of_memory, ""
+    return operator, last_own_line(node), of_memory, ""

@@ -1,6 +1,5 @@
 """Which operator of the user's torch.onnx could not translate, and in which line."""
 
-import re
 import traceback
 
 import torch
@@ -10,7 +9,7 @@ from torch.onnx._internal.exporter._errors import DispatchError
 
 from aftexport.errors import TraceError
 from aftexport.refusals import first_line
-from aftexport.sizes import _FOLDERS
+from aftexport.sizes import last_own_line
 
 _REMEDY = "Replace it by operators that ONNX has."
 
@@ -29,7 +28,7 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
             f"torch.onnx cannot translate the model: {first_line(error)}",
             "Replace the operator it names by ones that ONNX has.",
         )
-    operator, line = _operator(program, node), _line(node)
+    operator, line = _operator(program, node), last_own_line(node.meta)
     place = f" ({line})" if line else ""
     reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
     return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
@@ -64,9 +63,3 @@ def _operator(program: ExportedProgram, node: fx.Node) -> str:
         return str(same[-1]).rpartition(".")[0]
     target = node.target
     return str(target).rpartition(".")[0] if "." in str(target) else str(target)
-
-
-def _line(node: fx.Node) -> str:
-    lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
-    lines = [found for found in lines if not found[0].startswith(_FOLDERS)]
-    return "{}, line {}, in {}".format(*lines[-1]) if lines else ""

@@ -1,8 +1,6 @@
 """The operator at which two runs of a captured program part."""
 
-import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,12 @@ from torch.export import ExportedProgram
 
 from aftexport.parity.case import Array
 from aftexport.parity.comparison import Differences
+from aftexport.sizes import last_own_line
 
 _BOUND = 1e-3
 """The program may be in float16, and a batch sums in another order."""
 _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
                      "constant_pad_nd", "to", "_to_copy", "stack", "index_select"})  # fmt: skip
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 def first_divergence(
@@ -143,6 +141,5 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 def _name(node: fx.Node) -> str:
     """Return an operator's name with the user's line, as in ``max (model.py, line 9)``."""
     operator = str(node.meta.get("torch_fn", ("", node.target))[1]).rpartition(".")[2]
-    lines = re.findall(r'File "(.+)", line (\d+), in (\w+)', node.meta.get("stack_trace") or "")
-    own = [line for line in lines if not line[0].startswith(_LIBRARIES)]
-    return operator + (" ({}, line {}, in {})".format(*own[-1]) if own else "")
+    line = last_own_line(node.meta)
+    return f"{operator} ({line})" if line else operator
