@@ -158,9 +158,7 @@ def export(
     names = _labels(checkpoint, labels, traced)
     if max_length is None and (most := traced.spec.max_tokens) is not None:
         console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
-    if not batching:
-        console.print("Each document has a run of its own (--no-batching).")
-    notes = _notes(traced)
+    notes = _notes(traced, batching=batching)
     for note in notes:
         console.print(f"[yellow]{escape(note)}[/]")
     if traced.recognition is not None:
@@ -381,9 +379,11 @@ def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:
     )
 
 
-def _notes(traced: Traced) -> list[str]:
-    """Of what the export does otherwise than a user may expect."""
+def _notes(traced: Traced, *, batching: bool) -> list[str]:
+    """Return what the export does otherwise than a user may expect, a sentence each."""
     notes = []
+    if not batching:
+        notes.append("Each document has a run of its own (--no-batching).")
     if traced.left_out:
         notes.append(
             f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "

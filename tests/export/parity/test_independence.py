@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import aftexport
+from aftexport.bundle import PARITY_PAGE
 from aftexport.capture import capture
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
@@ -131,3 +132,4 @@ def test_no_batching_is_recorded(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing is written
     bundle = aftexport.export(factory=factory, out=tmp_path / "m.bundle", batching=False)
     assert not bundle.manifest.batching
+    assert "a run of its own (--no-batching)" in (bundle.path / PARITY_PAGE).read_text()
