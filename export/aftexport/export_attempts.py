@@ -63,7 +63,7 @@ def attempt_export(
 
     Args:
         model: in evaluation mode, with plain inputs.
-        names: of its inputs.
+        names: the names of its inputs.
         limit: most tokens of a document.
 
     Returns:

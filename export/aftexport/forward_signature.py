@@ -22,7 +22,7 @@ class ForwardSignature:
     Attributes:
         inputs: ``input_ids`` and, where it takes them, ``lengths``.
         is_plain: whether these are its first parameters, by these names.
-        positional: what is passed by position, inputs or values of defaults.
+        positional: the arguments by position, inputs or values of defaults.
         keywords: parameters that are passed by name, with the input of each.
         left_out: parameters of padding that stay at their defaults.
     """

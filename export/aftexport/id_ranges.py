@@ -49,7 +49,7 @@ class Lookup:
     Attributes:
         table: name of the table's node; None where there is none, as for ``one_hot``.
         rows: how many it has.
-        index: what the numbers can be.
+        index: the range of the numbers.
         is_signed: whether negative numbers count rows from the end.
     """
 

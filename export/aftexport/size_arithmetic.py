@@ -25,7 +25,7 @@ def free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
     ``[]`` of the default type, because sympy has no symbols for them.
 
     Args:
-        model: whose forwards may have these functions by names of their own.
+        model: the model, whose forwards may name these functions differently.
 
     Yields:
         The names of what became a tensor, as it does.

@@ -78,8 +78,8 @@ def evaluate(expression: sympy.Basic, values: Mapping[sympy.Symbol, Numbers]) ->
     """Computes an expression for many sizes at once, as Python computes it.
 
     Args:
-        expression: of integers, floats and comparisons.
-        values: of each symbol, int64, of shapes that broadcast.
+        expression: an expression of integers, floats and comparisons.
+        values: int64 arrays of broadcastable shapes, one for each symbol.
 
     Raises:
         UndecidedError: where it cannot be computed exactly.
@@ -179,7 +179,7 @@ def step(condition: sympy.Basic, symbols: Iterable[sympy.Symbol], limit: int) ->
 
     Args:
         condition: on these symbols alone, which all have the one size.
-        symbols: of the size.
+        symbols: the symbols of the size.
         limit: largest size.
 
     Returns:

@@ -49,7 +49,7 @@ class Taken:
         operator: that takes it; empty where the model itself does, or none is known.
         line: of the user's code; empty where none is known.
         of_memory: it decides how a convolution's result lies in memory, and no number of it.
-        conversion: what makes a number of Python of a size, ``float``, ``int``, ``index`` or
+        conversion: how a size becomes a Python number, ``float``, ``int``, ``index`` or
             ``loop``; empty where nothing does.
         example: what each symbol is in the example.
         ranges: the sizes that there can be.

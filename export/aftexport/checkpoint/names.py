@@ -30,7 +30,7 @@ class Match:
     Attributes:
         wanted: the module's own name of each weight, by the name to look for in ``given``.
         given: the weights of the file, by name without the prefix.
-        prefix: what stood before each name, as of a trainer that holds the module.
+        prefix: the part before each name, such as a trainer's attribute for the module.
         left_out: the names of the file without that prefix.
     """
 

@@ -135,7 +135,7 @@ def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -
     Args:
         path: the model file, for the error.
         archive: ``file`` as Python reads it.
-        file: what torch is to read: ``path``, or an archive within it.
+        file: the archive that torch reads, ``path`` or one within it.
 
     Raises:
         CheckpointError: where a member is compressed, is said to be larger than the file, or is

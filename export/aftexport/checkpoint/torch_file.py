@@ -38,9 +38,9 @@ def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> T
 
     Args:
         path: the file.
-        factory: the name of what builds the module, where the file is to hold its weights.
-        allow_pickle: where it holds objects of other classes than torch and the stand-ins know,
-            import and run them.
+        factory: the name of the module's factory, if the file holds weights alone.
+        allow_pickle: permission to import and run classes that neither torch nor the stand-ins
+            know.
 
     Raises:
         CheckpointError: if the file is damaged, or holds such objects; they are named.

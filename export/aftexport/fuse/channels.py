@@ -20,7 +20,7 @@ def channel_axes(product: Product, reader: Reader) -> set[Axis]:
 
     Args:
         product: the formula.
-        reader: that read it.
+        reader: the reader of the formula.
     """
     found: set[Axis] = set()
     for atom, _ in product.factors:

@@ -33,7 +33,7 @@ def within_horizon(
     Args:
         value: the value that is read.
         positions: the place in the graph of the node that each value comes from.
-        above: what a value is read from.
+        above: a function from a value to the values that it is read from.
     """
     levels: dict[ir.Value, int] = {value: 0}
     times: dict[ir.Value, int] = {value: 1}

@@ -76,7 +76,7 @@ def part_of(
         ends: where it begins.
         measured: the graph's values; what is not among them, new nodes compute.
         new_constants: what the new nodes read.
-        max_nodes: of the part.
+        max_nodes: upper bound of the part's nodes.
 
     Raises:
         ProofError: for more than ``max_nodes``.

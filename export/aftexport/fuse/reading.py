@@ -46,7 +46,7 @@ class Reader:
         maxima: every maximum that was read; a match has to account for each.
         ends: the tensors at which reading ended.
         parts: axes of dims of which only a part is read.
-        shapes: what tensors were reshaped to, with the dims that came of it.
+        shapes: the shape operand of each reshape, with the resulting dims.
     """
 
     def __init__(self, measured: Measured, nodes: Iterable[ir.Node] = ()) -> None:

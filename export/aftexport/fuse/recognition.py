@@ -58,7 +58,7 @@ class Match:
         attributes: of the operator.
         cases: inputs on which both were compared.
         difference: the largest, over what was allowed.
-        note: where attributes are not the graph's, why, and to what effect.
+        note: the reason and the effect, if attributes differ from the graph's.
     """
 
     mechanism: str

@@ -13,7 +13,7 @@ def any_above(
     """Whether ``decide`` holds for a value, or for any that it is computed from.
 
     Args:
-        value: of a graph.
+        value: a value of a graph.
         known: the answers so far, which are added to.
         decide: None where the inputs of a value's node decide.
     """

@@ -15,7 +15,7 @@ def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
     Args:
         logits, values: names of ``[B, T, ...]``; what follows T is broadcast.
         result: name of the mean, ``[B, T, ...]``.
-        rank: of all of them.
+        rank: the rank of all tensors.
     """
     lines = running_sums(logits, result, rank=rank, values=values)
     lines += f"{result}_blocks = Div({result}_n, {result}_d)\n"
@@ -40,7 +40,7 @@ def running_sums(
     Args:
         logits: name of ``[B, T, ...]``.
         result: the beginning of the names; the blocks are ``<result>_logit`` and ``_value``.
-        rank: of logits and values.
+        rank: the rank of logits and values.
         values: name of ``[B, T, ...]``; empty where there are none.
         reverse: from each token on, not up to it.
     """
@@ -117,7 +117,7 @@ def _entering(states: tuple[str, ...], entering: dict[str, str]) -> str:
 
     Args:
         states: ``m`` and sums.
-        entering: of a sum, what is weighed; 1 where there is none.
+        entering: for each sum, the weighted tensor; 1 for a sum of weights.
     """
     lines = """
         m_next = Max(m, logit)

@@ -24,7 +24,7 @@ class Report:
     Attributes:
         manifest: of the bundle.
         comparisons: every case by every engine.
-        against: what the reference is: PyTorch's outputs stored in the bundle, or PyTorch; empty
+        against: the reference, PyTorch's outputs stored in the bundle or PyTorch; empty
             for the former.
         notes: what was not compared, and why.
         inputs: of each case of the model, by its name.

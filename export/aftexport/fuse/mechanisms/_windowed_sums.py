@@ -46,7 +46,7 @@ class WindowedSums:
         everywhere: the sum over all keys.
         offsets: of the window's keys from the query, ascending.
         weights: ``[channels ..., offsets]``, ``a / c``.
-        common: what all is multiplied by, but for constants.
+        common: the factor of all terms, without constants.
         constants: those, ``c``.
     """
 
