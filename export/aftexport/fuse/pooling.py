@@ -1,6 +1,7 @@
 """Makes sums over the tokens of an exported graph sums of blocks' sums.
 
     ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
+    ReduceL1(X, t)                       ->  such a sum of absolute values
     ReduceL2(X, t)                       ->  the root of such a sum of squares
     CumSum(X, t)                         ->  within a block + of the blocks before
     ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
@@ -12,13 +13,16 @@ Only what is linear in the tokens is rewritten: the axis t is the only one of an
 that of the documents.
 """
 
+import math
+import re
+
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.fuse import _matching as match
 from aftexport.fuse._token_blocks import TokenBlocks
 
-_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL2")
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2")
 
 
 def fuse_pooling(model: ir.Model) -> None:
@@ -41,29 +45,35 @@ def _token_axis(model: ir.Model, x: ir.Value | None) -> int | None:
     """The axis of ``x`` that is of any length, if it is one and not the documents'."""
     if x is None or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
-    documents = {v.shape[0] for v in model.graph.inputs if v.shape is not None and len(v.shape)}
-    long = [i for i, dim in enumerate(x.shape) if not isinstance(dim, int) and dim not in documents]
+    shapes = [value.shape for value in model.graph.inputs]
+    documents = {str(shape[0]) for shape in shapes if shape is not None and len(shape)}
+    # Heads may be folded into the documents' axis, as 4*batch.
+    folded = re.compile(rf"(\d+\*)?({'|'.join(map(re.escape, documents))})")
+    sizes = [None if isinstance(dim, int) else str(dim.value) for dim in x.shape]
+    long = [i for i, size in enumerate(sizes) if size is not None and not folded.fullmatch(size)]
     return long[0] if len(long) == 1 else None
 
 
 def _sum(model: ir.Model, reduction: ir.Node) -> None:
-    summed, axes = (*reduction.inputs, None)[:2]
+    summed = reduction.inputs[0]
     axis = _token_axis(model, summed)
     if summed is None or summed.shape is None or axis is None:
         return
-    if axes is None or axes.const_value is None:
-        return
-    if match.constant(axes).tolist() not in ([axis], [axis - len(summed.shape)]):
+    axes = _axes(reduction, len(summed.shape))
+    sizes = {other: summed.shape[other] for other in axes if other != axis}
+    widths = {other: size for other, size in sizes.items() if isinstance(size, int)}
+    if axis not in axes or len(widths) < len(sizes):
         return
     keepdims = bool(reduction.attributes.get_int("keepdims", 1))
     new = TokenBlocks(model, f"{reduction.outputs[0].name}")
     op = new.tape.op
-    weighted = _weighted(summed) if axis == 1 and reduction.op_type != "ReduceL2" else None
+    is_plain = reduction.op_type in ("ReduceSum", "ReduceMean") and not widths
+    weighted = _weighted(summed) if axis == 1 and is_plain else None
     if weighted is None:
-        blocks = new.split(summed, axis)
-        if reduction.op_type == "ReduceL2":
-            blocks = op("Mul", [blocks, blocks])
-        total = new.total(blocks, axis, keepdims=keepdims)
+        terms = _terms(reduction.op_type, summed, [*widths], new)
+        total = new.total(new.split(terms, axis), axis, keepdims=keepdims or bool(widths))
+        if widths and not keepdims:
+            total = op("Squeeze", [total, new.ints(*sorted(axes))])
     else:
         weights, x = (new.split(value, 1) for value in weighted)
         rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
@@ -74,9 +84,33 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
     if reduction.op_type == "ReduceL2":
         total = op("Sqrt", [total])
     if reduction.op_type == "ReduceMean":
-        tokens = op("Shape", [summed], {"start": axis, "end": axis + 1})
-        total = op("Div", [total, op("Cast", [tokens], {"to": int(ir.DataType.FLOAT)})])
+        count = op("Shape", [summed], {"start": axis, "end": axis + 1})
+        if widths:
+            count = op("Mul", [count, new.ints(math.prod(widths.values()))])
+        total = op("Div", [total, op("Cast", [count], {"to": int(ir.DataType.FLOAT)})])
     _replace(model, reduction, new, total)
+
+
+def _terms(op_type: str, summed: ir.Value, axes: list[int], new: TokenBlocks) -> ir.Value:
+    """Return the terms of a reduction for each token, summed over fixed axes, which stay as 1."""
+    op, terms = new.tape.op, summed
+    if op_type == "ReduceL1":
+        terms = op("Abs", [summed])
+    if op_type == "ReduceL2":
+        terms = op("Mul", [summed, summed])
+    if axes:
+        terms = op("ReduceSum", [terms, new.ints(*axes)], {"keepdims": 1})
+    assert summed.shape is not None
+    terms.shape = ir.Shape([1 if i in axes else dim for i, dim in enumerate(summed.shape)])
+    return terms
+
+
+def _axes(reduction: ir.Node, rank: int) -> list[int]:
+    """Return the axes of a reduction, counted from the first; none if they are not constant."""
+    axes = (*reduction.inputs, None)[1]
+    if axes is None or axes.const_value is None:
+        return []
+    return [axis % rank for axis in match.constant(axes).tolist()]
 
 
 def _weighted(summed: ir.Value) -> tuple[ir.Value, ir.Value] | None:

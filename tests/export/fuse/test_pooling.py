@@ -73,11 +73,24 @@ LONG_SUMS = {
     "softmax and an equation": lambda x: torch.einsum("bt,btd->bd", x[..., 0].softmax(1), x),
     "weights": lambda x: (x[..., :1].sigmoid() * x).sum(1) / x[..., :1].sigmoid().sum(1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=1) / x.shape[1] ** 0.5,
+    "norm of order 1": lambda x: x.norm(p=1, dim=1) / x.shape[1],
+    "mean of tokens and channels": lambda x: x.mean((1, 2))[:, None].expand(-1, DIM),
+    "sum of both that keeps the axes": lambda x: (
+        x.sum((1, 2), keepdim=True)[:, 0].expand(-1, DIM) / x.shape[1]
+    ),
+    "norm of both": lambda x: (
+        torch.linalg.vector_norm(x, dim=(1, 2))[:, None].expand(-1, DIM) / x.shape[1] ** 0.5
+    ),
+    "pool of a plane": lambda x: (
+        nn.functional.adaptive_avg_pool2d(x[:, None], (1, 1)).flatten(1).expand(-1, DIM)
+    ),
+    "heads in the documents' axis": lambda x: (
+        halves(x).transpose(1, 2).flatten(0, 1).mean(1).unflatten(0, (-1, 2)).flatten(1)
+    ),
     "running mean": lambda x: x.cumsum(1)[:, -1] / x.shape[1],
 }
 OTHERS = {
     "maximum": lambda x: x.amax(1),
-    "sum of all": lambda x: x.sum((1, 2))[:, None].expand(-1, DIM),
     "mean of channels": lambda x: (x * x.mean(2, keepdim=True)).sum(1),
     "pairs of tokens": lambda x: ((x @ x.transpose(1, 2)).softmax(1) @ x).mean(1),
 }
