@@ -15,11 +15,11 @@ from rays import ray_running
 from servers import serving
 
 import aftexport
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.cuda import device
 from aftexport.errors import EngineError
-from aftexport.exporter import export
 from aftexport.nn import DocumentClassifier
+from aftexport.pipeline.export import export
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.

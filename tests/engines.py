@@ -6,11 +6,11 @@ import onnx
 import torch
 import toy
 
-from aftexport.capture import capture
-from aftexport.engines.engine_file import EngineRecord, Wanted
-from aftexport.engines.settings import EngineOptions, build_settings
-from aftexport.engines.tensorrt_builder import Built
-from aftexport.lowering import finish, lower
+from aftexport.capture.capture import capture
+from aftexport.engines.tensorrt.builder import Built
+from aftexport.engines.tensorrt.engine_file import EngineRecord, Wanted
+from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)

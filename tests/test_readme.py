@@ -18,7 +18,7 @@ from clients import http
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftserve.deployment import DeploymentSettings, deployment_options
 from aftserve.keys import Keys
 

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from aftexport.checkpoint import load, save
-    from aftexport.exporter import export
+    from aftexport.pipeline.export import export
 
 __all__ = ["__version__", "export", "load", "save"]
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(checkpoint, name)
     if name == "export":
-        from aftexport.exporter import export
+        from aftexport.pipeline.export import export
 
         return export
     raise AttributeError(f"module 'aftexport' has no attribute {name!r}")

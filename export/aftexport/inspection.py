@@ -6,13 +6,13 @@ from pathlib import Path
 from rich.console import Console
 
 import aftplugins
-from aftexport.build import find, wanted_here
-from aftexport.bundle import PARITY, Bundle
-from aftexport.engine_export import show_engine
+from aftexport.bundle.bundle import PARITY, Bundle
+from aftexport.bundle.manifest import MAX_TOKENS, SCORES, EnginePlan, Manifest
+from aftexport.console import escape, operator_table, plain_table, size_table
+from aftexport.deploy.build_engine import find, wanted_here
+from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths
 from aftexport.errors import BundleError, EngineError
-from aftexport.manifest import MAX_TOKENS, SCORES, EnginePlan, Manifest
-from aftexport.report import escape, operator_table, plain_table, size_table
 
 
 def show_bundle(path: Path, console: Console) -> None:

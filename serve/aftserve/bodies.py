@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import InputError
-from aftexport.garbage_collection import collection_paused
+from aftexport.system.gc import collection_paused
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import EVIDENCE, MAX_TOKENS
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines import Engine, Stop
-from aftexport.engines.chunked import ChunkedModel
 from aftexport.errors import EngineError, InputError
-from aftexport.manifest import EVIDENCE, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.settings import Policy
 
@@ -41,7 +41,7 @@ class Answer:
         scores: probability of every class, by label.
         logits: ``[C]``, in float64.
         added: what each token adds to the largest logit, where the model says; see
-            ``aftexport.evidence``.
+            ``aftexport.passes.evidence``.
         offset: what that logit has of no token.
     """
 

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from pydantic import Field, ValidationError
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import BundleError, UsageError
-from aftexport.interruption import Interruption
+from aftexport.system.signals import Interruption
 from aftserve import logs, tracing
 from aftserve.app import create_app
 from aftserve.keys import Keys

@@ -1,10 +1,9 @@
 """The passages of a document that speak for its class.
 
-The model says what each token adds to the logit (``aftexport.evidence``). A passage is a run of
-tokens that adds more than as many tokens of the document do on average, as much more as any run
+The model says what each token adds to the logit (``aftexport.passes.evidence``). A passage is a run
+of tokens that adds more than as many tokens of the document do on average, as much more as any run
 that it overlaps: the maximal scoring subsequences of Ruzzo and Tompa ("A linear time algorithm for
-finding all maximal scoring subsequences", ISMB 1999), of what each token adds above the average.
-"""
+finding all maximal scoring subsequences", ISMB 1999), of what each token adds above the average."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from aftexport.bundle import CHUNKED, Bundle
-from aftexport.choice import Choice, choose
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.console import stage
+from aftexport.deploy.choose_engine import Choice, choose
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
 from aftexport.parity import Comparison
-from aftexport.report import stage
-from aftexport.verification import verify, verify_engine
+from aftexport.parity.run_cases import verify, verify_engine
 from aftserve.calibration import Costs, calibrate, measure_chunks, measured_chunk
 from aftserve.classifier import Classifier
 from aftserve.settings import Settings

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aftexport.report import one_line
+from aftexport.console import one_line
 
 logger = logging.getLogger("aftserve.request")
 

@@ -10,8 +10,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle.golden import Case
 from aftexport.errors import EngineError
-from aftexport.parity import Case, Comparison, compare
+from aftexport.parity import Comparison, compare
 from aftserve.batching import Result
 from aftserve.classifier import Tokens
 from aftserve.errors import NotFoundError, RefusedError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aftexport.errors import AftexportError
-from aftexport.interruption import TerminatedError
+from aftexport.system.signals import TerminatedError
 
 _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError
-from aftexport.source import load_source, torch_engine
+from aftexport.verify.reference_model import load_source, torch_engine
 
 _NICENESS = 19
 

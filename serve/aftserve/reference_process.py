@@ -12,7 +12,7 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
 from aftserve.classifier import Tokens
 from aftserve.errors import RefusedError

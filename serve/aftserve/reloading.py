@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import anyio.to_thread
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
 from aftserve.loading import check_unchanged, load_model

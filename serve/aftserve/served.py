@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftserve.loading import LoadedModel
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
-from aftexport.report import escape, operator_table, stage
 from aftserve import container, logs, tracing
 from aftserve.app import create_app
 from aftserve.connection import Connection

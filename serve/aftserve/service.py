@@ -12,7 +12,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import InputError
 from aftserve.admission import Admission
 from aftserve.batching import Backlog, Result

@@ -21,8 +21,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.errors import UsageError
-from aftexport.manifest import MAX_TOKENS
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

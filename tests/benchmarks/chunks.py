@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from aftexport.capture import capture
+from aftexport.bench.timing import peak_mib
+from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
-from aftexport.timing import peak_mib
+from aftexport.lowering.to_onnx import finish, lower
 from benchmarks.model import build
 from benchmarks.setup import cpu_name
 from benchmarks.timing import interleave

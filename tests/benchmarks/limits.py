@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import torch
 
-from aftexport.timing import Run
+from aftexport.bench.timing import Run
 
 _GEMM_SHAPES = ((512, 512, 512), (4096, 256, 1024))
 _EXP_ELEMENTS = (1 << 16, 1 << 18)

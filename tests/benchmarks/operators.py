@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from aftexport.bench.timing import Run, peak_mib
 from aftexport.parity import TOLERANCES
-from aftexport.timing import Run, peak_mib
 from benchmarks.limits import least_seconds, rates
 from benchmarks.setup import COMPILED, cpu_name
 from benchmarks.timing import interleave

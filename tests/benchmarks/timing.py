@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from statistics import median
 
-from aftexport.timing import Run, sample
+from aftexport.bench.timing import Run, sample
 
 
 def interleave(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:

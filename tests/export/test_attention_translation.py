@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 
 TOKENS = 6
 Form = Callable[[Tensor], Tensor]

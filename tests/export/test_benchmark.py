@@ -14,13 +14,13 @@ from rich.console import Console
 
 import aftexport
 import aftplugins
-from aftexport.benchmark import Timing, benchmark, check_lengths, timing_table
-from aftexport.bundle import Bundle
+from aftexport.bench.benchmark import Timing, benchmark, check_lengths, timing_table
+from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime_profile import operator_shares, shares
 from aftexport.errors import UsageError
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.source import load_source, torch_engine
-from aftexport.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
+from aftexport.verify.reference_model import load_source, torch_engine
 
 Capture = pytest.CaptureFixture[str]
 
@@ -38,7 +38,7 @@ def test_contenders_take_turns() -> None:
 
 def test_a_slow_contender_is_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("aftexport.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("aftexport.bench.timing.time.perf_counter", lambda: clock[0])
     called = []
 
     def slow() -> None:
@@ -181,7 +181,7 @@ def test_it_says_that_the_machine_was_busy(
     def sample(runs: Mapping[str, Run], *_: object) -> dict[str, list[float]]:
         return {name: [1.0, slowest, 1.0] for name in runs}
 
-    monkeypatch.setattr("aftexport.benchmark.sample", sample)
+    monkeypatch.setattr("aftexport.bench.benchmark.sample", sample)
     record = tmp_path / "bench.json"
     outcome = run_here(["bench", bundle_folder, *FEW, "--json", record], capsys)
     assert ("One call took 2.0 times the median" in outcome.out) is is_busy

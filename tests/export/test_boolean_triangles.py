@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from aftexport.boolean_triangles import widen_boolean_triangles
+from aftexport.passes.boolean_triangles import widen_boolean_triangles
 
 TEXT = """<ir_version: 8, opset_import: ["": 18]>
 g (bool[n,n] x) => (bool[n,n] y) { y = Trilu<upper=0>(x) }"""

@@ -9,10 +9,10 @@ import pytest
 from commands import Outcome, assert_refused, listing, run_here
 from rich.console import Console
 
-from aftexport.build import build, wanted_here
-from aftexport.bundle import Bundle, engine_file
-from aftexport.engines.engine_cache import VARIABLE, engine_cache
-from aftexport.engines.engine_file import EngineFile, EngineRecord
+from aftexport.bundle.bundle import Bundle, engine_file
+from aftexport.deploy.build_engine import build, wanted_here
+from aftexport.engines.tensorrt.cache import VARIABLE, engine_cache
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord
 
 
 @pytest.fixture(autouse=True)

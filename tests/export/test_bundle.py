@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory import NEEDS_PROC
 
-from aftexport.bundle import (
+from aftexport.bundle.bundle import (
     GOLDEN,
     MODEL,
     MODEL_DATA,
@@ -35,9 +35,9 @@ from aftexport.bundle import (
 )
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import AftexportError, BundleError, EngineError, UsageError
-from aftexport.model_file import read_model
-from aftexport.parity.search import token_norms
-from aftexport.verification import verify
+from aftexport.onnx_io import read_model
+from aftexport.parity.run_cases import verify
+from aftexport.verify.search import token_norms
 
 
 def test_a_bundle_holds_what_the_design_says(bundle_folder: Path) -> None:

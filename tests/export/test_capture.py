@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aftexport.capture import capture, copied
+from aftexport.capture.capture import capture, copied
+from aftexport.capture.input_spec import input_spec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
-from aftexport.input_spec import input_spec
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import DocumentClassifier
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from aftexport.bundle import Bundle
-from aftexport.choice import choose
+from aftexport.bundle.bundle import Bundle
+from aftexport.deploy.choose_engine import choose
 from aftexport.errors import EngineError, UsageError
-from aftexport.exporter import export
+from aftexport.pipeline.export import export
 
 CONSOLE = Console(quiet=True)
 INPUTS = {"input_ids": np.array([[5, 6, 7]]), "lengths": np.array([3])}

@@ -11,7 +11,7 @@ import toy
 from commands import Outcome, assert_refused, listing, run_here, run_python, without
 
 from aftexport import __version__
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 
 
 def test_the_literal_form_makes_a_bundle_beside_the_model(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from memory import NEEDS_PROC
 
-from aftexport.cores import usable_cores
+from aftexport.system.cores import usable_cores
 
 PROGRAM = """
 import os, sys

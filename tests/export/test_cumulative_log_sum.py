@@ -2,9 +2,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 
 ROWS = {
     "ordinary": (0.3, -1.0, 2.0, 0.0),

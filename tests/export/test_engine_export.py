@@ -8,12 +8,12 @@ from commands import assert_refused, listing, run_here, without
 
 import aftexport
 import aftplugins
-from aftexport.bundle import Bundle, engine_file
-from aftexport.engines.tensorrt_runtimes import load
+from aftexport.bundle.bundle import Bundle, engine_file
+from aftexport.engines.tensorrt.runtimes import load
 from aftexport.errors import EngineError
-from aftexport.exporter import export
-from aftexport.mechanisms import OPERATORS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.mechanisms import OPERATORS
+from aftexport.pipeline.export import export
 
 STEMS = sorted({operator.stem for operator in OPERATORS.values()})
 

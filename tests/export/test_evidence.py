@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.bundle import Bundle
-from aftexport.capture import capture
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import EVIDENCE
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.evidence import NoEvidenceError, add_evidence
-from aftexport.exporter import export
-from aftexport.lowering import finish, lower
-from aftexport.manifest import EVIDENCE
-from aftexport.mechanisms import MECHANISMS
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.verification import verify
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.parity.run_cases import verify
+from aftexport.passes.evidence import NoEvidenceError, add_evidence
+from aftexport.pipeline.export import export
 
 LENGTHS = torch.tensor([23, 1, 12])
 IDS = torch.randint(20, (3, 23), generator=torch.Generator().manual_seed(0))

@@ -12,12 +12,12 @@ from bundles import changed_manifest
 from commands import assert_refused, run_here
 from torch import Tensor, nn
 
-from aftexport.bundle import PARITY_PAGE, Bundle
-from aftexport.capture import capture
+from aftexport.bundle.bundle import PARITY_PAGE, Bundle
+from aftexport.capture.capture import capture
 from aftexport.checkpoint import Checkpoint, load
 from aftexport.errors import BundleError, UsageError
-from aftexport.exclusive_labels import check_count, check_output, check_task
-from aftexport.lowering import lower
+from aftexport.heads.exclusive_labels import check_count, check_output, check_task
+from aftexport.lowering.to_onnx import lower
 
 SOFTMAX = "softmax over exclusive labels"
 OTHER_TASKS = ["multi_label_classification", "regression", "Multi-Label"]

@@ -13,13 +13,13 @@ from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
 
 import aftexport
-from aftexport import exporter
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import EngineError, UsageError
-from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.parity.page import write_page
-from aftexport.parity.report import Report
+from aftexport.pipeline import export as exporter
+from aftexport.pipeline.export import export
+from aftexport.report.page import write_page
+from aftexport.report.report import Report
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from commands import listing
 
-from aftexport.files import aside_folder, move_into_place, replacing_file, sha256
+from aftexport.system.files import aside_folder, move_into_place, replacing_file, sha256
 
 
 class Stop(Exception):  # noqa: N818

@@ -6,9 +6,9 @@ import torch
 import toy
 from torch import Tensor, nn
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
+from aftexport.capture.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.errors import TraceError
-from aftexport.forward_signature import ForwardSignature, with_plain_inputs
 
 IDS, LENGTHS = torch.arange(6).view(2, 3), torch.tensor([3, 2])
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from commands import run_python
 
-from aftexport.garbage_collection import collection_paused
+from aftexport.system.gc import collection_paused
 
 _GARBAGE = """
 import sys

@@ -12,15 +12,15 @@ from onnxscript import rewriter
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from aftexport.capture import capture
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError, UsageError
-from aftexport.lowering import OPSETS, attach_bodies, finish, lower
+from aftexport.lowering.to_onnx import OPSETS, attach_bodies, finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, operators_in
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.registry import ALL_OPERATORS
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from aftexport.optimizer_faults import avoid_optimizer_faults
+from aftexport.passes.optimizer_faults import avoid_optimizer_faults
 
 PROBE = """
 import json, sys

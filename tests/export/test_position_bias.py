@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aftexport
-from aftexport.capture import capture
-from aftexport.exporter import export
-from aftexport.lowering import finish, lower
+from aftexport.capture.capture import capture
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.position_bias import (
+from aftexport.passes.position_bias import (
     LARGEST_RANGE,
     choose_precisions,
     position_biases,
     row_range,
     safe_precision,
 )
-from aftexport.trace import ENGINE_PRECISIONS, PRECISIONS
+from aftexport.pipeline.export import export
+from aftexport.pipeline.trace import ENGINE_PRECISIONS, PRECISIONS
 
 TOKENS = 20
 

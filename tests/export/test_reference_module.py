@@ -6,8 +6,8 @@ import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aftexport.capture import copied
-from aftexport.reference_module import ReferenceModule
+from aftexport.capture.capture import copied
+from aftexport.capture.reference_module import ReferenceModule
 
 IDS = torch.arange(12).view(2, 6)
 Compute = Callable[[toy.Bag, Tensor], Tensor]

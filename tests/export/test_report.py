@@ -5,15 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
-from aftexport import report
+from aftexport import console as our_console
 
 
 def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
     """What a stage prints that is told of progress at these times after its start."""
     now = 0.0
-    monkeypatch.setattr(report.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(our_console.time, "perf_counter", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
-    with report.stage(console, "Examining [b].onnx") as progress:
+    with our_console.stage(console, "Examining [b].onnx") as progress:
         for now in seconds:
             progress(int(now), 1200, "nodes read")
     assert isinstance(console.file, io.StringIO)

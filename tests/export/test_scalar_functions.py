@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 
 _F32 = np.finfo(np.float32)
 _POSITIVE = (

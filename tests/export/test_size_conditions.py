@@ -2,7 +2,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, TruncToInt
 
-from aftexport.size_conditions import Ranges, decided, step
+from aftexport.capture.size_conditions import Ranges, decided, step
 
 BATCH, TOKENS = sympy.symbols("batch tokens", integer=True, positive=True)
 RANGES: Ranges = ((BATCH, 1, 1 << 16), (TOKENS, 1, 1 << 20))

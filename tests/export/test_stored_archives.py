@@ -13,11 +13,11 @@ import toy
 from bundles import resealed
 from commands import assert_refused, run_here
 
-from aftexport.bundle import CHUNKED, Bundle
+from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.checkpoint import load
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.errors import CheckpointError, EngineError
-from aftexport.stored_archives import unstored_member
+from aftexport.system.stored_archives import unstored_member
 
 Change = Callable[[Path], object]
 BAD: dict[str, tuple[Change, str]] = {
@@ -53,7 +53,7 @@ def test_graph_beyond_a_message_is_not_read(
     plan = Bundle.open(bundle_copy).manifest.chunked
     assert plan is not None
     model = ChunkedModel(bundle_copy / CHUNKED, plan)
-    monkeypatch.setattr("aftexport.engines.chunked._MAX_GRAPH_BYTES", 1000)
+    monkeypatch.setattr("aftexport.chunked.runner._MAX_GRAPH_BYTES", 1000)
     with pytest.raises(EngineError, match=r"0\.reduce has \d+ bytes, more than 1000"):
         model.run(np.arange(3))
 

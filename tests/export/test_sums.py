@@ -8,15 +8,15 @@ import torch
 import toy
 from torch import Tensor, nn
 
-from aftexport.bundle import CHUNKED
-from aftexport.capture import capture
+from aftexport.bundle.bundle import CHUNKED
+from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import AftSimple
 from aftexport.parity import TOLERANCES
-from aftexport.sums import widen_sums
+from aftexport.passes.float32_sums import widen_sums
 
 TOKENS = 100_000
 

@@ -8,10 +8,10 @@ import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
 

@@ -6,9 +6,9 @@ import torch
 import toy
 from torch import Tensor
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.errors import TraceError
-from aftexport.lowering import lower
+from aftexport.lowering.to_onnx import lower
 
 
 class Through(toy.Bag):

@@ -6,10 +6,10 @@ import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
+from aftexport.capture.input_spec import input_spec
+from aftexport.capture.vocabulary import MAX_IDS
 from aftexport.errors import TraceError, UsageError
-from aftexport.input_spec import input_spec
-from aftexport.vocabulary import MAX_IDS
 
 Forward = Callable[["Tables", Tensor], Tensor]
 

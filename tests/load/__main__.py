@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.report import stage
+from aftexport.console import stage
 from load.documents import bare_engine, export_model, make_documents, mixed_up
 from load.parts import LOAD, PARTS, SOAK, Setting
 from load.report import Report

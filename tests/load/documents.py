@@ -12,11 +12,11 @@ import toy
 from rich.console import Console
 
 import aftexport
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
+from aftexport.pipeline.export import export
 from aftserve.classifier import Classifier, Tokens
 
 BOUND = TOLERANCES["fp32"].bound

@@ -199,8 +199,8 @@ def test_a_special_token_past_the_vocabulary_is_found_before_serving(
     (bundle_copy / "tokenizer.json").write_text(tokenizer.to_str())
     outcome = run_python("-m", "aftserve", resealed(bundle_copy), "--port", "70000", cwd=tmp_path)
     assert outcome.code == 2
+    from aftexport.bundle.tokenizer import check_tokenizer
     from aftexport.errors import AftexportError
-    from aftexport.tokenization import check_tokenizer
 
     with pytest.raises(AftexportError, match="300"):
         check_tokenizer(tokenizer.to_str(), 300)

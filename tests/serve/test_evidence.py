@@ -18,13 +18,13 @@ from tokenizers import Tokenizer, processors
 from toy import byte_tokenizer
 
 from aftexport import save
-from aftexport.bundle import CHUNKED, Bundle
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import InputError
-from aftexport.exporter import export
-from aftexport.mechanisms import MECHANISMS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.pipeline.export import export
 from aftserve.classifier import Classifier
 from aftserve.evidence import explain, passages
 

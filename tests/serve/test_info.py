@@ -7,7 +7,7 @@ from clients import http
 from commands import run_here
 from servers import serving
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 
 
 def test_where_each_node_has_a_precision_it_says_how_many_have_which(

@@ -12,7 +12,7 @@ import toy
 from clients import eventually, head, http, metric, raw_connection
 from servers import serving
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.parity import TOLERANCES
 
 WHOLE = 100

@@ -20,12 +20,12 @@ from servers import serving
 
 import aftexport
 import aftplugins
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
-from aftexport.exporter import export
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.verification import verify
+from aftexport.parity.run_cases import verify
+from aftexport.pipeline.export import export
 from aftserve import reference_process
 from aftserve.reference_process import ReferenceProcess
 from aftserve.server import load

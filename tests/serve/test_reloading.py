@@ -25,8 +25,8 @@ from servers import serving
 
 import aftexport
 import aftplugins
-from aftexport.bundle import Bundle
-from aftexport.exporter import export
+from aftexport.bundle.bundle import Bundle
+from aftexport.pipeline.export import export
 from aftserve.classifier import Classifier
 from aftserve.errors import UnavailableError
 from aftserve.keys import make_key

@@ -19,16 +19,16 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from aftexport.bundle.tokenizer import check_tokenizer
 from aftexport.checkpoint.factory import call_factory
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
 from aftexport.checkpoint.torch_file import damaged, read_torch_file
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import AftexportError, CheckpointError, UsageError
-from aftexport.exclusive_labels import check_config
-from aftexport.files import replacing_file
+from aftexport.heads.exclusive_labels import check_config
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.tokenization import check_tokenizer
+from aftexport.system.files import replacing_file
 
 FORMAT = "aftexport"
 VERSION = 1

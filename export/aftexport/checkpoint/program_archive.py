@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 import torch
 from torch.export import ExportedProgram
 
-import aftexport.mechanisms  # noqa: F401  registers the operators that programs call
+import aftexport.operators.mechanisms  # noqa: F401  registers the operators that programs call
 from aftexport.checkpoint.program_content import SAFE_FORM, check_content
 from aftexport.errors import CheckpointError
-from aftexport.stored_archives import unstored_member
+from aftexport.system.stored_archives import unstored_member
 
 _HARMLESS_MEMBERS = re.compile(
     r"models/[^/]+\.json|data/weights/(weight_\d+|[^/]+_weights_config\.json)"

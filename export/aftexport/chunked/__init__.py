@@ -12,5 +12,5 @@ summaries of the rest. The answer is that of the whole document.
 ``partition``  cuts the graph into the graphs of both passes
 ``archive``    keeps them in the bundle
 
-``aftexport.engines.chunked`` runs them, without any of this package or torch.
+``aftexport.chunked.runner`` runs them, without any of this package or torch.
 """

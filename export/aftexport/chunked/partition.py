@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.chunked.summary import DOMAIN as SUMMARY_DOMAIN
-from aftexport.chunked.summary import Reach, reach, summary
-from aftexport.chunked.tokenwise import Kind, classify, constants_of, pooling
-from aftexport.domain import DOMAIN, opset_of
-from aftexport.evidence import DIRECTION, products
-from aftexport.manifest import EVIDENCE, Pooling
-from aftexport.mechanisms._numerics import MASKED
+from aftexport.bundle.manifest import EVIDENCE, Pooling
+from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
+from aftexport.chunked.summaries import Reach, reach, summary
+from aftexport.operators.domain import DOMAIN, opset_of
+from aftexport.operators.numerics import MASKED
+from aftexport.passes.evidence import DIRECTION, products
+from aftexport.passes.token_flow import Kind, classify, constants_of, pooling
 
 FLOAT = onnx.TensorProto.FLOAT
 _IDS = "input_ids"
@@ -49,7 +49,7 @@ class Partition:
         pooled: each output of ``pool``, to how those of chunks combine: sum, max or first.
         head: what is pooled, to the logits and, where there is ``explain``, the direction.
         explain: what is kept after the last, and the direction, to what each token adds to the
-            largest logit; None where the tokens are not summed. See ``aftexport.evidence``.
+            largest logit; None where the tokens are not summed. See ``aftexport.passes.evidence``.
     """
 
     stages: tuple[Stage, ...]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from aftexport.cli import bench, build, demo, export, fuse, inspect, verify
+from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.garbage_collection import no_collection_at_exit
-from aftexport.interruption import exit_status, interruptible
-from aftexport.report import accept_any_terminal, escape
+from aftexport.system.gc import no_collection_at_exit
+from aftexport.system.signals import exit_status, interruptible
 
 COMMANDS = {
     "verify": verify.run,

@@ -48,8 +48,8 @@ def run(words: list[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="write the results there as well")
     options = parser.parse_args(words)
 
-    from aftexport.benchmark import show
-    from aftexport.destination import check_reports
+    from aftexport.bench.benchmark import show
+    from aftexport.bundle.output_path import check_reports
 
     check_reports({"--json": options.json}, (options.bundle, options.model))
     result = show(

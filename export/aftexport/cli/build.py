@@ -21,9 +21,9 @@ def run(words: list[str]) -> int:
     parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="see aftexport --help")
     options = parser.parse_args(words)
 
-    from aftexport.build import build
-    from aftexport.bundle import Bundle
-    from aftexport.report import engine_table, escape, stage
+    from aftexport.bundle.bundle import Bundle
+    from aftexport.console import engine_table, escape, stage
+    from aftexport.deploy.build_engine import build
 
     console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):

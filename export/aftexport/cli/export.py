@@ -9,11 +9,11 @@ from rich.console import Console
 from aftexport import __version__
 from aftexport.cli import triton
 from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
-from aftexport.garbage_collection import collection_paused
-from aftexport.report import escape
+from aftexport.console import escape
+from aftexport.system.gc import collection_paused
 
 if TYPE_CHECKING:
-    from aftexport.bundle import Bundle
+    from aftexport.bundle.bundle import Bundle
 
 _EPILOG = """\
 A model file may be
@@ -86,7 +86,7 @@ def run(words: list[str]) -> int:
     add("--version", action="version", version=f"aftexport {__version__}")
     options = parser.parse_args(words)
 
-    from aftexport.engines.settings import EngineOptions
+    from aftexport.engines.tensorrt.settings import EngineOptions
 
     path = options.model
     if path is None and options.factory is None:
@@ -101,7 +101,7 @@ def run(words: list[str]) -> int:
 
     def write(**place: Any) -> "Bundle":
         with collection_paused():
-            from aftexport.exporter import export  # takes torch, which a bundle does not
+            from aftexport.pipeline.export import export  # takes torch, which a bundle does not
 
         return export(
             path,

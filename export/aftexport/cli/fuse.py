@@ -34,11 +34,11 @@ def run(words: list[str]) -> int:
     add("--report", type=Path, metavar="FILE", help="write what was found there, in JSON")
     options = parser.parse_args(words)
 
-    from aftexport.destination import check_can_be_made, check_reports
-    from aftexport.files import is_device
-    from aftexport.fuse.onnx_file import fuse_file
-    from aftexport.fuse.report import show_recognition, write_report
-    from aftexport.report import escape, stage
+    from aftexport.bundle.output_path import check_can_be_made, check_reports
+    from aftexport.console import escape, stage
+    from aftexport.recognition.onnx_file import fuse_file
+    from aftexport.recognition.report import show_recognition, write_report
+    from aftexport.system.files import is_device
 
     check_reports({"--report": options.report}, (options.source, options.target))
     if not is_device(options.target):

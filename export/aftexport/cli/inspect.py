@@ -16,7 +16,7 @@ def run(words: list[str]) -> int:
     add_loading_options(parser)
     options = parser.parse_args(words)
 
-    from aftexport.bundle import MANIFEST, is_bundle
+    from aftexport.bundle.bundle import MANIFEST, is_bundle
     from aftexport.errors import BundleError
     from aftexport.inspection import show_bundle, show_checkpoint
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from aftexport.bundle import Bundle
-    from aftexport.engines.settings import EngineOptions
+    from aftexport.bundle.bundle import Bundle
+    from aftexport.engines.tensorrt.settings import EngineOptions
 
 _OWN = ("name", "mounted")
 _OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", *_OWN}
@@ -50,11 +50,11 @@ def write(
         export: writes the bundle of the model.
     """
     import aftplugins
-    from aftexport.bundle import Bundle, is_bundle
+    from aftexport.bundle.bundle import Bundle, is_bundle
+    from aftexport.console import escape, stage
+    from aftexport.deploy.triton import MOUNTED, check_place, start_command, write_repository
     from aftexport.errors import ParityError
-    from aftexport.files import aside_folder
-    from aftexport.report import escape, stage
-    from aftexport.triton import MOUNTED, check_place, start_command, write_repository
+    from aftexport.system.files import aside_folder
 
     console = Console(emoji=False)
     model = path or Path(options.factory.rpartition(":")[2])

@@ -47,13 +47,13 @@ def run(words: list[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args(words)
 
-    from aftexport.bundle import Bundle, write_json
-    from aftexport.destination import check_reports
-    from aftexport.files import replacing_file
-    from aftexport.manifest import SCORES
-    from aftexport.parity.check import Request, check
-    from aftexport.parity.page import write_page
-    from aftexport.report import escape, parity_table, stage
+    from aftexport.bundle.bundle import Bundle, write_json
+    from aftexport.bundle.manifest import SCORES
+    from aftexport.bundle.output_path import check_reports
+    from aftexport.console import escape, parity_table, stage
+    from aftexport.report.page import write_page
+    from aftexport.system.files import replacing_file
+    from aftexport.verify.check import Request, check
 
     check_reports(
         {"--report": options.report, "--json": options.json},

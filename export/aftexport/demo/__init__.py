@@ -10,8 +10,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from aftexport.bundle import is_bundle
+from aftexport.bundle.bundle import is_bundle
 from aftexport.checkpoint import save
+from aftexport.console import escape, stage
 from aftexport.demo.baseline import byte_regression, majority
 from aftexport.demo.corpus import Corpus, cap, installed_packages
 from aftexport.demo.judging import HeldOut, hold_out
@@ -21,11 +22,10 @@ from aftexport.demo.split import Split, split
 from aftexport.demo.tokenizer import encode, train_tokenizer
 from aftexport.demo.training import MAX_SECONDS, STEPS, build, fit, predict
 from aftexport.errors import UsageError
-from aftexport.exporter import export
-from aftexport.files import replacing_file
-from aftexport.mechanisms import MECHANISMS
 from aftexport.nn import ClassifierConfig, DocumentClassifier
-from aftexport.report import escape, stage
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.pipeline.export import export
+from aftexport.system.files import replacing_file
 
 MAX_TOKENS = 16_000
 LONG = 10_000

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import aftplugins
-from aftexport.cores import usable_cores
-from aftexport.domain import operators_in
 from aftexport.engines import Stop, Tensors
-from aftexport.engines.widening import has_bfloat16, widen
+from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.errors import EngineError, UsageError
-from aftexport.memory import give_back
-from aftexport.model_file import read_model, without_links
+from aftexport.onnx_io import read_model, without_links
+from aftexport.operators.domain import operators_in
+from aftexport.system.cores import usable_cores
+from aftexport.system.memory import give_back
 
 # Where this was imported before aftexport, the variable that says so came too late.
 onnxruntime.disable_telemetry_events()

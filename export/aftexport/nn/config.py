@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from aftexport.errors import UsageError
-from aftexport.mechanisms import MECHANISMS
+from aftexport.operators.mechanisms import MECHANISMS
 
 LAYERS = (*MECHANISMS, "dot_product_attention")
 _CHOICES = {

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.mechanisms._numerics import valid_keys
 from aftexport.nn._projections import check_heads
+from aftexport.operators.numerics import valid_keys
 
 
 class DotProductAttention(nn.Module):

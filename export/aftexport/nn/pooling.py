@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.mechanisms._numerics import mask_keys, softmax_mean, valid_keys
+from aftexport.operators.numerics import mask_keys, softmax_mean, valid_keys
 
 
 class MeanPooling(nn.Module):

@@ -1,21 +1,10 @@
-"""Is what is served still what was trained? The bounds, the comparison, the cases.
+"""Parity: is the served model still the trained one? Tolerances and the comparison.
 
-What is imported here needs no torch: the golden cases carry PyTorch's outputs, so that any
-machine can judge any engine.
+Nothing here imports torch: the golden cases carry PyTorch's outputs, so that any machine can judge
+any engine.
 """
 
-from aftexport.parity.case import Array, Case, pack_cases, unpack_cases
 from aftexport.parity.comparison import Comparison, compare, worst
 from aftexport.parity.tolerance import TOLERANCES, Tolerance
 
-__all__ = [
-    "TOLERANCES",
-    "Array",
-    "Case",
-    "Comparison",
-    "Tolerance",
-    "compare",
-    "pack_cases",
-    "unpack_cases",
-    "worst",
-]
+__all__ = ["TOLERANCES", "Comparison", "Tolerance", "compare", "worst"]

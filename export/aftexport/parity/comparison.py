@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.parity.case import Array, Case
+from aftexport.bundle.golden import Array, Case
 from aftexport.parity.tolerance import TOLERANCES
 
 Double = NDArray[np.float64]

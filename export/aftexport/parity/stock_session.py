@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.golden import Array, Case
 from aftexport.engines import onnxruntime as ort
-from aftexport.engines.widening import has_bfloat16
+from aftexport.engines.cast_graph import has_bfloat16
 from aftexport.errors import EngineError
-from aftexport.model_file import files_beside
+from aftexport.onnx_io import files_beside
 from aftexport.parity import stock_child
-from aftexport.parity.case import Array, Case
 from aftexport.parity.comparison import Comparison, compare
 
 SUBJECT = "model in a stock session"

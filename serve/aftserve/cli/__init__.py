@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from aftexport import __version__
+from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
-from aftexport.garbage_collection import no_collection_at_exit
-from aftexport.interruption import exit_status
-from aftexport.report import accept_any_terminal, escape
+from aftexport.system.gc import no_collection_at_exit
+from aftexport.system.signals import exit_status
 from aftserve import tracing
 from aftserve.cli import batch, deploy, key
 from aftserve.output_queue import unblock_output

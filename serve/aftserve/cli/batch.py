@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser, path
-from aftexport.cores import usable_cores
-from aftexport.interruption import exit_status, interruptible
+from aftexport.system.cores import usable_cores
+from aftexport.system.signals import exit_status, interruptible
 
 _EPILOG = """\
 INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The

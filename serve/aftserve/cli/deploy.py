@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser
-from aftexport.interruption import interruptible
+from aftexport.system.signals import interruptible
 
 _EPILOG = """\
 Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose

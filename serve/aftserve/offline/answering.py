@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
 from aftserve.classifier import Answer, Tokens
 from aftserve.loading import load_model

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from aftexport.files import is_device, replacing_file
+from aftexport.system.files import is_device, replacing_file
 
 try:
     import fcntl

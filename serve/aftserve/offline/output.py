@@ -12,7 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet
 
-from aftexport.destination import check_can_be_made
+from aftexport.bundle.output_path import check_can_be_made
 from aftexport.errors import AftexportError, UsageError
 from aftserve.offline.answering import Outcome
 from aftserve.settings import Policy

@@ -10,10 +10,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.console import escape
 from aftexport.errors import AftexportError
-from aftexport.interruption import Interruption
-from aftexport.report import escape
+from aftexport.system.signals import Interruption
 from aftserve.offline import documents, output
 from aftserve.offline.answering import OfflineClassifier
 from aftserve.offline.documents import Documents

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from benchmarks.gpu.outcome import Outcome
 
 if TYPE_CHECKING:
-    from aftexport.bundle import Bundle
+    from aftexport.bundle.bundle import Bundle
 
 TOKENS = 4096
 ROUNDS = 21
@@ -36,7 +36,7 @@ def run(
         left_out: runtimes that are not asked for, ``onnxruntime`` or ``tensorrt``.
     """
     try:
-        import_module("aftexport.exporter")
+        import_module("aftexport.pipeline.export")
         import aftplugins
     except ImportError as error:
         yield Outcome.skip("exported models", f"{error.name} is not installed", "--no-models")
@@ -81,7 +81,7 @@ def in_onnxruntime(
     """
     from aftexport.engines.onnxruntime import operator_paths
     from aftexport.parity import worst
-    from aftexport.verification import verify
+    from aftexport.parity.run_cases import verify
 
     bundle = _exported(mechanism, folder, to="onnx", precision=precision)
     paths = _expect_no_body(
@@ -104,11 +104,11 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
     """
     import numpy as np
 
-    from aftexport.build import check_parity, compare
-    from aftexport.bundle import engine_file
-    from aftexport.engines import tensorrt_builder
-    from aftexport.engines.tensorrt import TensorrtEngine
-    from aftexport.engines.tensorrt_runtimes import load
+    from aftexport.bundle.bundle import engine_file
+    from aftexport.deploy.build_engine import check_parity, compare
+    from aftexport.engines.tensorrt import builder
+    from aftexport.engines.tensorrt.engine import TensorrtEngine
+    from aftexport.engines.tensorrt.runtimes import load
     from benchmarks.timing import interleave
 
     bundle = _exported(mechanism, folder, to="trt", precision="fp16")
@@ -116,7 +116,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
     paths = _expect_no_body(file.read_record().operators)
     plan = bundle.manifest.engine
     assert plan is not None
-    portable = tensorrt_builder.build(
+    portable = builder.build(
         load("tensorrt"), bundle.model_path, plan.settings, precision="fp16", plugins=None
     )
     engines = {
@@ -140,7 +140,7 @@ def in_tensorrt(mechanism: str, folder: Path) -> str:
 def lacks_tensorrt() -> str | None:
     """What is missing for engines."""
     from aftexport.engines.cuda import device
-    from aftexport.engines.tensorrt_runtimes import load
+    from aftexport.engines.tensorrt.runtimes import load
     from aftexport.errors import EngineError
 
     try:
@@ -164,8 +164,8 @@ def _exported(mechanism: str, folder: Path, *, to: str, precision: str) -> "Bund
     from rich.console import Console
 
     import aftexport
-    from aftexport.exporter import export
     from aftexport.nn import ClassifierConfig, DocumentClassifier
+    from aftexport.pipeline.export import export
 
     torch.manual_seed(0)
     config = ClassifierConfig(mechanism=mechanism, **CONFIG)
@@ -178,7 +178,7 @@ def _exported(mechanism: str, folder: Path, *, to: str, precision: str) -> "Bund
 
 def _expect_no_body(paths: Mapping[str, str], *others: str) -> str:
     """Which way each operator runs; mechanisms, and ``others`` that have kernels, by those."""
-    from aftexport.mechanisms import OPERATORS
+    from aftexport.operators.mechanisms import OPERATORS
 
     said = ", ".join(f"{name} {path}" for name, path in paths.items())
     fused = (*OPERATORS, *others)

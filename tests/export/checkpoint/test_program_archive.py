@@ -16,11 +16,11 @@ from bad_models import MARKER, Hostile
 from commands import assert_refused, listing, run_here
 from torch.export import Dim
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.capture.input_spec import input_spec
 from aftexport.checkpoint import load
 from aftexport.errors import CheckpointError, EngineError, TraceError
-from aftexport.exporter import export
-from aftexport.input_spec import input_spec
+from aftexport.pipeline.export import export
 
 SPY = "spy_module"
 

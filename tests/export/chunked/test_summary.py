@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftexport.chunked.summary import DOMAIN, WholeOnlyError, reach, summary
+from aftexport.chunked.summaries import DOMAIN, WholeOnlyError, reach, summary
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.mechanisms import OPERATORS
-from aftexport.mechanisms._numerics import MASKED
+from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.numerics import MASKED
 from aftexport.parity import TOLERANCES
 
 OPSET = 20

@@ -5,13 +5,13 @@ import torch
 import toy
 from torch import Tensor, nn
 
-from aftexport.capture import capture
-from aftexport.chunked.means import as_means
-from aftexport.chunked.summary import WholeOnlyError
-from aftexport.chunked.tokenwise import Kind, classify
-from aftexport.lowering import lower
+from aftexport.capture.capture import capture
+from aftexport.chunked.softmax_as_mean import as_means
+from aftexport.chunked.summaries import WholeOnlyError
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
+from aftexport.passes.token_flow import Kind, classify
 
 
 class Positions(nn.Module):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import aftplugins
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.encoder import OPERATORS
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.encoder import OPERATORS
 from aftexport.parity import TOLERANCES
 
 SIZES = [

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from aftexport.encoder.layer_norm_fastformer import reference
 from aftexport.nn.fastformer import Fastformer
+from aftexport.operators.encoder.layer_norm_fastformer import reference
 
 Layer = tuple[nn.LayerNorm, Fastformer]
 

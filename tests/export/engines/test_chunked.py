@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aftexport.bundle import CHUNKED, Bundle
-from aftexport.capture import capture
+from aftexport.bench.timing import peak_mib
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
-from aftexport.chunked.summary import WholeOnlyError
-from aftexport.engines.chunked import ChunkedModel
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.chunked.summaries import WholeOnlyError
 from aftexport.errors import EngineError, InputError
-from aftexport.lowering import lower
-from aftexport.manifest import ChunkedPlan
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.timing import peak_mib
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip

@@ -6,8 +6,8 @@ import engines
 import pytest
 from engines import WANTED
 
-from aftexport.engines.engine_cache import VARIABLE, EngineCache, engine_cache
-from aftexport.engines.engine_file import EngineFile, EngineRecord
+from aftexport.engines.tensorrt.cache import VARIABLE, EngineCache, engine_cache
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord
 from aftexport.errors import EngineError
 
 

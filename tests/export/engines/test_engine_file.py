@@ -8,8 +8,8 @@ import pytest
 from engines import WANTED
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.engine_file import EngineFile, Wanted
-from aftexport.engines.settings import EngineOptions, build_settings
+from aftexport.engines.tensorrt.engine_file import EngineFile, Wanted
+from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError
 
 A10 = Device("NVIDIA A10", 86)

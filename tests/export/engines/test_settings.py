@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from aftexport.engines.settings import (
+from aftexport.engines.tensorrt.runtimes import load
+from aftexport.engines.tensorrt.settings import (
     RTX_CAPABILITIES,
     BuildSettings,
     EngineOptions,
     build_settings,
 )
-from aftexport.engines.tensorrt_runtimes import load
 from aftexport.errors import UsageError
 
 LENGTHS = st.none() | st.integers(1, 20_000)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from aftexport.engines import RunStoppedError, Stop, Tensors
 from aftexport.engines.cuda import device
-from aftexport.engines.tensorrt import Profile, TensorrtEngine, bucket, choose_profile
+from aftexport.engines.tensorrt.engine import Profile, TensorrtEngine, bucket, choose_profile
 from aftexport.errors import EngineError
 
 

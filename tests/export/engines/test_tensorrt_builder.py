@@ -8,9 +8,9 @@ import engines
 import onnx
 import pytest
 
-from aftexport.engines.settings import EngineOptions, build_settings
-from aftexport.engines.tensorrt_builder import Built, build, network_types
-from aftexport.engines.tensorrt_runtimes import LOGIT_TYPES, TensorRt, load
+from aftexport.engines.tensorrt.builder import Built, build, network_types
+from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, load
+from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import onnx
 import pytest
 
+from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.engines.widening import has_bfloat16, widen
 
 INPUTS = {"input_ids": np.arange(40).reshape(2, 20), "lengths": np.array([20, 7])}
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.fuse.normalise import normalised
-from aftexport.fuse.recognition import Recognition, recognise
-from aftexport.lowering import attach_bodies
+from aftexport.lowering.to_onnx import attach_bodies
 from aftexport.parity import TOLERANCES
+from aftexport.recognition.graph.normalize import normalised
+from aftexport.recognition.recognizer import Recognition, recognise
 
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 

@@ -5,10 +5,10 @@ import random
 import onnx_ir as ir
 import pytest
 
-from aftexport.fuse.algebra import over, plus, times
-from aftexport.fuse.atoms import Leaf, Over, Product, one, sole
-from aftexport.fuse.axes import Axis
-from aftexport.fuse.keys import key
+from aftexport.recognition.formula.algebra import over, plus, times
+from aftexport.recognition.formula.axes import Axis
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import Leaf, Over, Product, one, sole
 
 NAMES = [f"tensor {letter}" for letter in "abcdefghijkl"]
 

@@ -10,10 +10,10 @@ import theirs
 import torch
 from commands import assert_refused, listing, run_here
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import operator_paths
-from aftexport.exporter import export
-from aftexport.verification import verify
+from aftexport.parity.run_cases import verify
+from aftexport.pipeline.export import export
 
 from .graphs import scripted
 from .implementations.aft_simple import simple_softmax

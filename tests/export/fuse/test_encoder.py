@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from aftexport.fuse.encoder import fuse_encoder
-from aftexport.lowering import attach_bodies
+from aftexport.lowering.to_onnx import attach_bodies
 from aftexport.parity import TOLERANCES
+from aftexport.passes.fuse_encoder import fuse_encoder
 
 DIM = 12
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.fuse.encoder import fuse_encoder
-from aftexport.fuse.fastformer import fuse_fastformer
-from aftexport.lowering import attach_bodies
+from aftexport.lowering.to_onnx import attach_bodies
+from aftexport.lowering.translations import translations
 from aftexport.nn.fastformer import Fastformer
 from aftexport.parity import TOLERANCES
-from aftexport.translations import translations
+from aftexport.passes.fuse_encoder import fuse_encoder
+from aftexport.passes.fuse_fastformer import fuse_fastformer
 
 DIM = 24
 

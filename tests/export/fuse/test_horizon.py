@@ -3,9 +3,10 @@
 import onnx_ir as ir
 import pytest
 
-from aftexport.fuse import horizon, keys
-from aftexport.fuse.normalise import normalised
-from aftexport.fuse.recognition import recognise
+from aftexport.recognition.formula import keys
+from aftexport.recognition.graph.normalize import normalised
+from aftexport.recognition.read import horizon
+from aftexport.recognition.recognizer import recognise
 
 from .chains import CHAINS, Graph, model_of
 

@@ -2,10 +2,10 @@
 
 import onnx_ir as ir
 
-from aftexport.fuse.algebra import over, plus, times
-from aftexport.fuse.atoms import Exp, Leaf, Product, one
-from aftexport.fuse.axes import Axis, regroup
-from aftexport.fuse.keys import key
+from aftexport.recognition.formula.algebra import over, plus, times
+from aftexport.recognition.formula.axes import Axis, regroup
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import Exp, Leaf, Product, one
 
 VALUES = {name: ir.val(name) for name in "abc"}
 

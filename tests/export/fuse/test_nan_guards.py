@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.fuse.normalise import normalised
-from aftexport.fuse.recognition import Recognition, recognise
+from aftexport.recognition.graph.normalize import normalised
+from aftexport.recognition.recognizer import Recognition, recognise
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 DIM = 8

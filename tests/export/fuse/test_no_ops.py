@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from aftexport.fuse.measured import measure
-from aftexport.fuse.no_ops import remove_no_ops
-from aftexport.fuse.normalise import normalised
+from aftexport.recognition.graph.no_ops import remove_no_ops
+from aftexport.recognition.graph.normalize import normalised
+from aftexport.recognition.graph.shape_probe import measure
 
 from . import implementations
 from .graphs import BATCH, TOKENS, assert_equal, fused, operators

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 
 DIM = 8

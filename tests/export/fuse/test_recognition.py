@@ -8,8 +8,8 @@ import onnx.parser
 import pytest
 import torch
 
-from aftexport.domain import opset_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.operators.domain import opset_of
 
 from . import implementations, look_alikes, look_alikes_forms
 from .graphs import BATCH, TOKENS, assert_equal, exported, fused, operators, scripted
@@ -63,7 +63,7 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
 def test_factors_of_a_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftexport.fuse.constants._MOST", most)
+    monkeypatch.setattr("aftexport.recognition.patterns._constants._MOST", most)
     _, layer = LAYERS["full_factorised_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses

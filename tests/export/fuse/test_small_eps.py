@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.fuse.report import show_recognition, to_dict
-from aftexport.mechanisms.linear_attention import MIN_EPS
+from aftexport.operators.mechanisms.linear_attention import MIN_EPS
+from aftexport.recognition.report import show_recognition, to_dict
 
 from .graphs import fused, operators
 

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 
 from .cases import Inputs, Variant, run_reference, run_torch
 

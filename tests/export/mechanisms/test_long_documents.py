@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from aftexport.mechanisms import OPERATORS
+from aftexport.operators.mechanisms import OPERATORS
 
 from . import peak_memory
 from .cases import (

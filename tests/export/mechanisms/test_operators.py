@@ -5,8 +5,8 @@ import re
 import onnx
 import pytest
 
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.mechanisms import MECHANISMS, OPERATORS
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.mechanisms import MECHANISMS, OPERATORS
 
 from .cases import VARIANTS, Variant
 

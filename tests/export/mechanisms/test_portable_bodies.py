@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftexport.domain import DOMAIN
+from aftexport.operators.domain import DOMAIN
 
 from .cases import (
     BOUND,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftexport.mechanisms.linear_attention import MIN_EPS
+from aftexport.operators.mechanisms.linear_attention import MIN_EPS
 
 from .cases import Inputs, Variant, variant_of
 from .portable import body_model

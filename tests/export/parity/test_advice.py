@@ -8,11 +8,12 @@ import pytest
 from commands import assert_refused, run_here
 
 import aftplugins
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
-from aftexport.parity import advice, compare
-from aftexport.parity.advice import CHEAPEST_FIRST, Advice, advise
+from aftexport.parity import compare
+from aftexport.pipeline import auto_precision
+from aftexport.pipeline.auto_precision import CHEAPEST_FIRST, Advice, advise
 
 needs_kernels = pytest.mark.skipif(
     aftplugins.library("onnxruntime") is None, reason="the fused kernels are not built"
@@ -97,7 +98,7 @@ class Supposed:
 
 @pytest.fixture
 def supposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_Measurement", Supposed)
+    monkeypatch.setattr(auto_precision, "_Measurement", Supposed)
     monkeypatch.setattr(aftplugins, "missing", lambda _: None)
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from aftexport.parity import Case, pack_cases, unpack_cases
+from aftexport.bundle.golden import Case, pack_cases, unpack_cases
 
 IDS = {"input_ids": np.zeros((2, 3), np.int64)}
 

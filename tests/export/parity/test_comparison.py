@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aftexport.bundle import write_json
-from aftexport.parity import TOLERANCES, Case, Comparison, compare, worst
+from aftexport.bundle.bundle import write_json
+from aftexport.bundle.golden import Case
+from aftexport.parity import TOLERANCES, Comparison, compare, worst
 from aftexport.parity.comparison import Differences
 
 IDS = {"input_ids": np.zeros((2, 3), np.int64)}

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.operators import OnnxOperator
-from aftexport.parity.cases import _operator_inputs
-from aftexport.parity.cone import Cone
-from aftexport.registry import ALL_OPERATORS
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.schema import OnnxOperator
+from aftexport.pipeline.golden_cases import _operator_inputs
+from aftexport.verify.layers.subgraph import Cone
 
 OPSET = 20
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import toy
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
-from aftexport.parity.documents import random_documents, read_documents
+from aftexport.verify.documents import random_documents, read_documents
 
 
 def test_texts_and_ids_become_inputs_named_by_their_line(

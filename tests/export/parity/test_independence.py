@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import aftexport
-from aftexport.bundle import PARITY_PAGE
-from aftexport.capture import capture
+from aftexport.bundle.bundle import PARITY_PAGE
+from aftexport.capture.capture import capture
+from aftexport.capture.input_spec import input_spec
+from aftexport.capture.reference_module import ReferenceModule
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import TraceError
-from aftexport.input_spec import input_spec
-from aftexport.parity.cases import model_cases
-from aftexport.parity.independence import DOUBLE_BOUND, find_breach
-from aftexport.reference_module import ReferenceModule
+from aftexport.pipeline.golden_cases import model_cases
+from aftexport.pipeline.independence import DOUBLE_BOUND, find_breach
 
 Step = Callable[[Tensor, Tensor], Tensor]
 

@@ -12,13 +12,15 @@ from commands import run_here
 from torch import Tensor, nn
 
 import aftplugins
-from aftexport.capture import capture
+from aftexport.bundle.golden import Case
+from aftexport.capture.capture import capture
 from aftexport.engines import onnxruntime as ort
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.nn import EncoderLayer
-from aftexport.parity import TOLERANCES, Case, layers
-from aftexport.parity.layers import Layers, compare_layers
-from aftexport.parity.program import Program
+from aftexport.parity import TOLERANCES
+from aftexport.verify.layers import compare
+from aftexport.verify.layers.compare import Layers, compare_layers
+from aftexport.verify.layers.torch_program import Program
 
 from .faults import EXPORT, KERNEL, PRECISION, Fault, rewrite
 from .mixed import DIM, LABELS, VOCABULARY, Mixed, config
@@ -133,7 +135,7 @@ def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ort, "session", session)
     monkeypatch.setattr(ort, "session_options", session_options)
-    monkeypatch.setattr(layers, "operator_paths", lambda *_, **__: {fault.name: "fused"})
+    monkeypatch.setattr(compare, "operator_paths", lambda *_, **__: {fault.name: "fused"})
 
 
 class Overflowing(nn.Module):
@@ -170,7 +172,7 @@ def test_an_overflow_of_float16_is_found(kind: str, module: str, tmp_path: Path)
 
 def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) -> None:
     """Where a tensor is an output, what runs is another graph, by this much."""
-    real = layers._Probe._run
+    real = compare._Probe._run
 
     def run(self: Any, marked: Any) -> Any:
         found = real(self, marked)
@@ -179,7 +181,7 @@ def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) 
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers._Probe, "_run", run)
+        patch.setattr(compare._Probe, "_run", run)
         found = mixed.compare(mixed.copy(), tmp_path)
     assert found.altered == ["add_99"]
     assert found.blame is None

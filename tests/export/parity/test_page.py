@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aftexport.bundle import Bundle
-from aftexport.parity import Case, Comparison, compare
-from aftexport.parity.page import write_page
-from aftexport.parity.report import Report
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.golden import Case
+from aftexport.parity import Comparison, compare
+from aftexport.report.page import write_page
+from aftexport.report.report import Report
 
 
 class Outline(HTMLParser):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from aftexport.bundle import Bundle
-from aftexport.parity.findings import Blame, Layer, Layers
-from aftexport.parity.page import write_page
-from aftexport.parity.report import Report
+from aftexport.bundle.bundle import Bundle
+from aftexport.report.layers import Blame, Layer, Layers
+from aftexport.report.page import write_page
+from aftexport.report.report import Report
 
 from .test_page import comparison
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from commands import run_here
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import Manifest
 from aftexport.engines import Stop, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.manifest import Manifest
-from aftexport.parity.search import Search, token_norms
+from aftexport.verify.search import Search, token_norms
 
 
 class Answering:
@@ -93,7 +93,7 @@ def test_the_norms_are_those_of_the_embedding(bundle_folder: Path, classifier: o
 def test_it_compares_the_real_engine_with_pytorch(
     bundle_folder: Path, checkpoint_file: Path
 ) -> None:
-    from aftexport.source import load_source, torch_engine
+    from aftexport.verify.reference_model import load_source, torch_engine
 
     bundle = Bundle.open(bundle_folder)
     engine = OnnxRuntimeEngine(bundle.model_path)

@@ -10,11 +10,12 @@ import toy
 from commands import run_here
 from torch import Tensor, nn
 
-from aftexport.bundle import Bundle, write_model
-from aftexport.capture import capture
+from aftexport.bundle.bundle import Bundle, write_model
+from aftexport.bundle.golden import Case
+from aftexport.capture.capture import capture
 from aftexport.errors import EngineError
-from aftexport.lowering import finish, lower
-from aftexport.parity import Case, stock_child
+from aftexport.lowering.to_onnx import finish, lower
+from aftexport.parity import stock_child
 from aftexport.parity.stock_session import SUBJECT, _run, verify_stock
 
 CRASHING = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

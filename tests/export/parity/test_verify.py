@@ -11,12 +11,12 @@ from bundles import changed_manifest, resealed
 from commands import assert_refused, listing, run_here, without
 
 from aftexport import parity
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import Tolerance
-from aftexport.registry import ALL_OPERATORS
-from aftexport.verification import verify
+from aftexport.parity.run_cases import verify
 
 
 def wrong_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ from rich.console import Console
 from triton_schema import MODEL_CONFIG, parsed
 
 import aftplugins
-from aftexport.bundle import Bundle
-from aftexport.engines.settings import EngineOptions
-from aftexport.engines.tensorrt_runtimes import load
+from aftexport.bundle.bundle import Bundle
+from aftexport.deploy.triton import repository, start_command, write_repository
+from aftexport.engines.tensorrt.runtimes import load
+from aftexport.engines.tensorrt.settings import EngineOptions
 from aftexport.errors import EngineError, UsageError
-from aftexport.exporter import export
-from aftexport.triton import repository, start_command, write_repository
+from aftexport.pipeline.export import export
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 import tritonclient.http as triton
 from rich.console import Console
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
+from aftexport.deploy.triton import write_repository
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.triton import write_repository
 
 SERVER = shutil.which("tritonserver")
 pytestmark = pytest.mark.skipif(

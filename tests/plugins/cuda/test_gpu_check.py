@@ -37,9 +37,9 @@ from benchmarks.gpu.timing import COMPILED, COPY, GEMM, OURS, SDPA
 from benchmarks.gpu.workloads import EPSILON, HEADS, LAYER, WINDOW, Workload
 
 import aftplugins
-from aftexport.mechanisms import OPERATORS
+from aftexport.operators.mechanisms import OPERATORS
+from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.parity import TOLERANCES
-from aftexport.registry import ALL_OPERATORS
 
 from . import emulated
 

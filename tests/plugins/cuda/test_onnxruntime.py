@@ -14,11 +14,11 @@ import torch
 import toy
 
 import aftplugins
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.lowering import finish, lower
+from aftexport.lowering.to_onnx import finish, lower
 from aftexport.parity import TOLERANCES
-from aftexport.position_bias import safe_precision
+from aftexport.passes.position_bias import safe_precision
 
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer

@@ -9,11 +9,11 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 
-from aftexport.capture import capture
-from aftexport.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
-from aftexport.lowering import DEFAULT_OPSET, finish, lower
-from aftexport.mechanisms import OPERATORS
+from aftexport.capture.capture import capture
+from aftexport.lowering.to_onnx import DEFAULT_OPSET, finish, lower
 from aftexport.nn import ClassifierConfig, EncoderLayer
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.mechanisms import OPERATORS
 
 CHANNELS, HEADS = 16, 2
 PARAMETERS = {

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from aftexport.mechanisms import MECHANISMS, OPERATORS
+from aftexport.operators.mechanisms import MECHANISMS, OPERATORS
 
 from . import models
 from .models import CHANNELS

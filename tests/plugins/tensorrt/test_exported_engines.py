@@ -9,14 +9,14 @@ import toy
 
 import aftexport
 import aftplugins
-from aftexport.bundle import engine_file
-from aftexport.engines.settings import EngineOptions, build_settings
-from aftexport.engines.tensorrt_builder import build
-from aftexport.engines.tensorrt_runtimes import load
-from aftexport.exporter import export
-from aftexport.files import sha256
-from aftexport.mechanisms import OPERATORS
+from aftexport.bundle.bundle import engine_file
+from aftexport.engines.tensorrt.builder import build
+from aftexport.engines.tensorrt.runtimes import load
+from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.mechanisms import OPERATORS
+from aftexport.pipeline.export import export
+from aftexport.system.files import sha256
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_build_without_the_plugins_after_one_with_them_has_none(
 def test_the_plugins_are_left_out_for_gpus_they_have_no_kernels_for(
     installed: Path, tmp_path: Path
 ) -> None:
-    from aftexport.build import plugin_library
+    from aftexport.deploy.build_engine import plugin_library
 
     old = EngineOptions(compute_capabilities=(75, 86))
     for options, library in ((EngineOptions(), installed), (old, None)):

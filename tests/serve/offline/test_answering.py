@@ -11,7 +11,7 @@ from bundles import of_links
 from drifting import always
 from load.documents import Document, bare_engine, make_documents
 
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.errors import EngineError, InputError, ParityError
 from aftexport.parity import TOLERANCES
 from aftserve.classifier import Answer, Classifier, Tokens

@@ -285,7 +285,7 @@ def test_a_disk_that_is_full_once_the_rows_are_written_is_named(
     ray: dict[str, str], bundle_folder: Path, tmp_path: Path
 ) -> None:
     # Some file systems find room when a file is written out, and not before.
-    full = "import aftexport.files, errno, os, sys; from aftserve.cli import main\n"
+    full = "import aftexport.system.files, errno, os, sys; from aftserve.cli import main\n"
     full += "def fsync(_): raise OSError(errno.ENOSPC, 'as the system says')\n"
     full += "os.fsync = fsync; sys.exit(main())"
     folder_of(["a document"], tmp_path / "documents")

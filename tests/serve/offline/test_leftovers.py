@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import environment
 
-from aftexport.files import replacing_file
+from aftexport.system.files import replacing_file
 from aftserve.offline.leftovers import replacing
 
 WRITING = """

@@ -1,0 +1,1 @@
+"""Measures a bundle on this machine: ``aftexport bench``."""

@@ -1,0 +1,1 @@
+"""The bundle: the folder that an export writes, with its manifest, golden cases and tokenizer."""

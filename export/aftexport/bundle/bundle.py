@@ -1,0 +1,293 @@
+"""The bundle: a folder that holds a model and all that is needed to serve and check it."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import onnx
+import safetensors.numpy
+from google.protobuf.message import DecodeError
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from tokenizers import Tokenizer
+
+from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
+from aftexport.bundle.golden import Case, pack_cases, unpack_cases
+from aftexport.bundle.manifest import (
+    GIVE_TWO_LABELS,
+    MIN_LABELS,
+    ONE_LABEL,
+    SCHEMA_VERSION,
+    Manifest,
+    ManifestFile,
+    problem,
+)
+from aftexport.bundle.tokenizer import parse_tokenizer
+from aftexport.engines.tensorrt.engine_file import EngineFile
+from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
+from aftexport.errors import AftexportError, BundleError, UsageError
+from aftexport.onnx_io import files_beside
+from aftexport.operators.domain import VERSION as OPERATOR_VERSION
+from aftexport.operators.domain import operators_in
+from aftexport.system.files import sha256, sha256_of
+
+MANIFEST = "manifest.json"
+MODEL = "model.onnx"
+MODEL_DATA = "model.onnx.data"
+TOKENIZER = "tokenizer.json"
+CHUNKED = "chunked.zip"
+GOLDEN = "golden.safetensors"
+PARITY = "parity.json"
+PARITY_PAGE = "parity.html"
+ENGINE = ".engine"
+RECORD = ".engine.json"
+MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
+"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
+MAX_MANIFEST_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was checked whole.
+
+    Attributes:
+        path: the folder.
+        manifest: what it says of itself.
+        files: size in bytes of every file.
+        digest: SHA-256 of its manifest, which has those of all other files.
+    """
+
+    path: Path
+    manifest: Manifest
+    files: Mapping[str, int]
+    digest: str
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Opens a bundle and checks every file against its digest.
+
+        Raises:
+            BundleError: naming the file and what is wrong with it.
+        """
+        try:
+            return cls._open(path)
+        except OSError as error:
+            file = Path(error.filename or path)
+            name = "it" if file == path else file.name
+            raise BundleError(
+                path, f"{name} cannot be read ({error.strerror})", "Check it and its permissions."
+            ) from error
+
+    @classmethod
+    def _open(cls, path: Path) -> Self:
+        content, digest = _read_manifest(path)
+        for name, entry in content.files.items():
+            file = path / name
+            if not re.fullmatch(r"[\w-][\w.-]*", name):
+                raise BundleError(
+                    path, f"{MANIFEST} names {name!r}, which is not a file name", EXPORT_AGAIN
+                )
+            if name.endswith((ENGINE, RECORD)):
+                continue  # checked when it is loaded: it can be built anew from the rest
+            check_file(path, file, entry)
+        for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
+            if required not in content.files:
+                raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
+        manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
+        bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()}, digest)
+        bundle.check_model()
+        return bundle
+
+    def check_model(self) -> None:
+        """Checks that ``model.onnx`` is the model the manifest describes.
+
+        Raises:
+            BundleError: where it is not.
+        """
+        try:
+            model = onnx.load(self.model_path, load_external_data=False)
+        except (DecodeError, ValueError) as error:
+            raise BundleError(self.path, f"{MODEL} is not an ONNX model", EXPORT_AGAIN) from error
+        for name in files_beside(model) - self.files.keys():
+            raise BundleError(
+                self.path, f"{MODEL} reads {name!r}, which {MANIFEST} does not list", EXPORT_AGAIN
+            )
+        inputs = tuple(value.name for value in model.graph.input)
+        if inputs != self.manifest.inputs:
+            raise BundleError(
+                self.path,
+                f"{MODEL} takes {', '.join(inputs)}, {MANIFEST} says "
+                f"{', '.join(self.manifest.inputs)}",
+                EXPORT_AGAIN,
+            )
+        if operators_in(model) != self.manifest.operators:
+            raise BundleError(
+                self.path, f"{MANIFEST} names other operators than {MODEL} has", EXPORT_AGAIN
+            )
+        shape = model.graph.output[0].type.tensor_type.shape.dim
+        if len(shape) != 2 or shape[1].dim_value != len(self.manifest.labels):
+            raise BundleError(
+                self.path,
+                f"{MANIFEST} has {len(self.manifest.labels)} labels, which {MODEL} does not",
+                EXPORT_AGAIN,
+            )
+
+    def check_source(self, path: Path) -> None:
+        """Checks that a model file is the one the bundle was exported from; a folder may be any.
+
+        Raises:
+            UsageError: where it is not, or cannot be read.
+        """
+        digest = self.manifest.source.get("sha256")
+        try:
+            another = path.is_file() and digest is not None and sha256(path) != digest
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read ({error.strerror}).", "Check its permissions."
+            ) from error
+        if another:
+            raise UsageError(
+                f"{self.path} was exported from another file than {path}.",
+                "Give the file it was exported from, or export this one.",
+            )
+
+    @property
+    def model_path(self) -> Path:
+        """The ONNX model."""
+        return self.path / MODEL
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, with padding and truncation off; None where the bundle has none."""
+        if TOKENIZER not in self.files:
+            return None
+        try:
+            return parse_tokenizer((self.path / TOKENIZER).read_text("utf-8"))
+        except (AftexportError, UnicodeDecodeError) as error:
+            raise BundleError(self.path, f"{TOKENIZER} cannot be read", EXPORT_AGAIN) from error
+
+    def golden(self) -> list[Case]:
+        """The golden cases, with PyTorch's outputs."""
+        try:
+            cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
+        except (SafetensorError, ValueError) as error:
+            raise BundleError(self.path, f"{GOLDEN}: {error}", EXPORT_AGAIN) from error
+        if not any(case.subject == "model" for case in cases):
+            raise BundleError(self.path, f"{GOLDEN} has no cases of the model", EXPORT_AGAIN)
+        return cases
+
+
+def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
+    """Writes ``model.onnx``, its weights beside it where they are over ``max_bytes``."""
+    external = model.ByteSize() > max_bytes
+    onnx.save(
+        model,
+        folder / MODEL,
+        save_as_external_data=external,
+        location=MODEL_DATA if external else None,
+        size_threshold=1024,
+    )
+
+
+def write_golden(folder: Path, cases: list[Case]) -> None:
+    """Writes ``golden.safetensors``."""
+    (folder / GOLDEN).write_bytes(safetensors.numpy.save(pack_cases(cases)))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON whose bytes depend on the content alone."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+    # The name of a file may have bytes that are no UTF-8; replaced so, they are escapes of JSON.
+    path.write_text(text + "\n", "utf-8", "backslashreplace")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes ``manifest.json`` over the files in ``folder``; the last step of a bundle."""
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        for file in sorted(folder.iterdir())
+    }
+    content = {"schema_version": SCHEMA_VERSION, **manifest.model_dump(), "files": files}
+    write_json(folder / MANIFEST, content)
+
+
+def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:
+    """Where a bundle keeps the engine it was exported with, and the record of what it is."""
+    target = next(to for to, name in TARGETS.items() if name == runtime)
+    return EngineFile(folder / f"model.{target}{ENGINE}", folder / f"model.{target}{RECORD}")
+
+
+def is_bundle(path: Path) -> bool:
+    """Tells whether a folder is, or claims to be, a bundle."""
+    file = path / MANIFEST
+    return file.exists() or file.is_symlink()
+
+
+def is_replaceable(path: Path) -> bool:
+    """Tells whether a folder is a bundle for sure, so that a new one may take its place."""
+    try:
+        ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST))
+    except (ValidationError, ValueError, OSError):
+        return False
+    return True
+
+
+def _manifest_bytes(file: Path) -> bytes:
+    if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"it has {size} bytes, more than {MAX_MANIFEST_BYTES}")
+    return file.read_bytes()
+
+
+def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
+    """What it says, and its digest."""
+    manifest_file = path / MANIFEST
+    for link in (path, manifest_file):
+        check_link(path, link)
+    if not path.exists():
+        raise BundleError(path, "no such folder", "Check the path.")
+    if manifest_file.exists() and not manifest_file.is_file():
+        raise BundleError(path, f"{MANIFEST} is not a file", EXPORT_AGAIN)
+    if not is_bundle(path):
+        raise BundleError(
+            path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."
+        )
+    try:
+        read = _manifest_bytes(manifest_file)
+        text = read.decode("utf-8")
+        content = json.loads(text)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise BundleError(
+                path,
+                f"its schema version {version} is newer than {SCHEMA_VERSION}, "
+                "the newest known here",
+                "Upgrade aftexport.",
+            )
+        manifest = ManifestFile.model_validate_json(text)
+    except ValidationError as error:
+        raise BundleError(path, f"{MANIFEST}: {problem(error)}", EXPORT_AGAIN) from error
+    except (ValueError, RecursionError) as error:
+        raise BundleError(path, f"{MANIFEST} cannot be read ({error})", EXPORT_AGAIN) from error
+    if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
+        raise BundleError(
+            path,
+            f"it uses version {manifest.operator_version} of the ai.aftexport operators, "
+            f"the newest known here is {OPERATOR_VERSION}",
+            "Upgrade aftexport.",
+        )
+    if len(manifest.labels) < MIN_LABELS:
+        raise BundleError(
+            path,
+            f"{MIN_LABELS} or more labels were expected, got {len(manifest.labels)}: {ONE_LABEL}",
+            GIVE_TWO_LABELS,
+        )
+    return manifest, sha256_of(read)

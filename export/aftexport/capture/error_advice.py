@@ -1,0 +1,190 @@
+"""What torch.export complains of, in words that help whoever wrote the model."""
+
+import re
+import traceback
+from collections.abc import Sequence
+
+from torch import nn
+
+from aftexport.bundle.manifest import MAX_TOKENS
+from aftexport.capture.shape_guards import Taken, axis_names, is_the_users, line_of
+
+_RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
+_INSTEAD = {
+    "conv1d": "Give it no padding of its own, and pad the tokens before, by "
+    "torch.nn.functional.pad, to as many as its kernel has or more.",
+    "max_pool1d": "Call max_pool2d on x.unsqueeze(2), which is captured for every length.",
+    "linspace": "Write torch.arange(tokens) / tokens, which is captured for every length.",
+    "lstm": _RECURRENT,
+    "gru": _RECURRENT,
+    "rnn_tanh": _RECURRENT,
+    "rnn_relu": _RECURRENT,
+}
+"""What to write in place of an operator that torch.export does not capture for every length."""
+
+
+IN_TORCH = (
+    "Slice in that line from the start or in other steps, or pad the tokens before; or write it in "
+    "other operators."
+)
+"""What to do where torch fails itself, see ``failed_in_torch``."""
+BRANCHES = "Take branches on the number of tokens out of forward."
+ONE_WAY = "Or export the one way: --max-length {}."
+_TABLE = "Give the table of that line a row for every token."
+_WINDOWS = (
+    "Count the windows by -(-tokens // w) and pad to as many, without a branch: that pads nothing "
+    "where tokens are a multiple of w (export/README.md, Windows)."
+)
+_NUMBERS = {
+    "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
+    "float holds for one length.",
+    "int": "Write the size in integers, tokens // 2 in place of int(tokens * 0.5): a Python int "
+    "holds for one length.",
+    "index": "Write the size in integers, with + - * // and min and max: a function that needs a "
+    "Python number holds for one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
+    "loop": "Take loops over the tokens out of forward: cumsum does the same for every length, "
+    "and so does one operator on windows (export/README.md, Windows).",
+}
+"""What to write in place of what makes a number of Python of a size."""
+_FLOAT = (
+    "Give that operator a float that is the same for every length, and multiply a tensor by the "
+    "one that is not: of scaled_dot_product_attention the query, with scale=1.0."
+)
+_PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
+
+
+def is_of_pieces(taken: Taken) -> bool:
+    """Whether it is the number of pieces of a tensor, which is not the same for every length."""
+    return taken.operator.rpartition(".")[2] in _PIECES
+
+
+def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | None:
+    """What keeps a model from being captured, of all that torch.export took for given.
+
+    Args:
+        taken: with sizes that are never 1.
+        again: the same model's, with sizes that may be 1; empty where there was no such attempt.
+            What is not in both goes with the way torch is told to go, except a branch of the
+            model itself. The same condition may be written differently in either.
+    """
+    if not again:
+        return next(iter([t for t in taken if _restricts(t)] or taken), None)
+    restricting = [t for t in again if _restricts(t)]
+    before = {(str(t), t.operator, t.line) for t in taken}
+    kept = [t for t in restricting if (str(t), t.operator, t.line) in before]
+    own = [t for t in restricting if not t.operator]
+    return next(iter(kept or own or restricting or again))
+
+
+def _restricts(taken: Taken) -> bool:
+    return taken.excludes("batch") or taken.excludes("tokens")
+
+
+def remedy(
+    model: nn.Module,
+    complaint: str,
+    taken: Taken | None = None,
+    one_way: int | None = None,
+    *,
+    otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
+    "cannot be captured.",
+) -> str:
+    """What to do about it.
+
+    Args:
+        model: that was to be captured.
+        complaint: torch.export's, or the module's own.
+        taken: see ``decisive``.
+        one_way: the most tokens up to which the model was captured; None where it was not.
+        otherwise: where nothing better is known.
+    """
+    if not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        return (
+            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
+            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+        )
+    if "data is not allocated" in complaint:
+        return (
+            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
+            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
+            "self.wbias * band: AFT-local is recognised there."
+        )
+    if "in output, which is not a known type" in complaint:
+        return "Wrap it in a module that returns the logits [batch, classes] alone."
+    if taken is not None and taken.excludes("batch"):
+        return (
+            "Take the number of documents from input_ids.shape, and loops over them out of forward."
+        )
+    if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
+        return "NumPy takes no size that is free: write tokens ** 0.5, or math.log(tokens)."
+    bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
+    if taken is not None and taken.conversion:
+        return _NUMBERS[taken.conversion]
+    if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
+        return _WINDOWS if is_of_pieces(taken) else _TABLE + bounded
+    if taken is not None and taken.operator and taken.is_of_floats:
+        return _FLOAT
+    if taken is not None and taken.operator:
+        return _INSTEAD.get(
+            taken.operator.rpartition(".")[2],
+            "Write that line so that it does the same for every document, of 1 token too: pad the "
+            "tokens to as many as it needs, or to a multiple (export/README.md, Windows).",
+        )
+    if taken is not None and taken.is_of_multiples:
+        return _WINDOWS
+    if violation(complaint) is not None:
+        return "Take branches on shapes out of forward." + bounded
+    return otherwise
+
+
+def violation(complaint: str) -> str | None:
+    """What torch.export says of the first axis it cannot keep free, below a line that does not."""
+    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
+    if found is None:
+        return None
+    # What follows in the line is of mark_dynamic, which the user did not call, or of a log.
+    said = re.split(r" If you're using|Specializations unexpectedly", found[1])[0].rstrip(". ")
+    return re.sub(r"(\w+) = \1\b", r"\1", axis_names(said))
+
+
+def failed_in_torch(error: BaseException) -> bool:
+    """Whether an assertion of torch's own fails, as of slices whose sizes it cannot compare."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
+    return isinstance(error, AssertionError) and inside
+
+
+def learned_length(complaint: str) -> int | None:
+    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
+    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
+    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
+    # [1, rows, D] it counts the numbers, D to a row.
+    bounds += [
+        int(whole) // int(each or 1) - int(more or 0) - 1
+        for more, each, whole in re.findall(
+            r"(?:\((\d+) \+ |\((\d+)\*)?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
+        )
+    ]
+    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
+
+
+def cause(error: BaseException) -> str:
+    """The type of the innermost cause, what it says, and the user's line that led to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    kind, words = type(error).__name__, first_line(error)
+    said = kind if words == kind else f"{kind}: {words}".rstrip(".")
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_the_users(frame):
+            return f"{said} ({line_of(frame, line)})"
+    return said
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

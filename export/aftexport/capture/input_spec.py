@@ -1,0 +1,118 @@
+"""What a captured program takes."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from aftexport.bundle.manifest import MAX_TOKENS
+from aftexport.capture.vocabulary import read_vocabulary
+from aftexport.errors import TraceError
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model takes.
+
+    Attributes:
+        names: ``input_ids`` (int64 ``[batch, tokens]``), and ``lengths`` (int64
+            ``[batch]``) where the model takes it.
+        vocab_size: ids are below this.
+        embedding: the parameter with a row for each id; empty where there is none.
+        max_tokens: most tokens of a document; None for no bound.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int
+    embedding: str
+    max_tokens: int | None
+
+
+def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> InputSpec:
+    """Reads from a captured program what it takes.
+
+    Args:
+        program: see ``capture.capture``.
+        vocab_size: the number of ids it takes, where that was given.
+
+    Raises:
+        TraceError: where inputs differ from what ``capture`` makes, have fixed
+            axes, or are looked up in no table, and ``vocab_size`` was not given.
+        UsageError: where ``vocab_size`` is over the rows of a table.
+    """
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    names = tuple(program.graph_signature.user_inputs)
+    if names not in (("input_ids", "lengths"), ("input_ids",)):
+        raise TraceError(
+            f"The program's inputs are ({', '.join(map(str, names))}).",
+            "Export it with inputs named input_ids [batch, tokens] and, if used, lengths [batch].",
+        )
+    ids = next(n for n in placeholders if n.name == "input_ids")
+    shape = ids.meta["val"].shape
+    for axis, size in zip(("batch", "tokens"), shape, strict=True):
+        if isinstance(size, int) and not (axis == "tokens" and size == 1):
+            raise TraceError(
+                f"The program's {axis} axis is fixed at {size}.",
+                "Pass dynamic_shapes to torch.export.export for batch and tokens.",
+            )
+    vocabulary = read_vocabulary(program, ids, vocab_size)
+    upper = 1
+    if not isinstance(shape[1], int):
+        upper = min(_upper_bound(program, shape[1]), _rows(program, shape[1].node.expr))
+    return InputSpec(
+        tuple(map(str, names)),
+        vocabulary.size,
+        vocabulary.embedding,
+        None if upper >= MAX_TOKENS else upper,
+    )
+
+
+def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
+    upper = program.range_constraints[size.node.expr].upper
+    # An unbounded axis has an integer infinity, which cannot be made an int.
+    return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
+
+
+_SAME_NUMBERS = frozenset((
+    _aten.unsqueeze.default, _aten.expand.default, _aten.expand_as.default, _aten.view.default,
+    _aten.reshape.default, _aten.repeat.default, _aten.to.dtype, _aten.to.device,
+    _aten.to.dtype_layout, _aten.contiguous.default, _aten.clone.default, _aten._to_copy.default,
+))  # fmt: skip
+
+
+def _rows(program: ExportedProgram, tokens: sympy.Expr) -> int:
+    """The most tokens for which every embedding of their positions has a row."""
+    most = MAX_TOKENS
+    for node in program.graph.find_nodes(op="call_function", target=_aten.embedding.default):
+        table: Any
+        table, index = node.args[:2]
+        needed = _end(index)
+        if needed is not None and needed.free_symbols == {tokens}:
+            rows = int(table.meta["val"].shape[0])
+            ends = partial(needed.subs, tokens)
+            most = bisect_right(range(1, most + 1), rows, key=ends)
+    return most
+
+
+def _end(index: Any) -> sympy.Expr | None:
+    """One more than the largest number in ``index``; None where it is no range of positions."""
+    more = 0
+    while index.target in _SAME_NUMBERS or index.target is _aten.add.Tensor:
+        if index.target is _aten.add.Tensor:
+            if not isinstance(index.args[1], int):
+                return None
+            more += index.args[1]
+        index = index.args[0]
+    ends = {_aten.arange.default: 0, _aten.arange.start: 1, _aten.arange.start_step: 1}
+    if index.target not in ends or len(index.args) > 2:
+        return None
+    end = index.args[ends[index.target]]
+    symbol = end.meta["val"] if isinstance(end, Node) else end
+    return symbol.node.expr + more if isinstance(symbol, torch.SymInt) else None

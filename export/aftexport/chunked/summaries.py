@@ -1,0 +1,193 @@
+"""What makes an attention's keys and values few: a summary that stands for all of them.
+
+A summary is itself keys and values, with bias 0 and no place among the tokens, so that one
+operator attends to tokens and summaries alike, and summaries of summaries are summaries.
+
+    AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value is the mean by the
+                         weights exp(K[u])
+    AFT-conv:            the same with one logit for each head
+    Efficient Attention: d keys for each head: key c has log sum_u exp(K[u,c]) at channel c and
+                         no weight elsewhere; its value is the mean by the weights of channel c
+    linear attention:    d keys: phi(key c) is sum_u phi(K[u,c]) at channel c and 0 elsewhere;
+                         its value is sum_u phi(K[u,c]) V[u] divided by that
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.parser
+from numpy.typing import NDArray
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+
+DOMAIN = "aftexport.summary"
+
+
+class WholeOnlyError(Exception):
+    """Why a model's documents cannot be taken apart."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How many tokens before and after its own a query has a bias for."""
+
+    left: int
+    right: int
+
+
+def reach(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | None) -> Reach:
+    """The window of an operator.
+
+    Args:
+        node: an operator of ours.
+        causal: whether it is.
+        bias: its constant ``filter [H, s]`` or ``band [R, W]``; None where it has none.
+
+    Raises:
+        WholeOnlyError: for an operator without a summary, or a bias by position.
+    """
+    stem = node.op_type.removeprefix("Causal")
+    if stem in ("AftSimple", "EfficientAttention", "NormalizedLinearAttention"):
+        return Reach(0, 0)
+    if stem not in ("AftConv", "AftLocal"):
+        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
+    if bias is None:
+        raise WholeOnlyError(f"the bias of {node.op_type} is computed")
+    if stem == "AftLocal" and bias.shape[0] != 1:
+        raise WholeOnlyError(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
+    width = bias.shape[1]
+    left = width - 1 if causal else (width - 1) // 2
+    return Reach(left, width - 1 - left)
+
+
+def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
+    """A function of float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
+
+    Raises:
+        WholeOnlyError: for an operator or a setting without a summary.
+    """
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    stem = node.op_type.removeprefix("Causal")
+    num_heads = attributes.get("num_heads", 1)
+    if stem in ("AftSimple", "AftLocal"):
+        body = _MEAN + "few_keys = Identity(log_sum)\nfew_values = Identity(mean)\n"
+    elif stem == "AftConv":
+        body = _heads("value", "values", num_heads) + _MEAN_OF_HEADS
+    elif stem == "EfficientAttention":
+        if attributes.get("normalization", b"softmax") != b"softmax":
+            raise WholeOnlyError("EfficientAttention divides by the number of keys (scaling)")
+        body = _context(num_heads, "weight", _EXPONENTIALS, "few = Identity(log_sum)\n")
+    elif stem == "NormalizedLinearAttention":
+        elu = attributes.get("feature_map", b"elu") == b"elu"
+        body = _context(
+            num_heads,
+            "feature",
+            (_ELU if elu else _RELU) + _FEATURES,
+            _ELU_INVERSE if elu else _RELU_INVERSE,
+        )
+    else:
+        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
+    return onnx.parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
+        f"Summary (key, value) => (few_keys, few_values)\n{{{_COMMON}{body}}}"
+    )
+
+
+def _heads(name: str, result: str, num_heads: int) -> str:
+    return f"""
+        {result}_shape = Constant <value_ints = [0, 0, {num_heads}, -1]> ()
+        {result} = Reshape({name}, {result}_shape)
+    """
+
+
+_COMMON = (
+    text.common_constants()
+    + text.constants(one_f=1.0, last=[-1], packed=[0, 0, -1])
+    + "tokens = Shape <start = 1, end = 2> (key)\n"
+    + sums.sum_cut("key")
+)
+_EXPONENTIALS = (
+    sums.split("key", "key_blocks", gap="gap_logit")
+    + sums.softmax_weights("key_blocks", "weight")
+    + """
+    largest = Squeeze(weight_max, axis1)
+    log_total = Log(weight_total)
+    log_sum = Add(largest, log_total)
+"""
+)
+_MEAN = (
+    _EXPONENTIALS
+    + sums.split("value", "value_blocks")
+    + "weighted = Mul(weight, value_blocks)\n"
+    + sums.total("weighted", "sum")
+    + "mean = Div(sum, weight_total)\n"
+)
+_MEAN_OF_HEADS = (
+    _EXPONENTIALS
+    + sums.split("values", "value_blocks")
+    + """
+    weight_column = Unsqueeze(weight, last)
+    total_column = Unsqueeze(weight_total, last)
+    weighted = Mul(weight_column, value_blocks)
+"""
+    + sums.total("weighted", "sum")
+    + """
+    mean = Div(sum, total_column)
+    few_keys = Identity(log_sum)
+    few_values = Reshape(mean, packed)
+"""
+)
+_ELU = """
+    above = Add(key, one_f)
+    below_zero = Min(key, zero_f)
+    below = Exp(below_zero)
+    positive = Greater(key, zero_f)
+    features = Where(positive, above, below)
+"""
+_ELU_INVERSE = """
+    over_one = Greater(feature_total, one_f)
+    from_above = Sub(feature_total, one_f)
+    from_below = Log(feature_total)
+    inverse = Where(over_one, from_above, from_below)
+    few = Where(nothing, masked, inverse)
+"""
+_RELU = "features = Relu(key)\n"
+_FEATURES = sums.split("features", "feature") + sums.total("feature", "feature_total")
+_RELU_INVERSE = "few = Identity(feature_total)\n"
+
+
+def _context(num_heads: int, name: str, features: str, keys: str) -> str:
+    """One key for each channel of a head, zero elsewhere, by ``<name>`` and ``<name>_total``."""
+    return (
+        features
+        + f"""
+        by_head = Constant <value_ints = [0, 0, 0, {num_heads}, -1]> ()
+        columns = Reshape({name}, by_head)
+        """
+        + sums.split("value", "value_blocks")
+        + "rows = Reshape(value_blocks, by_head)\n"
+        + sums.context("columns", "rows", "context")
+        + f"""
+        nothing = Equal({name}_total, zero_f)
+        divisor = Where(nothing, one_f, {name}_total)
+        divisor_shape = Constant <value_ints = [0, {num_heads}, -1, 1]> ()
+        divisors = Reshape(divisor, divisor_shape)
+        means = Div(context, divisors)
+        by_channel = Transpose <perm = [0, 2, 1, 3]> (means)
+        few_values = Reshape(by_channel, packed)
+        {keys}
+        few_shape = Constant <value_ints = [0, 1, {num_heads}, -1]> ()
+        few_heads = Reshape(few, few_shape)
+        width = Shape <start = 3, end = 4> (few_heads)
+        square = Concat <axis = 0> (width, width)
+        ones = ConstantOfShape <value = float[1] {{1}}> (square)
+        diagonal_f = EyeLike (ones)
+        diagonal_2d = Cast <to = 9> (diagonal_f)
+        diagonal_axes = Constant <value_ints = [0, 2]> ()
+        diagonal = Unsqueeze(diagonal_2d, diagonal_axes)
+        few_4d = Where(diagonal, few_heads, masked)
+        few_keys = Reshape(few_4d, packed)
+    """
+    )

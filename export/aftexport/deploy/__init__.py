@@ -1,0 +1,1 @@
+"""Engines for one machine: building them, choosing one, exporting them, Triton repositories."""

@@ -1,0 +1,233 @@
+"""Writes the repository: configuration, labels, model and kernels.
+
+The files and fields are those of Triton's documentation, "Model Repository" and "Model
+Configuration", and of ``model_config.proto``.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import onnx
+from rich.console import Console
+
+import aftplugins
+from aftexport import __version__
+from aftexport.bundle.bundle import MODEL, MODEL_DATA, TOKENIZER, Bundle, is_bundle
+from aftexport.bundle.output_path import check_can_be_made
+from aftexport.deploy.build_engine import build, wanted_here
+from aftexport.engines.tensorrt.settings import MAX_BATCH
+from aftexport.errors import UsageError
+from aftexport.system.files import aside_folder, move_into_place
+
+CONFIG = "config.pbtxt"
+LABELS = "labels.txt"
+PLAN = "model.plan"
+VERSION = "1"
+MOUNTED = "/models"
+"""Where the images of Triton look for a repository."""
+TIMEOUT_SECONDS = 60
+MAX_QUEUE = 256
+
+_TYPES: dict[int, str] = {
+    onnx.TensorProto.INT64: "TYPE_INT64",
+    onnx.TensorProto.FLOAT: "TYPE_FP32",
+    onnx.TensorProto.FLOAT16: "TYPE_FP16",
+    onnx.TensorProto.BFLOAT16: "TYPE_BF16",
+}
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("aftexport.deploy.triton", "."),
+    autoescape=False,  # no HTML, and nothing in it that needs quoting
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def write_repository(
+    bundle: Bundle,
+    out: Path,
+    *,
+    name: str,
+    mounted: str = MOUNTED,
+    max_batch: int | None = None,
+    force: bool = False,
+    console: Console,
+) -> Path:
+    """Adds a bundle's model to a Triton model repository.
+
+    A bundle that was exported to ONNX is for the backend onnxruntime, on the CPU, with the fused
+    kernels where they are built; one with an engine for the backend tensorrt, with the engine for
+    the GPU of this machine, which is built where there is none yet.
+
+    Args:
+        bundle: that was checked.
+        out: the repository; may exist and hold other models.
+        name: of the model in it.
+        mounted: absolute path of the repository where Triton runs; the kernels are loaded
+            by it.
+        max_batch: most documents at once; an engine has its own.
+        force: replace a model of that name which aftexport wrote.
+        console: where progress goes.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        UsageError: for a name, a place or a bundle that cannot be.
+        EngineError: where the engine is not there and cannot be built here.
+        ParityError: where it is outside tolerance.
+    """
+    folder = check_place(out, name, mounted, force)
+    if broken := [label for label in bundle.manifest.labels if "\n" in label]:
+        raise UsageError(
+            f"The label {broken[0]!r} has a line break; Triton reads a label from each line.",
+            "Export the model with other --labels.",
+        )
+    max_batch = _max_batch(bundle, max_batch)
+    with aside_folder(folder) as aside:
+        version = aside / VERSION
+        version.mkdir()
+        if bundle.manifest.engine is None:
+            served = _onnxruntime(bundle, version, f"{mounted}/{name}/{VERSION}", max_batch)
+        else:
+            served = _tensorrt(bundle, version, max_batch, console)
+        labels = "".join(f"{label}\n" for label in bundle.manifest.labels)
+        (aside / LABELS).write_text(labels, "utf-8")
+        if TOKENIZER in bundle.files:
+            shutil.copyfile(bundle.path / TOKENIZER, aside / TOKENIZER)
+        graph = onnx.load(bundle.model_path, load_external_data=False).graph
+        config = _TEMPLATES.get_template(CONFIG).render(
+            version=__version__,
+            name=name,
+            inputs=[_tensor(value) for value in graph.input],
+            outputs=[_tensor(value) for value in graph.output],
+            labels=LABELS,
+            timeout_microseconds=TIMEOUT_SECONDS * 1_000_000,
+            max_queue=MAX_QUEUE,
+            **served,
+        )
+        (aside / CONFIG).write_text(config, "utf-8")
+        move_into_place(aside, folder)
+    return folder
+
+
+def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
+    """The folder of a model in a repository, where it may be written; see ``write_repository``.
+
+    Raises:
+        UsageError: for a name or a path that cannot be, or where something stands that is not
+            to be lost.
+    """
+    if not re.fullmatch(r"(/[\w.-]+)+", mounted, re.ASCII):
+        raise UsageError(
+            f"--mounted {mounted} is no absolute path of letters, digits, '.', '_' and '-'.",
+            "Give the path that the repository has where Triton runs.",
+        )
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise UsageError(
+            f"--name {name!r} is no name of a Triton model.",
+            "Take letters, digits, '_', '-' and '.', a letter, digit or '_' first.",
+        )
+    folder = out / name
+    if (out / CONFIG).exists() or is_bundle(out):
+        raise UsageError(
+            f"{out} is a model or a bundle, and no repository.", "Choose another --out."
+        )
+    if folder.is_symlink() or (folder.exists() and not _written_by_us(folder)):
+        raise UsageError(
+            f"{folder} exists and was not written by aftexport.",
+            "Choose another --name or --out.",
+        )
+    if folder.exists() and not force:
+        raise UsageError(
+            f"{folder} exists.", "Add --force to replace it, or choose another --name."
+        )
+    check_can_be_made("--out", folder)
+    return folder
+
+
+def _written_by_us(folder: Path) -> bool:
+    try:
+        return (folder / CONFIG).read_text("utf-8").startswith("# Written by aftexport ")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _max_batch(bundle: Bundle, asked: int | None) -> int | None:
+    """Return the most documents of a run, None for the backend's own number."""
+    if bundle.manifest.batching:
+        return asked
+    if asked is not None and asked > 1:
+        raise UsageError(
+            f"Expected --max-batch 1 of a bundle exported with --no-batching, got {asked}.",
+            "Leave it out.",
+        )
+    return 1
+
+
+def _onnxruntime(
+    bundle: Bundle, version: Path, mounted: str, max_batch: int | None
+) -> dict[str, Any]:
+    for file in (MODEL, MODEL_DATA):
+        if file in bundle.files:
+            shutil.copyfile(bundle.path / file, version / file)
+    library = aftplugins.library("onnxruntime") if bundle.manifest.operators else None
+    if library is not None:
+        shutil.copyfile(library, version / library.name)
+    return {
+        "backend": "onnxruntime",
+        "file": MODEL,
+        "max_batch": max_batch or MAX_BATCH,
+        "library": library and f"{mounted}/{library.name}",
+    }
+
+
+def _tensorrt(
+    bundle: Bundle, version: Path, max_batch: int | None, console: Console
+) -> dict[str, Any]:
+    plan = bundle.manifest.engine
+    assert plan is not None
+    if plan.settings.runtime != "tensorrt":
+        raise UsageError(
+            "Triton has no backend for an engine of TensorRT-RTX.",
+            "Export with --to trt, or with --to onnx.",
+        )
+    if max_batch is not None and bundle.manifest.batching:
+        raise UsageError(
+            f"--max-batch is part of the engine, which takes {plan.settings.max_batch}.",
+            "Leave it out, or export the bundle again with it.",
+        )
+    content, _ = build(bundle, console=console).read(wanted_here(bundle, plan.settings))
+    (version / PLAN).write_bytes(content)
+    profiles = [str(index) for index in range(len(plan.settings.opt_lengths))]
+    return {
+        "backend": "tensorrt",
+        "file": PLAN,
+        "max_batch": max_batch or plan.settings.max_batch,
+        "profiles": json.dumps(profiles),
+    }
+
+
+def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
+    """Name, type and, apart from the batch, shape as Triton has them."""
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value or -1 for dim in tensor.shape.dim[1:]]
+    return {
+        "name": value.name,
+        "data_type": _TYPES[tensor.elem_type],
+        "dims": dims or [1],  # Triton has none without an axis
+        "scalar": not dims,
+    }
+
+
+def start_command(folder: Path, mounted: str) -> str:
+    """How Triton is started, once the repository of a model's folder is there."""
+    words = ["tritonserver", f"--model-repository={mounted}"]
+    if (folder / VERSION / PLAN).exists():
+        # The engine brings its plugins, and TensorRT runs an engine's own code only where told so.
+        words.append("--backend-config=tensorrt,version-compatible=true")
+    return " ".join(words)

@@ -1,0 +1,1 @@
+"""Everything TensorRT: runtimes, builder, engine files and their cache."""

@@ -1,0 +1,290 @@
+"""TensorRT and TensorRT-RTX: runs an engine on the GPU, without torch."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.engines import RunStoppedError, Stop, Tensors
+from aftexport.engines.cuda import Graph, Memory, Pinned, Stream
+from aftexport.engines.tensorrt.runtimes import TensorRt, element, load
+from aftexport.engines.tensorrt.settings import RuntimeName
+from aftexport.errors import EngineError
+
+_MAX_BUCKETS = 32
+"""Graphs kept; the one that was used longest ago goes."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shapes of ``input_ids`` that an optimization profile takes.
+
+    Attributes:
+        shortest, best, longest: ``(batch, tokens)``.
+    """
+
+    shortest: tuple[int, int]
+    best: tuple[int, int]
+    longest: tuple[int, int]
+
+    def takes(self, batch: int, tokens: int) -> bool:
+        """Whether the shape is within its range."""
+        sizes = zip(self.shortest, (batch, tokens), self.longest, strict=True)
+        return all(low <= size <= high for low, size, high in sizes)
+
+
+def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
+    """The profile whose best length is nearest, as a ratio, of those that take the shape.
+
+    Raises:
+        EngineError: where none takes it.
+    """
+    fitting = [i for i, profile in enumerate(profiles) if profile.takes(batch, tokens)]
+    if not fitting:
+        ranges = " or ".join(
+            f"{p.shortest[0]} to {p.longest[0]} documents of {p.shortest[1]} to {p.longest[1]}"
+            for p in profiles
+        )
+        raise EngineError(
+            f"The engine takes no {batch} documents of {tokens} tokens: it was built for "
+            f"{ranges} tokens.",
+            "Send shorter documents or fewer, or export with a larger --max-length or --max-batch.",
+        )
+    return min(fitting, key=lambda i: abs(np.log(tokens / profiles[i].best[1])))
+
+
+def bucket(tokens: int, longest: int) -> int:
+    """The length a batch is padded to, so that few lengths need a graph.
+
+    Four to each doubling, from 32: at most a fifth of the tokens is padding.
+    """
+    if tokens <= 32:
+        return min(32, longest)
+    step = 1 << (tokens - 1).bit_length() - 3
+    return min(-(-tokens // step) * step, longest)
+
+
+@dataclass
+class _Bucket:
+    """One shape, with everything that was prepared for it."""
+
+    context: Any
+    shapes: dict[str, tuple[int, ...]]
+    graph: Graph | None = None
+
+
+class TensorrtEngine:
+    """A built engine on the GPU; not for several threads at once.
+
+    Where the model takes ``lengths``, a batch is padded to the next bucket, and the work of
+    a bucket is recorded as a CUDA graph the second time it is met. TensorRT-RTX records by
+    itself, and compiles its kernels when they are first needed.
+
+    Args:
+        serialized: the engine. It is a program: it holds the plugins' code, and is to be
+            loaded from bundles one trusts only.
+        runtime: what built it.
+
+    Attributes:
+        types: element type of each input and output, as the engine has them.
+        profiles: what it takes.
+
+    Raises:
+        EngineError: where the runtime is absent or refuses the engine, or no GPU is there.
+    """
+
+    name = "tensorrt"
+
+    def __init__(self, serialized: bytes, runtime: RuntimeName) -> None:
+        self._trt: TensorRt = load(runtime)
+        self._stream = Stream()
+        module = self._trt.module
+        self._runtime = module.Runtime(self._trt.logger)
+        # The plugins travel in the engine.
+        self._runtime.engine_host_code_allowed = True
+        self._engine = self._trt.attempt(
+            lambda: self._runtime.deserialize_cuda_engine(serialized),
+            "refuses the engine",
+            "Run: aftexport build BUNDLE --rebuild",
+        )
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        self.types = {name: element(self._engine.get_tensor_dtype(name)) for name in names}
+        self.input_names = tuple(name for name in names if name != "logits")
+        self.profiles = [self._profile(i) for i in range(self._engine.num_optimization_profiles)]
+        self._graphs = runtime == "tensorrt"
+        self._buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
+        self._pinned = {name: Pinned(self._bytes(name)) for name in names}
+        self._memory = {name: Memory(self._bytes(name)) for name in names}
+        # One scratch for all buckets: they take turns.
+        self._scratch = Memory(self._engine.device_memory_size_v2)
+
+    @property
+    def title(self) -> str:
+        """The runtime and its version, for people."""
+        return self._trt.title
+
+    @property
+    def min_tokens(self) -> int:
+        """Fewest tokens of a document; a shorter one is padded where the model knows of padding."""
+        if "lengths" in self.input_names:
+            return 1
+        return min(profile.shortest[1] for profile in self.profiles)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a document."""
+        return max(profile.longest[1] for profile in self.profiles)
+
+    @property
+    def max_batch(self) -> int:
+        """Most documents at once."""
+        return max(profile.longest[0] for profile in self.profiles)
+
+    def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
+        """Runs the model once; see ``Engine.run``.
+
+        What is on the GPU cannot be interrupted: a stop takes effect before it begins, or
+        between two parts of a batch that is larger than the engine's.
+        """
+        try:
+            ids = np.asarray(inputs["input_ids"])
+            given = {name: np.asarray(inputs[name]) for name in self.input_names}
+        except KeyError as error:
+            raise EngineError(
+                f"The input {error} is missing.", "Give every input of the model."
+            ) from error
+        if ids.ndim != 2 or any(a.dtype != np.int64 or len(a) != len(ids) for a in given.values()):
+            raise EngineError(
+                "The inputs are not input_ids [batch, tokens] and lengths [batch] of int64.",
+                "Check their shapes and types.",
+            )
+        # More documents than the engine takes at once run one part after the other.
+        parts = []
+        for start in range(0, len(ids), self.max_batch):
+            if stop is not None and stop.requested:
+                raise RunStoppedError
+            part = {name: a[start : start + self.max_batch] for name, a in given.items()}
+            parts.append(self._run_part(part))
+        return {"logits": np.concatenate(parts)}
+
+    def release(self) -> None:
+        """Does nothing: all it needs is on the GPU, and of one size from the start."""
+
+    def _run_part(self, given: Tensors) -> NDArray[np.generic]:
+        batch, tokens = given["input_ids"].shape
+        profile = choose_profile(self.profiles, batch, tokens)
+        if "lengths" in self.input_names:
+            longest = self.profiles[profile].longest[1]
+            shortest = self.profiles[profile].shortest[1]
+            tokens = max(bucket(tokens, longest), shortest)
+        self._fill(given, batch, tokens)
+        ready = self._bucket(profile, batch, tokens)
+        sizes = {name: self._size(name, shape) for name, shape in ready.shapes.items()}
+        for name in self.input_names:
+            self._stream.to_device(self._memory[name], self._pinned[name], sizes[name])
+        if ready.graph is not None:
+            ready.graph.launch(self._stream)
+        else:
+            self._enqueue(ready)
+        self._stream.to_host(self._pinned["logits"], self._memory["logits"], sizes["logits"])
+        self._stream.wait()
+        return self._logits(ready.shapes["logits"])
+
+    def _fill(self, given: Tensors, batch: int, tokens: int) -> None:
+        ids = self._pinned["input_ids"].array((batch, tokens), np.dtype(np.int64))
+        width = given["input_ids"].shape[1]
+        ids[:, :width] = given["input_ids"]
+        ids[:, width:] = 0  # any valid id
+        if "lengths" in given:
+            self._pinned["lengths"].array((batch,), np.dtype(np.int64))[:] = given["lengths"]
+
+    def _bucket(self, profile: int, batch: int, tokens: int) -> _Bucket:
+        """The bucket of a shape; the second time with its graph, once everything is allocated."""
+        key = (batch, tokens)
+        if key in self._buckets:
+            self._buckets.move_to_end(key)
+            ready = self._buckets[key]
+            if self._graphs and ready.graph is None:
+                self._record(ready)
+            return ready
+        if len(self._buckets) >= _MAX_BUCKETS:
+            self._buckets.popitem(last=False)
+        # A graph holds the state of its context, so each has one of its own.
+        context = self._context(profile)
+        shapes = {"input_ids": (batch, tokens), "lengths": (batch,)}
+        for name in self.input_names:
+            if not context.set_input_shape(name, shapes[name]):
+                raise self._failure(f"refuses {name} of shape {shapes[name]}")
+        shapes = {name: shapes[name] for name in self.input_names}
+        shapes["logits"] = tuple(context.get_tensor_shape("logits"))
+        context.set_device_memory(self._scratch.address, self._scratch.size)
+        for name, memory in self._memory.items():
+            context.set_tensor_address(name, memory.address)
+        self._buckets[key] = _Bucket(context, shapes)
+        return self._buckets[key]
+
+    def _record(self, ready: _Bucket) -> None:
+        """Records the work of a bucket; some layers, loops among them, cannot be recorded."""
+        try:
+            ready.graph = self._stream.capture(lambda: self._enqueue(ready))
+        except EngineError as error:
+            self._graphs = False
+            warnings.warn(f"CUDA graphs are off: {error.problem}", stacklevel=2)
+
+    def _context(self, profile: int) -> Any:
+        module = self._trt.module
+        managed = module.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._trt.name == "tensorrt_rtx":
+            config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(managed)
+            config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            managed = config
+        context = self._trt.attempt(
+            lambda: self._engine.create_execution_context(managed),
+            "cannot make a context",
+            "Free memory on the GPU.",
+        )
+        if not context.set_optimization_profile_async(profile, self._stream.handle):
+            raise self._failure(f"refuses profile {profile}")
+        return context
+
+    def _enqueue(self, ready: _Bucket) -> None:
+        if not ready.context.execute_async_v3(self._stream.handle):
+            raise self._failure("failed")
+
+    def _failure(self, what: str) -> EngineError:
+        return EngineError(
+            f"{self._trt.title} {what}: {self._trt.reason()}.",
+            "Send shorter documents or fewer at once; if it fails still, build the engine again.",
+        )
+
+    def _profile(self, index: int) -> Profile:
+        shapes = self._engine.get_tensor_profile_shape("input_ids", index)
+        low, best, high = ((int(shape[0]), int(shape[1])) for shape in shapes)
+        return Profile(low, best, high)
+
+    def _size(self, name: str, shape: Sequence[int]) -> int:
+        widths = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
+        return int(np.prod(shape)) * widths[self.types[name]]
+
+    def _bytes(self, name: str) -> int:
+        """The most a tensor takes."""
+        batch, tokens = self.max_batch, self.max_tokens
+        labels = int(self._engine.get_tensor_shape("logits")[1])
+        shapes = {
+            "input_ids": (batch, tokens),
+            "lengths": (batch,),
+            "logits": (batch, labels),
+        }
+        return self._size(name, shapes[name])
+
+    def _logits(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        kind = self.types["logits"]
+        if kind == "bfloat16":  # the upper half of a float32
+            bits = self._pinned["logits"].array(shape, np.dtype(np.uint16))
+            return (bits.astype(np.uint32) << 16).view(np.float32)
+        return self._pinned["logits"].array(shape, np.dtype(kind)).copy()

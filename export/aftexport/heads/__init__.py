@@ -1,0 +1,1 @@
+"""The answers that a model may give."""

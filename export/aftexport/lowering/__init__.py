@@ -1,0 +1,1 @@
+"""From an ExportedProgram to ONNX: torch.onnx, and the translations that it lacks."""

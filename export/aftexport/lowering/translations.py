@@ -1,0 +1,135 @@
+"""What torch.onnx makes of operators that it would translate for the example's length alone, or not
+at all: those of the mechanisms, pooling to a fixed size, and division of sizes.
+"""
+
+import inspect
+import operator as python
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+from onnxscript import values
+
+from aftexport.lowering.attention_translation import scaled_dot_product_attention
+from aftexport.lowering.cumulative_log_sum import logcumsumexp
+from aftexport.lowering.scalar_functions import scalar_functions
+from aftexport.lowering.size_floats import size_translations
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
+from aftexport.operators.mechanisms import OPERATORS, Operator
+
+_aten = torch.ops.aten
+_NEVER_NEGATIVE = ("Shape", "Size")
+_AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "Max", "Cast")
+"""Operators whose result is not negative where no input is."""
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """For torch.onnx: what each of these torch ops becomes, of a mechanism one bare custom node."""
+    return (
+        scalar_functions()
+        | {o.torch_op: _translation(o) for o in OPERATORS.values()}
+        | {
+            _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
+            _aten.amax.default: _amax,
+            _aten.amin.default: _amin,
+            _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
+            _aten.logcumsumexp.default: logcumsumexp,
+            _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+            python.floordiv: _floordiv,
+        }
+        | size_translations()
+    )
+
+
+def _translation(operator: Operator) -> Callable[..., Any]:
+    """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    for_kernel = {a.name: a.default for a in operator.kernel_attributes}
+    emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
+    names = list(operator.inputs)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(n, kind) for n in names]
+    parameters += [
+        inspect.Parameter(a.name, kind, default=a.default, annotation=type(a.default))
+        for a in operator.attributes
+    ]
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        bound = inspect.Signature(parameters).bind(*args, **kwargs)
+        bound.apply_defaults()
+        tensors = [bound.arguments.pop(n) for n in names]
+        return emit(*tensors, **bound.arguments, **for_kernel, **PLUGIN_ATTRIBUTES)
+
+    translate.__name__ = operator.op_type
+    translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    translate.__annotations__ = {a.name: type(a.default) for a in operator.attributes}
+    return translate
+
+
+def _amax(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
+    return op.ReduceMax(self, [*dim] or None, keepdims=int(keepdim))
+
+
+def _amin(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
+    return op.ReduceMin(self, [*dim] or None, keepdims=int(keepdim))
+
+
+def _adaptive_avg_pool1d(self, output_size):  # type: ignore[no-untyped-def]
+    if tuple(output_size) == (1,):
+        return op.ReduceMean(self, [-1], keepdims=1)
+    windows, inside, starts, ends = _windows(self, output_size[0])
+    total = op.ReduceSum(op.Where(inside, windows, op.CastLike(0.0, self)), [-1], keepdims=0)
+    return op.Div(total, op.CastLike(op.Sub(ends, starts), self))
+
+
+def _adaptive_max_pool1d(self, output_size):  # type: ignore[no-untyped-def]
+    windows, inside, starts, _ = _windows(self, output_size[0])
+    candidates = op.Where(inside, windows, op.CastLike(float("-inf"), self))
+    largest = op.ReduceMax(candidates, [-1], keepdims=0)
+    return largest, op.Add(op.ArgMax(candidates, axis=-1, keepdims=0), starts)
+
+
+def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:
+    """The ``count`` windows of the last axis of ``x [..., L]``, whose lengths differ by 1 at most.
+
+    Returns:
+        Windows ``[..., count, width]``, what of them counts bool ``[count, width]``, and their
+        starts and ends ``[count]``.
+    """
+    length = op.Shape(x, start=-1)
+    numbers = torch.arange(count)
+    starts = op.Div(op.Mul(length, _constant(numbers)), _constant(torch.tensor([count])))
+    last = op.Add(op.Mul(length, _constant(numbers + 1)), _constant(torch.tensor([count - 1])))
+    ends = op.Div(last, _constant(torch.tensor([count])))
+    width = op.ReduceMax(op.Sub(ends, starts), keepdims=0)
+    zero, one = _constant(torch.tensor(0)), _constant(torch.tensor(1))
+    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(zero, width, one))
+    inside = op.Less(places, op.Unsqueeze(ends, [1]))
+    return op.Gather(x, op.Min(places, op.Sub(length, one)), axis=-1), inside, starts, ends
+
+
+def _constant(numbers: torch.Tensor) -> Any:
+    return op.Constant(value=ir.tensor(numbers.numpy()))
+
+
+def _floordiv(self, other):  # type: ignore[no-untyped-def]
+    quotient = op.Div(self, other)
+    if _never_negative(self) and _never_negative(other):
+        return quotient
+    # ONNX rounds to zero, Python down: -(-tokens // 16) counts the windows that are begun.
+    rest = op.Sub(self, op.Mul(quotient, other))
+    return op.Sub(quotient, op.Cast(op.Less(op.Mul(rest, other), 0), to=ir.DataType.INT64))
+
+
+def _never_negative(size: Any) -> bool:
+    if isinstance(size, int):
+        return size >= 0
+    node = size.producer()
+    if node is None or node.op_type == "Constant":
+        constant = ir.convenience.get_const_tensor(size)
+        return constant is not None and bool((constant.numpy() >= 0).all())
+    if node.op_type in _NEVER_NEGATIVE:
+        return True
+    data = node.inputs[:1] if node.op_type in _AS_INPUTS[:4] else node.inputs
+    return node.op_type in _AS_INPUTS and all(map(_never_negative, data))

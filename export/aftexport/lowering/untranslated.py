@@ -1,0 +1,65 @@
+"""Which operator of the user's torch.onnx could not translate, and in which line."""
+
+import traceback
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._errors import DispatchError
+
+from aftexport.capture.error_advice import first_line
+from aftexport.capture.shape_guards import last_own_line
+from aftexport.errors import TraceError
+
+_REMEDY = "Replace it by operators that ONNX has."
+
+
+def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
+    """The refusal of a program that torch.onnx raised ``error`` for.
+
+    Args:
+        program: as captured, before torch.onnx took operators apart: an error speaks of a part,
+            as of ``prims.prod`` in ``cumprod``.
+        error: torch.onnx's.
+    """
+    node = _node(error)
+    if node is None:
+        return TraceError(
+            f"torch.onnx cannot translate the model: {first_line(error)}",
+            "Replace the operator it names by ones that ONNX has.",
+        )
+    operator, line = _operator(program, node), last_own_line(node.meta)
+    place = f" ({line})" if line else ""
+    reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
+    return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
+
+
+def _node(error: BaseException | None) -> fx.Node | None:
+    """The node that was translated where the error was raised."""
+    found = None
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, fx.Node) and node.op == "call_function":
+                found = node
+        error = error.__cause__
+    return found
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, DispatchError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _operator(program: ExportedProgram, node: fx.Node) -> str:
+    """The operator as the program has it: that of the same call, which its parts keep a note of."""
+    call = node.meta.get("torch_fn")
+    calls = (n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call)
+    same = [n.target for n in calls if isinstance(n.target, torch._ops.OpOverload)]
+    if isinstance(node.target, torch._ops.OpOverload) and node.target not in same and same:
+        return str(same[-1]).rpartition(".")[0]
+    target = node.target
+    return str(target).rpartition(".")[0] if "." in str(target) else str(target)

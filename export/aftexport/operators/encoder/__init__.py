@@ -1,0 +1,24 @@
+"""Operators for what surrounds the attention: norms, products and the feed-forward network;
+and for a whole Fastformer layer, whose attention commutes with its products.
+
+No PyTorch model calls them; ``aftexport.recognition`` finds them in exported graphs.
+"""
+
+from aftexport.operators.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER
+from aftexport.operators.encoder.layer_norm_feed_forward import LAYER_NORM_FEED_FORWARD
+from aftexport.operators.encoder.layer_norm_linear import LAYER_NORM_LINEAR
+from aftexport.operators.encoder.layer_norm_query_key_value import LAYER_NORM_QUERY_KEY_VALUE
+from aftexport.operators.encoder.linear_residual import LINEAR_RESIDUAL
+from aftexport.operators.schema import OnnxOperator
+
+OPERATORS: dict[str, OnnxOperator] = {
+    operator.op_type: operator
+    for operator in (
+        LAYER_NORM_LINEAR,
+        LAYER_NORM_QUERY_KEY_VALUE,
+        LAYER_NORM_FEED_FORWARD,
+        LINEAR_RESIDUAL,
+        LAYER_NORM_FASTFORMER,
+    )
+}
+"""By ONNX name."""

@@ -1,0 +1,81 @@
+"""The feed-forward half of a pre-norm encoder layer.
+
+    Y = X + gelu(LayerNorm(X) W_in + b_in) W_out + b_out
+
+Vaswani et al., arXiv 1706.03762, eq. 2, with the norm before it (Xiong et al.,
+arXiv 2002.04745) and the exact GELU (Hendrycks and Gimpel, arXiv 1606.08415).
+"""
+
+import onnx
+import torch
+from torch import Tensor
+
+from aftexport.operators.encoder._attributes import EPSILON, PRECISION
+from aftexport.operators.schema import OnnxOperator, as_float
+
+
+def reference(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight_in: Tensor,
+    bias_in: Tensor,
+    weight_out: Tensor,
+    bias_out: Tensor,
+    *,
+    epsilon: float,
+) -> Tensor:
+    """The definition.
+
+    Args:
+        x: ``[B, T, D]``.
+        norm_weight, norm_bias, bias_out: ``[D]``.
+        weight_in: ``[D, F]``.
+        bias_in: ``[F]``.
+        weight_out: ``[F, D]``.
+        epsilon: added to the variance.
+    """
+    functional = torch.nn.functional
+    normed = functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
+    return x + functional.gelu(normed @ weight_in + bias_in) @ weight_out + bias_out
+
+
+def _body() -> str:
+    names = ("norm_weight", "norm_bias", "weight_in", "bias_in", "weight_out", "bias_out")
+    return (
+        as_float("x", *names)
+        + """
+        normed = LayerNormalization <axis = -1, epsilon: float = @epsilon> (
+            x_f, norm_weight_f, norm_bias_f
+        )
+        product_in = MatMul(normed, weight_in_f)
+        hidden = Add(product_in, bias_in_f)
+        activated = Gelu(hidden)
+        product_out = MatMul(activated, weight_out_f)
+        change = Add(product_out, bias_out_f)
+        result = Add(x_f, change)
+        output = CastLike(result, x)
+    """
+    )
+
+
+LAYER_NORM_FEED_FORWARD = OnnxOperator(
+    op_type="LayerNormFeedForward",
+    inputs=(
+        "x",
+        "norm_weight",
+        "norm_bias",
+        "weight_in",
+        "bias_in",
+        "weight_out",
+        "bias_out",
+    ),
+    shapes=("B T D", "D", "D", "D F", "F", "F D", "D"),
+    exponents=(),
+    attributes=(EPSILON,),
+    kernel_attributes=(PRECISION,),
+    reference=reference,
+    body=_body,
+    doc="x + gelu(LayerNorm(x) @ weight_in + bias_in) @ weight_out + bias_out.",
+)
+onnx.defs.register_schema(LAYER_NORM_FEED_FORWARD.schema())

@@ -1,0 +1,43 @@
+"""The mechanisms: for each a definition, a torch op, an ONNX operator and its portable body."""
+
+from aftexport.operators.define import Operator
+from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
+from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
+from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL
+from aftexport.operators.mechanisms.aft_simple import AFT_SIMPLE, CAUSAL_AFT_SIMPLE
+from aftexport.operators.mechanisms.efficient_attention import (
+    CAUSAL_EFFICIENT_ATTENTION,
+    EFFICIENT_ATTENTION,
+)
+from aftexport.operators.mechanisms.fastformer import CAUSAL_FASTFORMER, FASTFORMER
+from aftexport.operators.mechanisms.linear_attention import (
+    CAUSAL_NORMALIZED_LINEAR_ATTENTION,
+    NORMALIZED_LINEAR_ATTENTION,
+)
+from aftexport.operators.schema import Attribute
+
+OPERATORS: dict[str, Operator] = {
+    operator.op_type: operator
+    for operator in (
+        AFT_FULL,
+        CAUSAL_AFT_FULL,
+        AFT_LOCAL,
+        CAUSAL_AFT_LOCAL,
+        AFT_SIMPLE,
+        CAUSAL_AFT_SIMPLE,
+        AFT_CONV,
+        CAUSAL_AFT_CONV,
+        EFFICIENT_ATTENTION,
+        CAUSAL_EFFICIENT_ATTENTION,
+        FASTFORMER,
+        CAUSAL_FASTFORMER,
+        NORMALIZED_LINEAR_ATTENTION,
+        CAUSAL_NORMALIZED_LINEAR_ATTENTION,
+    )
+}
+"""Every operator of the domain, by ONNX name."""
+
+MECHANISMS: tuple[str, ...] = tuple(dict.fromkeys(o.stem for o in OPERATORS.values()))
+"""The stem every layer of the project names a mechanism's file by."""
+
+__all__ = ["MECHANISMS", "OPERATORS", "Attribute", "Operator"]

@@ -1,0 +1,136 @@
+"""Sums of ``exp(logit) value`` and ``exp(logit)`` up to each token, in ONNX textual syntax.
+
+They are relative to the largest logit so far, and so exact for any range. Blocks of tokens are
+summed side by side, each from nothing, and then what the blocks before them have is added; see
+``_two_level_sums``, whose cut ``scan`` is read here.
+"""
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+
+
+def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
+    """The mean of ``values`` by the weights ``exp(logits)`` up to each token.
+
+    Args:
+        logits, values: names of ``[B, T, ...]``; what follows T is broadcast.
+        result: name of the mean, ``[B, T, ...]``.
+        rank: the rank of all tensors.
+    """
+    lines = running_sums(logits, result, rank=rank, values=values)
+    lines += f"{result}_blocks = Div({result}_n, {result}_d)\n"
+    return lines + tokens_of(f"{result}_blocks", result)
+
+
+def tokens_of(blocks: str, result: str) -> str:
+    """Reshapes ``blocks``, ``[B, blocks, size, ...]`` of the cut, to ``[B, T, ...]``."""
+    return (
+        sums.join(blocks, f"{result}_covered", cut="scan")
+        + f"{result} = Slice({result}_covered, zero_1d, tokens, axis1)\n"
+    )
+
+
+def running_sums(
+    logits: str, result: str, *, rank: int, values: str = "", reverse: bool = False
+) -> str:
+    """Defines ``<result>_m``, ``_d`` and, of ``values``, ``_n``: ``[B, blocks, size, ...]``.
+
+    They are the largest logit up to each token, and the sums relative to it.
+
+    Args:
+        logits: name of ``[B, T, ...]``.
+        result: the beginning of the names; the blocks are ``<result>_logit`` and ``_value``.
+        rank: the rank of logits and values.
+        values: name of ``[B, T, ...]``; empty where there are none.
+        reverse: from each token on, not up to it.
+    """
+    kinds = ("n", "d") if values else ("d",)
+    states = ("m", *kinds)
+    lines = sums.split(logits, f"{result}_logit", gap="gap_logit", cut="scan")
+    if values:
+        lines += sums.split(values, f"{result}_value", cut="scan")
+    for shape, start in (("scan_states_shape", "block"), ("scan_batch", "all")):
+        for state in states:
+            width = f"{result}_{'value' if state == 'n' else 'logit'}_width"
+            filler = "masked" if state == "m" else "zero_f"
+            lines += f"""
+                {result}_{start}_{state}_shape = Concat <axis = 0> ({shape}, {width})
+                {result}_{start}_{state} = Expand({filler}, {result}_{start}_{state}_shape)
+            """
+    lines += _within_blocks(result, states, rank, reverse)
+    lines += _before_blocks(result, states, rank, reverse)
+    lines += f"{result}_m = Max({result}_m_within, {result}_m_before)\n"
+    for part in ("within", "before"):
+        lines += f"""
+            {result}_{part}_drop = Sub({result}_m_{part}, {result}_m)
+            {result}_{part}_decay = Exp({result}_{part}_drop)
+        """
+    for kind in kinds:
+        lines += f"""
+            {result}_{kind}_own = Mul({result}_{kind}_within, {result}_within_decay)
+            {result}_{kind}_others = Mul({result}_{kind}_before, {result}_before_decay)
+            {result}_{kind} = Add({result}_{kind}_own, {result}_{kind}_others)
+        """
+    return lines
+
+
+def _within_blocks(result: str, states: tuple[str, ...], rank: int, reverse: bool) -> str:
+    scanned = {"logit": f"{result}_logit"}
+    if "n" in states:
+        scanned["v"] = f"{result}_value"
+    step = _entering(states, {"n": "v"})
+    step += "".join(f"{state}_here = Identity({state}_next)\n" for state in states)
+    return text.scan(
+        step,
+        states={state: f"{result}_block_{state}" for state in states},
+        scanned=scanned,
+        outputs={f"{state}_here": f"{result}_{state}_within" for state in states},
+        ranks=dict.fromkeys((*states, *scanned, *(f"{state}_here" for state in states)), rank),
+        scan_axis=2,
+        output_axis=2,
+        reverse=reverse,
+    )
+
+
+def _before_blocks(result: str, states: tuple[str, ...], rank: int, reverse: bool) -> str:
+    finals = {f"block_{state}": f"{result}_m_within_{state}" for state in states}
+    scanned = {"logit" if name == "block_m" else name: final for name, final in finals.items()}
+    step = "".join(f"{state}_so_far = Identity({state})\n" for state in states)
+    step += _entering(states, {state: f"block_{state}" for state in states})
+    outputs = {f"{state}_so_far": f"{result}_{state}_before_block" for state in states}
+    lines = text.scan(
+        step,
+        states={state: f"{result}_all_{state}" for state in states},
+        scanned=scanned,
+        outputs=outputs,
+        ranks=dict.fromkeys((*states, *scanned, *outputs), rank - 1),
+        reverse=reverse,
+    )
+    for state in states:
+        name = f"{result}_{state}_before"
+        lines += f"{name} = Unsqueeze({name}_block, axis2)\n"
+    return lines
+
+
+def _entering(states: tuple[str, ...], entering: dict[str, str]) -> str:
+    """One key, or the sums of several, enter the states: ``<state>_next``.
+
+    Args:
+        states: ``m`` and sums.
+        entering: for each sum, the weighted tensor; 1 for a sum of weights.
+    """
+    lines = """
+        m_next = Max(m, logit)
+        drop = Sub(m, m_next)
+        decay = Exp(drop)
+        rise = Sub(logit, m_next)
+        weight = Exp(rise)
+    """
+    for kind in states[1:]:
+        lines += f"{kind}_kept = Mul({kind}, decay)\n"
+        if kind in entering:
+            lines += f"{kind}_new = Mul(weight, {entering[kind]})\n"
+            lines += f"{kind}_next = Add({kind}_kept, {kind}_new)\n"
+        else:
+            lines += f"{kind}_next = Add({kind}_kept, weight)\n"
+    return lines

@@ -1,0 +1,175 @@
+"""Means over all keys with a bias inside a window around the query: AFT-local and AFT-conv.
+
+    Y[t] = sum_u exp(K[u] + b[t,u]) V[u] / sum_u exp(K[u] + b[t,u]),  b = 0 outside the window
+
+Keys outside the window count, with bias 0. The tempting form, (exp(b) - 1) over
+the window plus a sum over all keys, cancels where one key dominates and its bias
+is very negative; here every term is positive: the sums before, inside and after
+the window are taken apart.
+
+Shapes: keys ``[B, T, C, 1]``, values ``[B, T, C, E]``, bias ``[T or 1, W, C or 1, 1]``,
+window of the positions ``t - left ... t - left + W - 1``.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.mechanisms import _running_sums as running
+
+
+def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
+    """The definition, row by row; returns ``[B, T, C, E]``."""
+    tokens, width = key.shape[1], bias.shape[1]
+    rows = []
+    for t in range(tokens):
+        end = t + 1 if causal else tokens
+        first, last = max(t - left, 0), min(t - left + width, end)
+        row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
+        logits = key[:, :end].clone()
+        logits[:, first:last] += row
+        rows.append((logits.softmax(1) * value[:, :end]).sum(1))
+    return torch.stack(rows, 1)
+
+
+def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
+    """Sums ``pair``, ``[B, T, ...]``, over the tokens before and after each window."""
+    tokens, trailing = pair.shape[1], (0, 0) * (pair.dim() - 2)
+    sums = pad(pair.cumsum(1), (*trailing, left + 1, 0))[:, :tokens]
+    if not causal:
+        right = width - left
+        suffix = pair.flip(1).cumsum(1).flip(1)
+        sums = sums + pad(suffix, (*trailing, 0, right))[:, right:]
+    return sums
+
+
+def exact_body(causal: bool) -> str:
+    """Defines ``exact_means``, ``[B, T, C, E]``, for any range of keys and biases.
+
+    Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
+    ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
+    Running sums before and after the window; the window is taken whole.
+    """
+    lines = """
+        before_width = Add(left, one_1d)
+        before_pads = Concat <axis = 0> (before_width, zero_1d)
+        earlier_logits = Pad(logits, before_pads, masked, axis1)
+        before_logits = Slice(earlier_logits, zero_1d, tokens, axis1)
+        earlier_values = Pad(values, before_pads, zero_f, axis1)
+        before_values = Slice(earlier_values, zero_1d, tokens, axis1)
+        after_width = Sub(width, left)
+        window_right = Sub(after_width, one_1d)
+        window_pads = Concat <axis = 0> (left, window_right)
+        window_logits = Pad(logits, window_pads, masked, axis1)
+        window_values = Pad(values, window_pads, zero_f, axis1)
+        last_row = Shape <start = 0, end = 1> (bias_rows)
+        last_index = Sub(last_row, one_1d)
+        window_width = Squeeze(width)
+        window_offsets = Range(zero, window_width, one)
+    """
+    lines += sums.scan_cut("logits")
+    lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
+    if not causal:
+        lines += """
+            after_end = Add(tokens, after_width)
+            after_pads = Concat <axis = 0> (zero_1d, after_width)
+            later_logits = Pad(logits, after_pads, masked, axis1)
+            after_logits = Slice(later_logits, after_width, after_end, axis1)
+            later_values = Pad(values, after_pads, zero_f, axis1)
+            after_values = Slice(later_values, after_width, after_end, axis1)
+        """
+        lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
+    step = """
+        row_index = Min(position, last_index)
+        window = Add(position, window_offsets)
+        row_4d = Gather <axis = 0> (bias_rows, row_index)
+        window_keys = Gather <axis = 1> (window_logits, window)
+        biased = Add(window_keys, row_4d)
+        window_max = ReduceMax <keepdims = 0> (biased, axis1)
+    """
+    step += (
+        "top = Max(before_m, window_max, after_m)\n"
+        if not causal
+        else "top = Max(before_m, window_max)\n"
+    )
+    step += """
+        top_4d = Unsqueeze(top, axis1)
+        window_shifted = Sub(biased, top_4d)
+        window_weight = Exp(window_shifted)
+        window_v = Gather <axis = 1> (window_values, window)
+        window_weighted = Mul(window_weight, window_v)
+        window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
+        window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
+        before_drop = Sub(before_m, top)
+        before_decay = Exp(before_drop)
+        earlier_n = Mul(before_n, before_decay)
+        earlier_d = Mul(before_d, before_decay)
+        some_n = Add(window_n, earlier_n)
+        some_d = Add(window_d, earlier_d)
+    """
+    if causal:
+        step += "row_mean = Div(some_n, some_d)\n"
+    else:
+        step += """
+            after_drop = Sub(after_m, top)
+            after_decay = Exp(after_drop)
+            later_n = Mul(after_n, after_decay)
+            later_d = Mul(after_d, after_decay)
+            all_n = Add(some_n, later_n)
+            all_d = Add(some_d, later_d)
+            row_mean = Div(all_n, all_d)
+        """
+    scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
+    if not causal:
+        scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
+    return lines + text.scan(
+        step,
+        states={},
+        scanned=scanned,
+        outputs={"row_mean": "exact_means"},
+        ranks=dict.fromkeys((*scanned, "row_mean"), 3),
+        counter="position",
+    )
+
+
+def _sums_of(logits: str, values: str, result: str, *, reverse: bool) -> str:
+    lines = running.running_sums(logits, result, rank=4, values=values, reverse=reverse)
+    for state in "mnd":
+        lines += running.tokens_of(f"{result}_{state}", f"{result}_{state}_tokens")
+    return lines
+
+
+def outside_body(causal: bool) -> str:
+    """Defines ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
+
+    Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
+    """
+    lines = sums.running_total("pair_blocks", "prefix")
+    if causal:
+        return (
+            lines
+            + """
+            shift = Add(left, one_1d)
+            shift_shape = Concat <axis = 0> (sum_batch, shift, prefix_width)
+            shift_gap = Expand(zero_f, shift_shape)
+            shifted = Concat <axis = 1> (shift_gap, prefix)
+            outside = Slice(shifted, zero_1d, tokens, axis1)
+        """
+        )
+    lines += sums.running_total("pair_blocks", "suffix", reverse=True)
+    return (
+        lines
+        + """
+        skipped = Add(width, one_1d)
+        skipped_shape = Concat <axis = 0> (sum_batch, skipped, prefix_width)
+        skipped_gap = Expand(zero_f, skipped_shape)
+        before = Concat <axis = 1> (skipped_gap, prefix)
+        after = Concat <axis = 1> (suffix, skipped_gap)
+        shifted = Add(before, after)
+        lead = Sub(width, left)
+        places = Add(positions, lead)
+        outside = Gather <axis = 1> (shifted, places)
+    """
+    )

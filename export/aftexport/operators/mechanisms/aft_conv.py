@@ -1,0 +1,205 @@
+"""AFT-conv: a bias of each head's own, a function of the distance alone.
+
+    num[t] = sum_j exp(w[h,j] + K[u,h]) V[u] + sum_{u outside} exp(K[u,h]) V[u],  u = t + j - offset
+    den[t] = the same without V;  Y[t] = gate(Q[t]) * num[t] / den[t]
+
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 6. One key
+channel per head; the filter is shared by the channels of a head, "same" padding
+and cross-correlation as in deep learning. The paper writes the sums as a
+convolution with exp(w) - 1 plus a sum over all keys, which cancels; see
+``_windowed``.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, pad
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.define import GATE, NUM_HEADS, define
+from aftexport.operators.mechanisms import _windowed as windowed
+from aftexport.operators.numerics import (
+    Sums,
+    apply_gate,
+    check_heads,
+    check_lengths,
+    check_same_shape,
+    guarded_mean,
+    mask_keys,
+    split_heads,
+)
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    filter: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+    gate: str,
+) -> None:
+    check_same_shape(op_type, query=query, value=value)
+    check_lengths(op_type, query, lengths)
+    check_heads(op_type, query, num_heads)
+    if key.dim() != 3 or key.shape[:2] != query.shape[:2] or key.shape[2] != num_heads:
+        raise ValueError(
+            f"{op_type}: key has shape {tuple(key.shape)}; it must be [batch, tokens, {num_heads}]"
+        )
+    if filter.dim() != 2 or filter.shape[0] != num_heads or filter.shape[1] == 0:
+        raise ValueError(
+            f"{op_type}: filter has shape {tuple(filter.shape)}; it must be [{num_heads}, s]"
+        )
+
+
+def _left(filter: Tensor, causal: bool) -> int:
+    taps = filter.shape[1]
+    return taps - 1 if causal else (taps - 1) // 2
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    filter: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """The definition, row by row.
+
+    Args:
+        query, value: ``[B, T, D]``.
+        key: ``[B, T, H]``.
+        filter: ``[H, s]``; ``filter[h, j]`` is the bias of key ``t + j - (s-1)//2``
+            (causal ``t + j - (s-1)``).
+        lengths: int64 ``[B]``.
+    """
+    mean = _means(mask_keys(key, lengths), split_heads(value, num_heads), filter, causal)
+    return apply_gate(gate, query, mean.flatten(2))
+
+
+def _means(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Tensor:
+    bias = filter.T[None, :, :, None]
+    return windowed.means(key[..., None], value, bias, _left(filter, causal), causal)
+
+
+def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Sums:
+    heads, taps = filter.shape
+    left = _left(filter, causal)
+    weight = (key - key.amax(1, keepdim=True)).exp()[..., None]
+    pair = torch.cat((weight * value, weight), 3)
+    filter_max = filter.amax(1, keepdim=True).clamp(min=0)
+    rows = pad(pair.permute(0, 3, 2, 1).flatten(0, 1), (left, taps - 1 - left))
+    convolved = conv1d(rows, (filter - filter_max).exp()[:, None], groups=heads)
+    inside = convolved.reshape(-1, pair.shape[3], heads, pair.shape[1]).permute(0, 3, 2, 1)
+    sums = inside + (-filter_max).exp() * windowed.outside_sums(pair, left, taps, causal)
+    return sums[..., :-1], sums[..., -1:]
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    filter: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """``reference`` in time linear in T: a convolution, and running sums outside it."""
+    mean = guarded_mean(
+        partial(_sums, causal=causal),
+        partial(_means, causal=causal),
+        mask_keys(key, lengths),
+        split_heads(value, num_heads),
+        filter,
+    )
+    return apply_gate(gate, query, mean.flatten(2))
+
+
+def _body(*, gate: str, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value", "filter") + text.head_shape()
+    lines += text.mask("key_f", "logits_3d", rank=3) + text.heads("value_f", "values")
+    lines += text.constants(channel_axis=[3], two_1d=[2])
+    lines += """
+        width = Shape <start = 1, end = 2> (filter_f)
+        span = Sub(width, one_1d)
+    """
+    lines += "left = Identity(span)\n" if causal else "left = Div(span, two_1d)\n"
+    lines += """
+        logits = Unsqueeze(logits_3d, channel_axis)
+        key_max = ReduceMax <keepdims = 1> (logits, axis1)
+        key_shifted = Sub(logits, key_max)
+        key_weight = Exp(key_shifted)
+        weighted = Mul(key_weight, values)
+        pair = Concat <axis = 3> (weighted, key_weight)
+
+        some_max = ReduceMax <keepdims = 1> (filter_f, axis1)
+        filter_max = Max(some_max, zero_f)
+        filter_shifted = Sub(filter_f, filter_max)
+        filter_weight = Exp(filter_shifted)
+        taps = Unsqueeze(filter_weight, axis1)
+        outside_shift = Neg(filter_max)
+        outside_weight = Exp(outside_shift)
+
+        columns = Transpose <perm = [0, 3, 2, 1]> (pair)
+        infer_1d = Constant <value_ints = [-1]> ()
+        rows_shape = Concat <axis = 0> (infer_1d, num_heads_1d, tokens)
+        rows = Reshape(columns, rows_shape)
+        right = Sub(span, left)
+        row_pads = Concat <axis = 0> (left, right)
+        row_axis = Constant <value_ints = [2]> ()
+        rows_padded = Pad(rows, row_pads, , row_axis)
+        convolved = Conv <group: int = @num_heads> (rows_padded, taps)
+        columns_shape = Shape(columns)
+        convolved_columns = Reshape(convolved, columns_shape)
+        inside = Transpose <perm = [0, 3, 2, 1]> (convolved_columns)
+    """
+    lines += sums.sum_cut("pair") + sums.split("pair", "pair_blocks")
+    lines += windowed.outside_body(causal)
+    lines += """
+        outside_weighted = Mul(outside_weight, outside)
+        sums = Add(inside, outside_weighted)
+        sums_end = Constant <value_ints = [-1]> ()
+        numerator = Slice(sums, zero_1d, sums_end, channel_axis)
+        far = Constant <value_ints = [9223372036854775807]> ()
+        denominator = Slice(sums, sums_end, far, channel_axis)
+    """
+    lines += text.guarded_division(
+        """
+        filter_columns = Transpose <perm = [1, 0]> (filter_f)
+        bias_axes = Constant <value_ints = [0, 3]> ()
+        bias_rows = Unsqueeze(filter_columns, bias_axes)
+        """
+        + windowed.exact_body(causal)
+        + "exact_mean = Identity(exact_means)\n"
+    )
+    lines += "mean_packed = Reshape(mean, packed_shape)\n"
+    return lines + text.gate(gate, "query_f", "mean_packed", "result") + text.output("result")
+
+
+AFT_CONV, CAUSAL_AFT_CONV = define(
+    "AftConv",
+    stem="aft_conv",
+    inputs=("query", "key", "value", "filter", "lengths"),
+    shapes=("B T D", "B T H", "B T D", "H s", "B"),
+    exponents=("key", "filter"),
+    attributes=(NUM_HEADS, GATE),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc=(
+        "AFT-conv (arXiv 2105.14103, eq. 6): query, value [B, T, D], key [B, T, num_heads], "
+        "filter [num_heads, s]; filter[h, j] is the bias of key t + j - (s-1)//2, "
+        "causal t + j - (s-1); other keys have bias 0."
+    ),
+)

@@ -1,0 +1,199 @@
+"""AFT-full: a learned bias for every pair of positions.
+
+    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w[t,u]) V[u] / sum_u exp(K[u] + w[t,u])
+
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2. The time is
+quadratic in the tokens; no tensor of T x T x D is ever made.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.define import GATE, define
+from aftexport.operators.numerics import (
+    MASKED,
+    Sums,
+    apply_gate,
+    check_lengths,
+    check_max_tokens,
+    check_same_shape,
+    guarded_mean,
+    long_product,
+    mask_keys,
+)
+from aftexport.operators.schema import Attribute
+
+_PRECISION = Attribute(
+    "precision",
+    "fp32",
+    "Of the products: fp32; fp16, bf16 or int8, exp(w) and the keys' terms rounded to float16, "
+    "bfloat16 or 8-bit integers. Sums are float32. The portable body computes in float32, and so "
+    "does the kernel for the CPU where fp16 is asked for; int8 is bf16 on a GPU, in causal form, "
+    "and for a position_bias that spans more than 1 in a row.",
+)
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    lengths: Tensor,
+    gate: str,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+    if position_bias.dim() != 2 or position_bias.shape[0] != position_bias.shape[1]:
+        raise ValueError(
+            f"{op_type}: position_bias has shape {tuple(position_bias.shape)}; it must be square"
+        )
+    check_max_tokens(op_type, query, "position_bias", position_bias.shape[0])
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """The definition, row by row: a softmax of keys plus that row's biases.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        position_bias: ``[Tmax, Tmax]``, row for the query, column for the key.
+        lengths: int64 ``[B]``.
+    """
+    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, position_bias, causal))
+
+
+def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Tensor:
+    tokens = key.shape[1]
+    rows = []
+    for t in range(tokens):
+        end = t + 1 if causal else tokens
+        logits = key[:, :end] + position_bias[t, :end, None]
+        rows.append((logits.softmax(1) * value[:, :end]).sum(1))
+    return torch.stack(rows, 1)
+
+
+def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Sums:
+    tokens = key.shape[1]
+    bias = position_bias[:tokens, :tokens]
+    if causal:
+        bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
+    bias_weight = (bias - bias.amax(1, keepdim=True)).exp()
+    key_weight = (key - key.amax(1, keepdim=True)).exp()
+    sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
+    numerator, denominator = sums.chunk(2, 2)
+    return numerator, denominator
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    position_bias: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """``reference`` as one product of matrices, with its maxima taken apart."""
+    mean = guarded_mean(
+        partial(_sums, causal=causal),
+        partial(_means, causal=causal),
+        mask_keys(key, lengths),
+        value,
+        position_bias,
+    )
+    return apply_gate(gate, query, mean)
+
+
+def _body(*, gate: str, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value", "position_bias")
+    lines += text.mask("key_f", "logits", rank=3)
+    if causal:
+        lines += """
+            bias_shape = Shape(position_bias_f)
+            ones = ConstantOfShape <value = float[1] {1.0}> (bias_shape)
+            lower = Trilu <upper = 0> (ones)
+            causal = Cast <to = 9> (lower)
+            bias = Where(causal, position_bias_f, masked)
+        """
+    else:
+        lines += "bias = Identity(position_bias_f)\n"
+    lines += """
+        bias_max = ReduceMax <keepdims = 1> (bias, axis1)
+        bias_shifted = Sub(bias, bias_max)
+        all_bias_weight = Exp(bias_shifted)
+        corner = Concat <axis = 0> (tokens, tokens)
+        both_axes = Constant <value_ints = [0, 1]> ()
+        origin = Constant <value_ints = [0, 0]> ()
+        bias_weight = Slice(all_bias_weight, origin, corner, both_axes)
+        key_max = ReduceMax <keepdims = 1> (logits, axis1)
+        key_shifted = Sub(logits, key_max)
+        key_weight = Exp(key_shifted)
+        weighted = Mul(key_weight, value_f)
+        pair = Concat <axis = 2> (weighted, key_weight)
+        sums = MatMul(bias_weight, pair)
+        numerator, denominator = Split <axis = 2, num_outputs = 2> (sums)
+    """
+    lines += text.guarded_division(_exact_body())
+    return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
+
+
+def _exact_body() -> str:
+    """Defines ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
+    lines = "bias_corner = Slice(bias, origin, corner, both_axes)\n"
+    lines += sums.sum_cut("logits") + sums.sum_cut("bias_corner", cut="rows")
+    lines += sums.split("logits", "logit_blocks", gap="gap_logit")
+    lines += sums.split("value_f", "value_blocks")
+    lines += sums.split("bias_corner", "bias_blocks", cut="rows")
+    step = """
+        row = Unsqueeze(bias_row, axis2)
+        biased = Add(logit_blocks, row)
+    """
+    step += sums.softmax_weights("biased", "weight")
+    step += "weighted_values = Mul(weight, value_blocks)\n"
+    step += sums.total("weighted_values", "row_sum")
+    step += """
+        row_mean_kept = Div(row_sum, weight_total)
+        row_mean = Squeeze(row_mean_kept, axis1)
+    """
+    return lines + text.scan(
+        step,
+        states={},
+        scanned={"bias_row": "bias_blocks"},
+        outputs={"row_mean": "exact_mean"},
+        ranks={"bias_row": 2, "row_mean": 2},
+        scan_axis=0,
+    )
+
+
+AFT_FULL, CAUSAL_AFT_FULL = define(
+    "AftFull",
+    stem="aft_full",
+    inputs=("query", "key", "value", "position_bias", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "Tmax Tmax", "B"),
+    exponents=("key", "position_bias"),
+    attributes=(GATE,),
+    kernel_attributes=(_PRECISION,),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc=(
+        "AFT-full (arXiv 2105.14103, eq. 2): query, key, value [B, T, D], "
+        "position_bias [Tmax, Tmax] with T <= Tmax."
+    ),
+)

@@ -1,0 +1,226 @@
+"""AFT-local: a learned bias for the keys within a window of the query.
+
+    Y[t] = gate(Q[t]) * sum_u exp(K[u] + w'[t,u]) V[u] / sum_u exp(K[u] + w'[t,u])
+    w'[t,u] = w[t,u] where |t - u| < s, else 0
+
+Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 4. Keys outside
+the window count with bias 0. Only the band of w is kept; it is never T x T.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.define import GATE, define
+from aftexport.operators.mechanisms import _windowed as windowed
+from aftexport.operators.numerics import (
+    Sums,
+    apply_gate,
+    check_lengths,
+    check_max_tokens,
+    check_same_shape,
+    guarded_mean,
+    long_product,
+    mask_keys,
+)
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    band: Tensor,
+    lengths: Tensor,
+    gate: str,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+    if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
+        width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
+        raise ValueError(f"{op_type}: band has shape {tuple(band.shape)}; it must be {width}")
+    if band.shape[0] != 1:
+        check_max_tokens(op_type, query, "band", band.shape[0])
+
+
+def _left(band: Tensor, causal: bool) -> int:
+    return band.shape[1] - 1 if causal else band.shape[1] // 2
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    band: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """The definition, row by row.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        band: ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias
+            of key ``t + j - (s-1)``. One row serves every t: a relative bias.
+        lengths: int64 ``[B]``.
+    """
+    return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal))
+
+
+def _means(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Tensor:
+    key, value, bias = key[..., None], value[..., None], band[..., None, None]
+    return windowed.means(key, value, bias, _left(band, causal), causal)[..., 0]
+
+
+def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
+    tokens, channels = key.shape[1:]
+    width, left = band.shape[1], _left(band, causal)
+    block = max(width, 32)
+    context = block + width - 1
+    blocks = -(-tokens // block)
+
+    weight = (key - key.amax(1, keepdim=True)).exp()
+    pair = torch.cat((weight * value, weight), 2)
+    band = band[:tokens].expand(tokens, width)
+    row_max = band.amax(1, keepdim=True).clamp(min=0)
+    # A row of the band one longer than a row of the block, read back with the
+    # block's length, lands one column further right on each row: the diagonal band.
+    rows = pad((band - row_max).exp(), (0, block, 0, blocks * block - tokens))
+    diagonal = rows.reshape(blocks, -1)[:, : block * context].reshape(blocks, block, context)
+    padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
+    contexts = padded.unfold(1, context, block).transpose(2, 3)
+    inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
+    sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
+    return sums[..., :channels], sums[..., channels:]
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    band: Tensor,
+    lengths: Tensor,
+    *,
+    gate: str,
+    causal: bool,
+) -> Tensor:
+    """``reference`` in time linear in T: blocks of the band, running sums outside it."""
+    mean = guarded_mean(
+        partial(_sums, causal=causal),
+        partial(_means, causal=causal),
+        mask_keys(key, lengths),
+        value,
+        band,
+    )
+    return apply_gate(gate, query, mean)
+
+
+def _body(*, gate: str, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value", "band")
+    lines += text.mask("key_f", "logits_3d", rank=3)
+    lines += text.constants(two_1d=[2], smallest_block=[32])
+    lines += "width = Shape <start = 1, end = 2> (band_f)\n"
+    lines += "left = Sub(width, one_1d)\n" if causal else "left = Div(width, two_1d)\n"
+    lines += sums.sum_cut("value_f")
+    lines += sums.split("logits_3d", "logit_blocks", gap="gap_logit")
+    lines += sums.split("value_f", "value_blocks")
+    lines += sums.largest("logit_blocks", "key_max")
+    lines += """
+        key_shifted = Sub(logit_blocks, key_max)
+        key_weight = Exp(key_shifted)
+        weighted = Mul(key_weight, value_blocks)
+        pair_blocks = Concat <axis = 3> (weighted, key_weight)
+
+        band_rows = Slice(band_f, zero_1d, tokens, zero_1d)
+        some_max = ReduceMax <keepdims = 1> (band_rows, axis1)
+        row_max = Max(some_max, zero_f)
+        band_shifted = Sub(band_rows, row_max)
+        some_weight = Exp(band_shifted)
+        band_shape = Concat <axis = 0> (tokens, width)
+        band_weight = Expand(some_weight, band_shape)
+        outside_shift = Neg(row_max)
+        outside_weight = Exp(outside_shift)
+
+        block = Max(width, smallest_block)
+        context_plus = Add(block, width)
+        context = Sub(context_plus, one_1d)
+        tokens_up = Add(tokens, block)
+        tokens_up_less = Sub(tokens_up, one_1d)
+        blocks = Div(tokens_up_less, block)
+        padded_tokens = Mul(blocks, block)
+        missing = Sub(padded_tokens, tokens)
+        row_pads = Concat <axis = 0> (zero_1d, zero_1d, missing, block)
+        rows = Pad(band_weight, row_pads)
+        infer = Constant <value_ints = [-1]> ()
+        flat_shape = Concat <axis = 0> (blocks, infer)
+        flat = Reshape(rows, flat_shape)
+        diagonal_size = Mul(block, context)
+        trimmed = Slice(flat, zero_1d, diagonal_size, axis1)
+        diagonal_shape = Concat <axis = 0> (blocks, block, context)
+        diagonal = Reshape(trimmed, diagonal_shape)
+
+        overhang = Sub(context, block)
+        right = Sub(overhang, left)
+        context_right = Add(missing, right)
+        context_pads = Concat <axis = 0> (left, context_right)
+    """
+    lines += sums.join("pair_blocks", "pair")
+    lines += """
+        pair_padded = Pad(pair, context_pads, , axis1)
+        block_scalar = Squeeze(block)
+        padded_scalar = Squeeze(padded_tokens)
+        context_scalar = Squeeze(context)
+        block_starts = Range(zero, padded_scalar, block_scalar)
+        starts_2d = Unsqueeze(block_starts, axis1)
+        offsets = Range(zero, context_scalar, one)
+        indices = Add(starts_2d, offsets)
+        contexts = Gather <axis = 1> (pair_padded, indices)
+        products = MatMul(diagonal, contexts)
+        joined_shape = Constant <value_ints = [0, -1]> ()
+        inside_shape = Concat <axis = 0> (joined_shape, pair_width)
+        inside_padded = Reshape(products, inside_shape)
+        inside = Slice(inside_padded, zero_1d, tokens, axis1)
+    """
+    lines += windowed.outside_body(causal)
+    lines += """
+        outside_weighted = Mul(outside_weight, outside)
+        sums = Add(inside, outside_weighted)
+        numerator, denominator = Split <axis = 2, num_outputs = 2> (sums)
+    """
+    lines += text.guarded_division(
+        """
+        channel_axis = Constant <value_ints = [3]> ()
+        logits = Unsqueeze(logits_3d, channel_axis)
+        values = Unsqueeze(value_f, channel_axis)
+        bias_axes = Constant <value_ints = [2, 3]> ()
+        bias_rows = Unsqueeze(band_f, bias_axes)
+        """
+        + windowed.exact_body(causal)
+        + "exact_mean = Squeeze(exact_means, channel_axis)\n"
+    )
+    return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
+
+
+AFT_LOCAL, CAUSAL_AFT_LOCAL = define(
+    "AftLocal",
+    stem="aft_local",
+    inputs=("query", "key", "value", "band", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "Tmax W", "B"),
+    exponents=("key", "band"),
+    attributes=(GATE,),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc=(
+        "AFT-local (arXiv 2105.14103, eq. 4): query, key, value [B, T, D], band [Tmax, 2s-1], "
+        "causal [Tmax, s]; band[t, j] is the bias of key t + j - (s-1), keys outside it have "
+        "bias 0; a band of one row serves every position."
+    ),
+)

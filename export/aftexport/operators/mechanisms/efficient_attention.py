@@ -1,0 +1,335 @@
+"""Efficient Attention: the keys and values meet first.
+
+    Y = scale * rho_q(Q) (rho_k(K)^T V)      per head
+
+Shen et al., Efficient Attention: Attention with Linear Complexities, arXiv
+1812.01243. ``softmax``: rho_q over the channels of each query, rho_k over the
+tokens of each key channel; the other axes are another function. ``scaling``:
+both divide by sqrt(n), n the number of keys, which is dot-product attention with
+scaling exactly. The authors use no 1/sqrt(d); ``scale`` is there for those who do.
+Causal (a prefix form, not in the paper): rho_k over the tokens up to the query's.
+"""
+
+import torch
+from torch import Tensor
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.define import NUM_HEADS, define
+from aftexport.operators.mechanisms import _running_sums as running
+from aftexport.operators.mechanisms._causal_product import causal_product_body
+from aftexport.operators.numerics import (
+    Sums,
+    causal_product,
+    check_heads,
+    check_lengths,
+    check_same_shape,
+    context,
+    guarded_mean,
+    mask_keys,
+    split_heads,
+    valid_keys,
+)
+from aftexport.operators.schema import Attribute
+
+NORMALIZATION = Attribute(
+    "normalization",
+    "softmax",
+    "softmax: of each query over its channels and of each key channel over the tokens; "
+    "scaling: both divided by the square root of the number of keys.",
+    ("softmax", "scaling"),
+)
+SCALE = Attribute("scale", 1.0, "Factor of the result.")
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+    normalization: str,
+    scale: float,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+    check_heads(op_type, query, num_heads)
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    normalization: str,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """The definition; causal, row by row.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        lengths: int64 ``[B]``.
+    """
+    if normalization == "scaling":
+        return compute(
+            query, key, value, lengths, num_heads=num_heads, normalization=normalization,
+            scale=scale, causal=causal,
+        )  # fmt: skip
+    queries = split_heads(query, num_heads).softmax(3)
+    keys = split_heads(mask_keys(key, lengths), num_heads)
+    values = split_heads(value, num_heads)
+    ends = range(1, key.shape[1] + 1) if causal else [key.shape[1]]
+    rows = [_attend(queries, keys, values, end, causal) for end in ends]
+    return scale * torch.cat(rows, 1).flatten(2)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, end: int, causal: bool) -> Tensor:
+    context = torch.einsum("bthc,bthe->bhce", keys[:, :end].softmax(1), values[:, :end])
+    asking = queries[:, end - 1 : end] if causal else queries
+    return torch.einsum("bthc,bhce->bthe", asking, context)
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    normalization: str,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """``reference`` in time linear in T, causal too."""
+    queries, keys, values = (split_heads(x, num_heads) for x in (query, key, value))
+    if normalization == "scaling":
+        valid = valid_keys(lengths, query.shape[1])
+        keys = torch.where(valid[..., None, None], keys, 0)
+        if causal:
+            count = valid.to(query.dtype).cumsum(1).clamp(min=1)
+            result = causal_product(queries, keys, values) / count[..., None, None]
+        else:
+            count = lengths.clamp(1, query.shape[1])[:, None, None, None]
+            result = torch.einsum("bthc,bhce->bthe", queries, context(keys, values) / count)
+        return scale * result.flatten(2)
+    keys = split_heads(mask_keys(key, lengths), num_heads)
+    asking = queries.softmax(3)
+    if causal:
+        result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
+    else:
+        weight = (keys - keys.detach().amax(1, keepdim=True)).exp()
+        means = context(weight, values) / weight.sum(1)[..., None]
+        result = torch.einsum("bthc,bhce->bthe", asking, means)
+    return scale * result.flatten(2)
+
+
+def _causal_sums(queries: Tensor, keys: Tensor, values: Tensor) -> Sums:
+    # Each key channel has a denominator of its own, so the division is by channel, on
+    # the queries; the least of a row's denominators stands for all in the guard.
+    weight = (keys - keys.amax(1, keepdim=True)).exp()
+    total = weight.cumsum(1)
+    least = total.amin(3, keepdim=True)
+    return causal_product(queries * (least / total), weight, values), least
+
+
+def _causal_rows(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    ends = range(1, keys.shape[1] + 1)
+    return torch.cat([_attend(queries, keys, values, end, True) for end in ends], 1)
+
+
+def _body(*, normalization: str, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value") + text.head_shape()
+    lines += text.heads("query_f", "queries") + text.heads("value_f", "values")
+    lines += "scale = Constant <value_float: float = @scale> ()\n"
+    if normalization == "softmax":
+        lines += text.mask("key_f", "logits_3d", rank=3) + text.heads("logits_3d", "logits")
+        lines += "asking = Softmax <axis = 3> (queries)\n"
+        lines += _softmax_causal_body() if causal else _softmax_body()
+    else:
+        lines += text.valid_keys()
+        lines += """
+            float_valid = Cast <to = 1> (valid)
+            three_axes = Constant <value_ints = [2, 3]> ()
+            valid_4d = Unsqueeze(float_valid, three_axes)
+        """
+        lines += text.heads("key_f", "all_keys")
+        lines += "keys = Mul(all_keys, valid_4d)\nasking = Identity(queries)\n"
+        lines += _scaling_causal_body() if causal else _scaling_body()
+    lines += """
+        packed = Reshape(attended, packed_shape)
+        result = Mul(packed, scale)
+    """
+    return lines + text.output("result")
+
+
+_ATTEND_BODY = """
+    asking_heads = Transpose <perm = [0, 2, 1, 3]> (asking)
+    attended_heads = MatMul(asking_heads, context_used)
+    attended = Transpose <perm = [0, 2, 1, 3]> (attended_heads)
+"""
+
+
+def _softmax_body() -> str:
+    return (
+        sums.sum_cut("query")
+        + sums.split("logits", "key_blocks", gap="gap_logit")
+        + sums.split("values", "value_blocks")
+        + sums.softmax_weights("key_blocks", "key_weight")
+        + sums.context("key_weight", "value_blocks", "context")
+        + """
+        total_columns = Transpose <perm = [0, 2, 3, 1]> (key_weight_total)
+        context_used = Div(context, total_columns)
+    """
+        + _ATTEND_BODY
+    )
+
+
+def _scaling_body() -> str:
+    return (
+        sums.sum_cut("query")
+        + sums.split("keys", "key_blocks")
+        + sums.split("values", "value_blocks")
+        + sums.context("key_blocks", "value_blocks", "context")
+        + """
+        count = ReduceSum <keepdims = 1> (valid_4d, axis1)
+        one_f = Constant <value_float = 1.0> ()
+        at_least_one = Max(count, one_f)
+        context_used = Div(context, at_least_one)
+    """
+        + _ATTEND_BODY
+    )
+
+
+def _scaling_causal_body() -> str:
+    return (
+        causal_product_body("asking", "keys", "values", "products")
+        + """
+        count = CumSum(valid_4d, one)
+        one_f = Constant <value_float = 1.0> ()
+        at_least_one = Max(count, one_f)
+        attended = Div(products, at_least_one)
+    """
+    )
+
+
+def _softmax_causal_body() -> str:
+    """The context, a running sum of outer products, with a running maximum per key channel.
+
+    It starts from nothing in each block of tokens; ``_earlier_contexts_body`` has the rest.
+    """
+    lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
+    lines += sums.split("asking", "asking_blocks", cut="scan")
+    lines += sums.split("values", "value_blocks", cut="scan")
+    lines += """
+        asked_blocks = Div(asking_blocks, run_d)
+        row_axis = Constant <value_ints = [-2]> ()
+        last_axis = Constant <value_ints = [-1]> ()
+        all_but_last = Sub(scan_size, one_1d)
+        earlier_m = Slice(run_m, zero_1d, all_but_last, axis2)
+        start_shape = Concat <axis = 0> (scan_states_shape, one_1d, run_logit_width)
+        no_logit = Expand(gap_logit, start_shape)
+        shifted_m = Concat <axis = 2> (no_logit, earlier_m)
+        drop_blocks = Sub(shifted_m, run_m)
+        decay_blocks = Exp(drop_blocks)
+        rise_blocks = Sub(run_logit, run_m)
+        weight_blocks = Exp(rise_blocks)
+        value_width = Shape <start = 3> (values)
+        contexts_shape = Concat <axis = 0> (scan_states_shape, run_logit_width, value_width)
+        no_contexts = Expand(zero_f, contexts_shape)
+    """
+    step = """
+        decay_column = Unsqueeze(decay, last_axis)
+        n_kept = Mul(n, decay_column)
+        weight_column = Unsqueeze(weight, last_axis)
+        value_row = Unsqueeze(v, row_axis)
+        n_new = Mul(weight_column, value_row)
+        n_next = Add(n_kept, n_new)
+        asked_row = Unsqueeze(q, row_axis)
+        answer_row = MatMul(asked_row, n_next)
+        answer = Squeeze(answer_row, row_axis)
+    """
+    scanned = {"q": "asked", "decay": "decay", "weight": "weight", "v": "value"}
+    lines += text.scan(
+        step,
+        states={"n": "no_contexts"},
+        scanned={name: f"{tensor}_blocks" for name, tensor in scanned.items()},
+        outputs={"answer": "of_own_block"},
+        ranks={"n": 5} | dict.fromkeys((*scanned, "answer"), 4),
+        scan_axis=2,
+        output_axis=2,
+    )
+    return (
+        lines
+        + _earlier_contexts_body()
+        + """
+        attended_blocks = Add(of_own_block, of_earlier)
+        """
+        + running.tokens_of("attended_blocks", "attended")
+    )
+
+
+def _earlier_contexts_body() -> str:
+    """Defines ``of_earlier``, ``[B, blocks, size, H, e]``: what the blocks before add."""
+    lines = """
+        final_m = Slice(run_m, all_but_last, scan_size, axis2)
+        block_rise = Sub(run_logit, final_m)
+        block_weight = Exp(block_rise)
+        columns = Transpose <perm = [0, 1, 3, 4, 2]> (block_weight)
+        rows = Transpose <perm = [0, 1, 3, 2, 4]> (value_blocks)
+        block_contexts = MatMul(columns, rows)
+        block_m = Squeeze(final_m, axis2)
+        blocks_less_one = Sub(scan_blocks, one_1d)
+        earlier_block_m = Slice(block_m, zero_1d, blocks_less_one, axis1)
+        no_block_shape = Concat <axis = 0> (scan_batch, one_1d, run_logit_width)
+        no_block_logit = Expand(gap_logit, no_block_shape)
+        before_m = Concat <axis = 1> (no_block_logit, earlier_block_m)
+        block_drop = Sub(before_m, block_m)
+        block_decay = Exp(block_drop)
+        context_shape = Concat <axis = 0> (scan_batch, run_logit_width, value_width)
+        no_context = Expand(zero_f, context_shape)
+    """
+    step = """
+        before = Identity(n)
+        decay_column = Unsqueeze(decay, last_axis)
+        n_kept = Mul(n, decay_column)
+        n_next = Add(n_kept, of_block)
+    """
+    lines += text.scan(
+        step,
+        states={"n": "no_context"},
+        scanned={"decay": "block_decay", "of_block": "block_contexts"},
+        outputs={"before": "contexts_before"},
+        ranks={"n": 4, "decay": 3, "of_block": 4, "before": 4},
+    )
+    return (
+        lines
+        + """
+        before_m_column = Unsqueeze(before_m, axis2)
+        asked_drop = Sub(before_m_column, run_m)
+        asked_decay = Exp(asked_drop)
+        asked_before = Mul(asked_blocks, asked_decay)
+        asked_heads = Transpose <perm = [0, 1, 3, 2, 4]> (asked_before)
+        earlier_heads = MatMul(asked_heads, contexts_before)
+        of_earlier = Transpose <perm = [0, 1, 3, 2, 4]> (earlier_heads)
+    """
+    )
+
+
+EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = define(
+    "EfficientAttention",
+    stem="efficient_attention",
+    inputs=("query", "key", "value", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "B"),
+    exponents=("key",),
+    attributes=(NUM_HEADS, NORMALIZATION, SCALE),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc="Efficient Attention (arXiv 1812.01243): query, key, value [B, T, D], heads packed in D.",
+)

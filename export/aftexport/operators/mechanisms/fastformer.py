@@ -1,0 +1,212 @@
+"""Fastformer's additive attention.
+
+    alpha = softmax_T(Q Wa / sqrt(d));  g_q[h] = sum_t alpha[t,h] Q[t,h];  P = K * g_q
+    beta  = softmax_T(P Wb / sqrt(d));  g_k[h] = sum_t beta[t,h] P[t,h];   Y = V * g_k
+
+Wu et al., Fastformer: Additive Attention Can Be All You Need, arXiv 2108.09084,
+and the authors' code: each head's logit reads the whole row, and the second
+pooling is of P, not of K. Biases of the logits would add one number to every token
+and drop out of the softmax. Causal (a prefix form, not in the paper): both poolings
+run over the tokens up to the query's.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators import two_level_sums as sums
+from aftexport.operators.define import NUM_HEADS, define
+from aftexport.operators.mechanisms import _running_sums as running
+from aftexport.operators.mechanisms.aft_simple import prefix_sums
+from aftexport.operators.numerics import (
+    check_heads,
+    check_lengths,
+    check_same_shape,
+    guarded_mean,
+    mask_keys,
+    softmax_mean,
+    split_heads,
+)
+
+
+def _check(
+    op_type: str,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+) -> None:
+    check_same_shape(op_type, query=query, key=key, value=value)
+    check_lengths(op_type, query, lengths)
+    check_heads(op_type, query, num_heads)
+    for name, weight in (("alpha_weight", alpha_weight), ("beta_weight", beta_weight)):
+        if weight.dim() != 2 or weight.shape[0] != query.shape[2] or weight.shape[1] != num_heads:
+            raise ValueError(
+                f"{op_type}: {name} has shape {tuple(weight.shape)}; "
+                f"it must be [{query.shape[2]}, {num_heads}]"
+            )
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    causal: bool,
+) -> Tensor:
+    """The definition; causal, with each prefix pooled on its own.
+
+    Args:
+        query, key, value: ``[B, T, D]``.
+        alpha_weight, beta_weight: ``[D, H]``.
+        lengths: int64 ``[B]``.
+    """
+    pool = _pool_prefixes if causal else _pool
+    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
+
+
+def compute(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    causal: bool,
+) -> Tensor:
+    """``reference``, with running sums where it is causal."""
+    pool = _pool_running if causal else softmax_mean
+    return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha_weight: Tensor,
+    beta_weight: Tensor,
+    lengths: Tensor,
+    num_heads: int,
+    pool: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    scale = 1 / math.sqrt(query.shape[2] // num_heads)
+    queries, keys, values = (split_heads(x, num_heads) for x in (query, key, value))
+    alpha_logits = mask_keys(query @ alpha_weight * scale, lengths)
+    keyed = keys * pool(alpha_logits[..., None], queries)
+    beta_logits = mask_keys(keyed.flatten(2) @ beta_weight * scale, lengths)
+    return (values * pool(beta_logits[..., None], keyed)).flatten(2)
+
+
+def _pool(logits: Tensor, values: Tensor) -> Tensor:
+    return (logits.softmax(1) * values).sum(1, keepdim=True)
+
+
+def _pool_prefixes(logits: Tensor, values: Tensor) -> Tensor:
+    ends = range(1, logits.shape[1] + 1)
+    return torch.cat([_pool(logits[:, :end], values[:, :end]) for end in ends], 1)
+
+
+def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
+    return guarded_mean(prefix_sums, _pool_prefixes, logits, values)
+
+
+def _body(*, causal: bool) -> str:
+    lines = text.inputs_as_float("query", "key", "value", "alpha_weight", "beta_weight")
+    lines += text.head_shape()
+    lines += """
+        width = Shape <start = 2, end = 3> (query)
+        head_width = Div(width, num_heads_1d)
+        head_width_f = Cast <to = 1> (head_width)
+        scale = Sqrt(head_width_f)
+        alpha_products = MatMul(query_f, alpha_weight_f)
+        alpha_scaled = Div(alpha_products, scale)
+    """
+    lines += text.mask("alpha_scaled", "alpha_logits", rank=3)
+    lines += _causal_body() if causal else _global_body()
+    return lines + text.output("result")
+
+
+def _global_body() -> str:
+    lines = text.constants(last_axis=[-1], row_shape=[0, 1, -1]) + sums.sum_cut("query")
+    lines += _pool_body("alpha_logits", "query_f", "global_query")
+    lines += """
+        keyed = Mul(key_f, global_query)
+        beta_products = MatMul(keyed, beta_weight_f)
+        beta_scaled = Div(beta_products, scale)
+        beta_logits = Where(valid_keys, beta_scaled, masked)
+    """
+    lines += _pool_body("beta_logits", "keyed", "global_key")
+    return lines + "result = Mul(value_f, global_key)\n"
+
+
+def _pool_body(logits: str, values: str, result: str) -> str:
+    lines = text.heads(values, f"{result}_values")
+    lines += sums.split(f"{result}_values", f"{result}_value_blocks")
+    lines += sums.split(logits, f"{result}_logit_blocks", gap="gap_logit")
+    lines += sums.softmax_weights(f"{result}_logit_blocks", f"{result}_weight")
+    lines += f"{result}_columns = Unsqueeze({result}_weight, last_axis)\n"
+    lines += sums.context(f"{result}_columns", f"{result}_value_blocks", f"{result}_sums")
+    return (
+        lines
+        + f"""
+        {result}_total_rows = Transpose <perm = [0, 2, 1]> ({result}_weight_total)
+        {result}_totals = Unsqueeze({result}_total_rows, last_axis)
+        {result}_means = Div({result}_sums, {result}_totals)
+        {result} = Reshape({result}_means, row_shape)
+    """
+    )
+
+
+def _causal_body() -> str:
+    lines = text.constants(last_axis=[-1]) + sums.scan_cut("query")
+    for name, result in (("query_f", "queries"), ("key_f", "keys"), ("value_f", "values")):
+        lines += text.heads(name, result)
+    lines += "alpha_4d = Unsqueeze(alpha_logits, last_axis)\n"
+    lines += running.running_mean("alpha_4d", "queries", "global_query", rank=4)
+    lines += """
+        keyed = Mul(keys, global_query)
+        keyed_rows = Reshape(keyed, packed_shape)
+        beta_products = MatMul(keyed_rows, beta_weight_f)
+        beta_scaled = Div(beta_products, scale)
+        beta_logits = Where(valid_keys, beta_scaled, masked)
+        beta_4d = Unsqueeze(beta_logits, last_axis)
+    """
+    lines += running.running_mean("beta_4d", "keyed", "global_key", rank=4)
+    return (
+        lines
+        + """
+        attended = Mul(values, global_key)
+        result = Reshape(attended, packed_shape)
+    """
+    )
+
+
+FASTFORMER, CAUSAL_FASTFORMER = define(
+    "Fastformer",
+    stem="fastformer",
+    inputs=("query", "key", "value", "alpha_weight", "beta_weight", "lengths"),
+    shapes=("B T D", "B T D", "B T D", "D H", "D H", "B"),
+    exponents=("alpha_weight", "beta_weight"),
+    attributes=(NUM_HEADS,),
+    check=_check,
+    compute=compute,
+    reference=reference,
+    body=_body,
+    doc=(
+        "Fastformer (arXiv 2108.09084): query, key, value [B, T, D], "
+        "alpha_weight, beta_weight [D, num_heads]."
+    ),
+)

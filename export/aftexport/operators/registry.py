@@ -1,0 +1,6 @@
+"""Every operator of the domain, by ONNX name."""
+
+from aftexport.operators import encoder, mechanisms
+from aftexport.operators.schema import OnnxOperator
+
+ALL_OPERATORS: dict[str, OnnxOperator] = {**mechanisms.OPERATORS, **encoder.OPERATORS}

@@ -1,0 +1,166 @@
+"""Sums over the tokens in ONNX textual syntax: of blocks of tokens, then of the blocks' sums.
+
+A runtime may add float32 numbers one by one, and then the error of a sum grows with the number
+of its terms: a million equal ones are off by 1e-2. In two levels neither sum has many terms.
+
+A *cut* has ``<cut>_blocks`` blocks of ``<cut>_size`` elements (int64 ``[1]``). They cover the
+elements and a gap after them, of fewer elements than there are blocks. Every piece reads the
+names that ``_text.common_constants`` defines.
+"""
+
+from aftexport.operators import onnx_text as text
+from aftexport.operators.numerics import MAX_BLOCK
+
+_SIDE_BY_SIDE = 16
+
+
+def sum_cut(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
+    """Defines a cut into as few blocks as there can be.
+
+    Args:
+        sequence: name of a tensor ``[B, count, ...]``.
+        count: name of the number of elements, int64 ``[1]``.
+        cut: name of the cut.
+    """
+    return _fewest(count, cut, f"{cut}_blocks") + _cut(sequence, count, cut)
+
+
+def scan_cut(sequence: str) -> str:
+    """Defines the cut ``scan`` of the tokens, into blocks that a ``Scan`` takes side by side.
+
+    Args:
+        sequence: name of a tensor ``[B, T, ...]``.
+    """
+    few, few_less_one = [_SIDE_BY_SIDE], [_SIDE_BY_SIDE - 1]
+    return (
+        text.constants(scan_few=few, scan_few_less_one=few_less_one)
+        + _fewest("tokens", "scan", "scan_fewest")
+        + """
+        scan_few_up = Add(tokens, scan_few_less_one)
+        scan_short_blocks = Div(scan_few_up, scan_few)
+        scan_some_blocks = Min(scan_short_blocks, scan_few)
+        scan_blocks = Max(scan_fewest, scan_some_blocks)
+        """
+        + _cut(sequence, "tokens", "scan")
+    )
+
+
+def _fewest(count: str, cut: str, result: str) -> str:
+    limits = {f"{cut}_max": [MAX_BLOCK], f"{cut}_max_less_one": [MAX_BLOCK - 1]}
+    return (
+        text.constants(**limits)
+        + f"""
+        {cut}_max_up = Add({count}, {cut}_max_less_one)
+        {cut}_full_blocks = Div({cut}_max_up, {cut}_max)
+        {result} = Max({cut}_full_blocks, one_1d)
+        """
+    )
+
+
+def _cut(sequence: str, count: str, cut: str) -> str:
+    return f"""
+        {cut}_batch = Shape <start = 0, end = 1> ({sequence})
+        {cut}_count_up = Add({count}, {cut}_blocks)
+        {cut}_count_up_less = Sub({cut}_count_up, one_1d)
+        {cut}_some = Div({cut}_count_up_less, {cut}_blocks)
+        {cut}_size = Max({cut}_some, one_1d)
+        {cut}_covered = Mul({cut}_blocks, {cut}_size)
+        {cut}_missing = Sub({cut}_covered, {count})
+        {cut}_gap_shape = Concat <axis = 0> ({cut}_batch, {cut}_missing)
+        {cut}_states_shape = Concat <axis = 0> ({cut}_batch, {cut}_blocks)
+        {cut}_split_shape = Concat <axis = 0> ({cut}_states_shape, {cut}_size)
+        {cut}_joined_shape = Concat <axis = 0> ({cut}_batch, {cut}_covered)
+    """
+
+
+def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> str:
+    """Reshapes ``name``, ``[B, count, ...]``, to ``[B, blocks, size, ...]``.
+
+    Args:
+        name: the tensor.
+        result: name of the blocks; ``<result>_width`` becomes the shape of an element.
+        gap: the scalar that fills the gap: ``zero_f``, or ``gap_logit``, a logit of no weight
+            beside any other.
+        cut: name of the cut.
+    """
+    return f"""
+        {result}_width = Shape <start = 2> ({name})
+        {result}_gap_shape = Concat <axis = 0> ({cut}_gap_shape, {result}_width)
+        {result}_gap = Expand({gap}, {result}_gap_shape)
+        {result}_whole = Concat <axis = 1> ({name}, {result}_gap)
+        {result}_shape = Concat <axis = 0> ({cut}_split_shape, {result}_width)
+        {result} = Reshape({result}_whole, {result}_shape)
+    """
+
+
+def join(blocks: str, result: str, *, cut: str = "sum") -> str:
+    """Reshapes ``blocks``, ``[B, blocks, size, ...]``, to ``[B, covered elements, ...]``."""
+    return f"""
+        {result}_width = Shape <start = 3> ({blocks})
+        {result}_shape = Concat <axis = 0> ({cut}_joined_shape, {result}_width)
+        {result} = Reshape({blocks}, {result}_shape)
+    """
+
+
+def total(blocks: str, result: str) -> str:
+    """Sums ``blocks``, ``[B, blocks, size, ...]``, to ``[B, 1, ...]``."""
+    return f"""
+        {result}_of_blocks = ReduceSum <keepdims = 0> ({blocks}, axis2)
+        {result} = ReduceSum <keepdims = 1> ({result}_of_blocks, axis1)
+    """
+
+
+def running_total(
+    blocks: str, result: str, *, exclusive: bool = False, reverse: bool = False, cut: str = "sum"
+) -> str:
+    """The running sum of ``blocks``, ``[B, blocks, size, ...]``: ``[B, covered elements, ...]``."""
+    return f"""
+        {result}_within = CumSum <exclusive = {int(exclusive)}, reverse = {int(reverse)}> (
+            {blocks}, two
+        )
+        {result}_totals = ReduceSum <keepdims = 1> ({blocks}, axis2)
+        {result}_others = CumSum <exclusive = 1, reverse = {int(reverse)}> ({result}_totals, one)
+        {result}_blocks = Add({result}_within, {result}_others)
+    """ + join(f"{result}_blocks", result, cut=cut)
+
+
+def largest(blocks: str, result: str) -> str:
+    """The maximum of ``blocks``, ``[B, blocks, size, ...]``, over all of them: ``[B, 1, 1, ...]``.
+
+    ONNX Runtime is several times as fast by one axis after the other.
+    """
+    return f"""
+        {result}_of_blocks = ReduceMax <keepdims = 1> ({blocks}, axis2)
+        {result} = ReduceMax <keepdims = 1> ({result}_of_blocks, axis1)
+    """
+
+
+def softmax_weights(logits: str, result: str) -> str:
+    """Defines ``<result>``, of a softmax over the tokens, and ``<result>_total``, ``[B, 1, ...]``.
+
+    Args:
+        logits: name of ``[B, blocks, size, ...]``, with ``gap_logit`` in the gap.
+        result: name of the weights, of the same shape; the largest is 1.
+    """
+    lines = largest(logits, f"{result}_max")
+    lines += f"""
+        {result}_shifted = Sub({logits}, {result}_max)
+        {result} = Exp({result}_shifted)
+    """
+    return lines + total(result, f"{result}_total")
+
+
+def context(keys: str, values: str, result: str) -> str:
+    """Sums ``key^T value`` over the tokens: ``[B, H, d, e]``.
+
+    Args:
+        keys: name of ``[B, blocks, size, H, d]``.
+        values: name of ``[B, blocks, size, H, e]``.
+        result: name of the sum.
+    """
+    return f"""
+        {result}_columns = Transpose <perm = [0, 1, 3, 4, 2]> ({keys})
+        {result}_rows = Transpose <perm = [0, 1, 3, 2, 4]> ({values})
+        {result}_of_blocks = MatMul({result}_columns, {result}_rows)
+        {result} = ReduceSum <keepdims = 0> ({result}_of_blocks, axis1)
+    """

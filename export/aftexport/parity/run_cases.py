@@ -1,0 +1,186 @@
+"""Running cases through a bundle's engines."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.manifest import EVIDENCE
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.engines import Engine
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
+from aftexport.errors import EngineError
+from aftexport.operators.domain import DOMAIN, VERSION, opset_of
+from aftexport.parity import Comparison, compare
+
+_OF_SHAPES = re.compile(r"dimension|\bdim\b|reshaped|data bounds", re.IGNORECASE)
+"""What the runtime says where the sizes of a node's inputs do not fit together."""
+_OF_MEMORY = re.compile("allocat|bad_alloc|out of memory", re.IGNORECASE)
+
+
+def verify(
+    bundle: Bundle,
+    *,
+    cases: Sequence[Case] | None = None,
+    engine: Engine | None = None,
+    fused: bool = True,
+    provider: Provider = "cpu",
+) -> list[Comparison]:
+    """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
+
+    Args:
+        bundle: what to check.
+        cases: what to compare on; the bundle's own by default.
+        engine: the bundle's model, loaded; None to load it for this alone.
+        fused: use the fused kernels where they are built.
+        provider: what runs them.
+
+    Raises:
+        EngineError: where the model cannot be loaded, fails on a case, or there is no such
+            provider.
+    """
+    cases = bundle.golden() if cases is None else cases
+    engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
+    model = onnx.load(bundle.model_path, load_external_data=False)
+    results = []
+    for case in cases:
+        if case.subject == "model":
+            outputs = _outputs(engine, case)
+            output = outputs["logits"]
+            results += _evidence(bundle, case, outputs)
+        else:
+            single = operator_model(model, case).SerializeToString()
+            alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
+            output = np.concatenate(list(alone.values()), axis=-1)
+        results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
+        if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
+            results += _in_chunks(bundle, case, fused)
+    return results
+
+
+def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
+    try:
+        return engine.run(case.inputs)
+    except EngineError as error:
+        if not _OF_SHAPES.search(error.problem) or _OF_MEMORY.search(error.problem):
+            raise
+        given = " and ".join(f"{name} {list(x.shape)}" for name, x in case.inputs.items())
+        raise EngineError(
+            f"The exported graph fails on {given}, which PyTorch takes. {error.problem}",
+            "If the model's forward does something else there, as squeeze() does where a size is "
+            "1, take that out and export again.",
+        ) from error
+
+
+def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
+    """The logits, but for the largest of each document what its tokens and the offset make."""
+    offsets = bundle.manifest.evidence
+    if offsets is None:
+        return []
+    logits = outputs["logits"].astype(np.float64)
+    chosen = logits.argmax(1)[:, None]
+    total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
+    np.put_along_axis(logits, chosen, total, 1)
+    # In the type they are computed in, whose units in the last place are counted.
+    logits = logits.astype(outputs["logits"].dtype)
+    result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
+    return [replace(result, subject="evidence")]
+
+
+def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
+    """The same case in three chunks or more, where it is of one whole document."""
+    ids = case.inputs["input_ids"]
+    plan = bundle.manifest.chunked
+    if plan is None or len(ids) > 1:
+        return []
+    model = ChunkedModel(
+        bundle.path / CHUNKED, plan, fused=fused, chunk_tokens=max(1, ids.shape[1] // 3)
+    )
+    outputs = model.run(ids[0], evidence=plan.evidence)
+    result = compare(case, outputs["logits"], bundle.manifest.precision, bound=_bound(bundle, case))
+    found = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
+    return [replace(one, subject=f"{one.subject} in chunks") for one in found]
+
+
+def verify_engine(
+    bundle: Bundle,
+    engine: Engine,
+    *,
+    cases: Sequence[Case] | None = None,
+    min_tokens: int,
+    max_tokens: int,
+) -> list[Comparison]:
+    """Compares another engine with PyTorch's outputs, on the model's cases.
+
+    Args:
+        bundle: what the engine was built from.
+        engine: one that does not take every length.
+        cases: what to compare on; the bundle's own by default.
+        min_tokens, max_tokens: a case of shorter or longer documents is left out.
+
+    Raises:
+        EngineError: where the engine fails, or takes none of the cases.
+    """
+    results = []
+    for case in bundle.golden() if cases is None else cases:
+        if (
+            case.subject == "model"
+            and min_tokens <= case.inputs["input_ids"].shape[1] <= max_tokens
+        ):
+            logits = engine.run(case.inputs)["logits"]
+            bound = _bound(bundle, case)
+            results.append(compare(case, logits, bundle.manifest.precision, bound=bound))
+    if not results:
+        raise EngineError(
+            f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
+            "Export with another --min-length or --max-length.",
+        )
+    return results
+
+
+def _bound(bundle: Bundle, case: Case) -> float | None:
+    """The bundle's own tolerance, which is for the model; None for the table's."""
+    return bundle.manifest.tolerance if case.subject == "model" else None
+
+
+def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
+    """A model of one node: the operator of ``case`` as it stands in ``model``, with its body.
+
+    Raises:
+        EngineError: where ``model`` has no such node.
+    """
+    node = next((n for n in model.graph.node if n.op_type == case.subject), None)
+    function = next((f for f in model.functions if f.name == case.subject), None)
+    if node is None or function is None:
+        raise EngineError(
+            f"The model has no operator {case.subject} with a body.", "Export the model again."
+        )
+    alone = onnx.NodeProto()
+    alone.CopyFrom(node)
+    del alone.input[:], alone.output[:]
+    alone.input.extend(function.input)
+    alone.output.extend(function.output)
+    elements = {
+        name: onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
+        for name, tensor in case.inputs.items()
+    }
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, elements[name], case.inputs[name].shape)
+        for name in function.input
+    ]
+    floats = elements[function.input[0]]
+    shape = (*case.expected.shape[:-1], None)  # the last axis holds all outputs
+    outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
+    return onnx.helper.make_model(
+        onnx.helper.make_graph([alone], "operator", inputs, outputs),
+        functions=[function],
+        opset_imports=[
+            onnx.helper.make_opsetid("", opset_of(model)),
+            onnx.helper.make_opsetid(DOMAIN, VERSION),
+        ],
+        ir_version=model.ir_version,
+    )

@@ -1,0 +1,1 @@
+"""Analyses and rewrites of a lowered ONNX graph."""

@@ -1,0 +1,201 @@
+"""Makes sums over the tokens of an exported graph sums of blocks' sums.
+
+    ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
+    ReduceL1(X, t)                       ->  such a sum of absolute values
+    ReduceL2(X, t)                       ->  the root of such a sum of squares
+    CumSum(X, t)                         ->  within a block + of the blocks before
+    ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
+    MatMul, Einsum of A, B over tokens   ->  sum over blocks (A B of a block)
+    Softmax(X, t)                        ->  Softmax(X, t) / sum of it
+
+ONNX Runtime may add float32 numbers one by one: of a million equal tokens the sum is off by 1e-2.
+Only what is linear in the tokens is rewritten: the axis t is the only one of any length, but for
+that of the documents.
+"""
+
+import math
+import re
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from aftexport.passes import nodes as match
+from aftexport.passes._token_blocks import TokenBlocks
+
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2")
+
+
+def fuse_pooling(model: ir.Model) -> None:
+    """Rewrites ``model`` in place.
+
+    Args:
+        model: an exported graph whose values carry their types and shapes.
+    """
+    for node in list(model.graph):
+        if node.domain != "":
+            continue
+        if node.op_type in _REDUCTIONS:
+            _sum(model, node)
+        elif node.op_type in _REWRITES:
+            _REWRITES[node.op_type](model, node)
+    RemoveUnusedNodesPass()(model)
+
+
+def _token_axis(model: ir.Model, x: ir.Value | None) -> int | None:
+    """The axis of ``x`` that is of any length, if it is one and not the documents'."""
+    if x is None or x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    shapes = [value.shape for value in model.graph.inputs]
+    documents = {str(shape[0]) for shape in shapes if shape is not None and len(shape)}
+    # Heads may be folded into the documents' axis, as 4*batch.
+    folded = re.compile(rf"(\d+\*)?({'|'.join(map(re.escape, documents))})")
+    sizes = [None if isinstance(dim, int) else str(dim.value) for dim in x.shape]
+    long = [i for i, size in enumerate(sizes) if size is not None and not folded.fullmatch(size)]
+    return long[0] if len(long) == 1 else None
+
+
+def _sum(model: ir.Model, reduction: ir.Node) -> None:
+    summed = reduction.inputs[0]
+    axis = _token_axis(model, summed)
+    if summed is None or summed.shape is None or axis is None:
+        return
+    axes = _axes(reduction, len(summed.shape))
+    sizes = {other: summed.shape[other] for other in axes if other != axis}
+    widths = {other: size for other, size in sizes.items() if isinstance(size, int)}
+    if axis not in axes or len(widths) < len(sizes):
+        return
+    keepdims = bool(reduction.attributes.get_int("keepdims", 1))
+    new = TokenBlocks(model, f"{reduction.outputs[0].name}")
+    op = new.tape.op
+    is_plain = reduction.op_type in ("ReduceSum", "ReduceMean") and not widths
+    weighted = _weighted(summed) if axis == 1 and is_plain else None
+    if weighted is None:
+        terms = _terms(reduction.op_type, summed, [*widths], new)
+        total = new.total(new.split(terms, axis), axis, keepdims=keepdims or bool(widths))
+        if widths and not keepdims:
+            total = op("Squeeze", [total, new.ints(*sorted(axes))])
+    else:
+        weights, x = (new.split(value, 1) for value in weighted)
+        rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
+        # Without an axis of tokens, or with one of the row that each block has.
+        total = op("ReduceSum", [op("MatMul", [rows, x]), new.ints(1)], {"keepdims": 0})
+        if not keepdims:
+            total = op("Squeeze", [total, new.ints(1)])
+    if reduction.op_type == "ReduceL2":
+        total = op("Sqrt", [total])
+    if reduction.op_type == "ReduceMean":
+        count = op("Shape", [summed], {"start": axis, "end": axis + 1})
+        if widths:
+            count = op("Mul", [count, new.ints(math.prod(widths.values()))])
+        total = op("Div", [total, op("Cast", [count], {"to": int(ir.DataType.FLOAT)})])
+    _replace(model, reduction, new, total)
+
+
+def _terms(op_type: str, summed: ir.Value, axes: list[int], new: TokenBlocks) -> ir.Value:
+    """Return the terms of a reduction for each token, summed over fixed axes, which stay as 1."""
+    op, terms = new.tape.op, summed
+    if op_type == "ReduceL1":
+        terms = op("Abs", [summed])
+    if op_type == "ReduceL2":
+        terms = op("Mul", [summed, summed])
+    if axes:
+        terms = op("ReduceSum", [terms, new.ints(*axes)], {"keepdims": 1})
+    assert summed.shape is not None
+    terms.shape = ir.Shape([1 if i in axes else dim for i, dim in enumerate(summed.shape)])
+    return terms
+
+
+def _axes(reduction: ir.Node, rank: int) -> list[int]:
+    """Return the axes of a reduction, counted from the first; none if they are not constant."""
+    axes = (*reduction.inputs, None)[1]
+    if axes is None or axes.const_value is None:
+        return []
+    return [axis % rank for axis in match.constant(axes).tolist()]
+
+
+def _weighted(summed: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """A weight for each token, ``[B, T, 1]``, and the ``[B, T, D]`` that it weighs."""
+    product = summed.producer()
+    if product is None or product.op_type != "Mul":
+        return None
+    for weights, x in (product.inputs, reversed(product.inputs)):
+        if weights is None or weights.shape is None or x is None or x.shape is None:
+            continue
+        of_tokens = len(weights.shape) == len(x.shape) == 3 and weights.shape[:2] == x.shape[:2]
+        if of_tokens and weights.shape[2] == 1 and isinstance(x.shape[2], int):
+            return weights, x
+    return None
+
+
+def _multiply(model: ir.Model, product: ir.Node) -> None:
+    left, right = product.inputs
+    axes = _token_axis(model, left), _token_axis(model, right)
+    if left is None or left.shape is None or right is None or right.shape is None:
+        return
+    rank = len(left.shape)
+    if rank < 2 or len(right.shape) != rank or axes != (rank - 1, rank - 2):
+        return
+    new = TokenBlocks(model, f"{product.outputs[0].name}")
+    op = new.tape.op
+    columns = new.split(left, rank - 1)
+    order = [*range(rank - 2), rank - 1, rank - 2, rank]
+    rows = op("Transpose", [columns], {"perm": order})
+    of_blocks = op("MatMul", [rows, new.split(right, rank - 2)])
+    total = op("ReduceSum", [of_blocks, new.ints(rank - 2)], {"keepdims": 0})
+    _replace(model, product, new, total)
+
+
+def _contract(model: ir.Model, einsum: ir.Node) -> None:
+    """Gives the tokens' letter two, of the blocks and within them, and then sums the blocks."""
+    equation = einsum.attributes.get_string("equation", "").replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    letters = terms.split(",")
+    operands = [(x, _token_axis(model, x)) for x in einsum.inputs]
+    known = [(x, axis) for x, axis in operands if x is not None and axis is not None]
+    if not arrow or "." in terms or "X" in terms or len(known) < len(operands):
+        return
+    token, *others = {term[axis] for term, (_, axis) in zip(letters, known, strict=True)}
+    if others or token in result:
+        return
+    new = TokenBlocks(model, f"{einsum.outputs[0].name}")
+    split = [new.split(x, axis) for x, axis in known]
+    cut = ",".join(term.replace(token, f"X{token}") for term in letters)
+    of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
+    total = new.tape.op("ReduceSum", [of_blocks, new.ints(0)], {"keepdims": 0})
+    _replace(model, einsum, new, total)
+
+
+def _run(model: ir.Model, running: ir.Node) -> None:
+    x, place = running.inputs
+    axis = _token_axis(model, x)
+    if x is None or x.shape is None or axis is None or place is None or place.const_value is None:
+        return
+    if running.attributes.get_int("exclusive", 0) or running.attributes.get_int("reverse", 0):
+        return
+    if match.constant(place).item() not in (axis, axis - len(x.shape)):
+        return
+    new = TokenBlocks(model, f"{running.outputs[0].name}")
+    total = new.running_total(new.split(x, axis), axis)
+    _replace(model, running, new, new.join(total, axis, x))
+
+
+def _normalise(model: ir.Model, softmax: ir.Node) -> None:
+    x, result = softmax.inputs[0], softmax.outputs[0]
+    axis = _token_axis(model, x)
+    if x is None or x.shape is None or axis is None:
+        return
+    if softmax.attributes.get_int("axis", -1) not in (axis, axis - len(x.shape)):
+        return
+    new = TokenBlocks(model, f"{result.name}")
+    weights = new.tape.op("Softmax", [x], {"axis": axis})
+    weights.type, weights.shape = x.type, x.shape
+    total = new.total(new.split(weights, axis), axis, keepdims=True)
+    _replace(model, softmax, new, new.tape.op("Div", [weights, total]))
+
+
+def _replace(model: ir.Model, node: ir.Node, new: TokenBlocks, result: ir.Value) -> None:
+    model.graph.insert_after(node, new.tape.nodes)
+    match.take_place(node.outputs[0], result)
+
+
+_REWRITES = {"MatMul": _multiply, "Einsum": _contract, "CumSum": _run, "Softmax": _normalise}

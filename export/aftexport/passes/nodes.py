@@ -1,0 +1,164 @@
+"""What the rewrites share: recognising linear layers and norms, and replacing nodes by one.
+
+Matched by structure, axes and constants, never by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``Add(MatMul(x, weight), bias)`` with constant weight and bias."""
+
+    product: ir.Node
+    addition: ir.Node
+    x: ir.Value
+    weight: ir.Value
+    bias: ir.Value
+
+    @property
+    def output(self) -> ir.Value:
+        """The layer's result."""
+        return self.addition.outputs[0]
+
+
+def replace(
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, float | str],
+    nodes: list[ir.Node],
+) -> None:
+    """Puts one node where the last of ``nodes`` is, and removes them all."""
+    last = nodes[-1]
+    fused = custom_node(op_type, inputs, attributes)
+    last.graph.insert_after(last, fused)  # type: ignore[union-attr]
+    take_place(last.outputs[0], fused.outputs[0])
+    remove(nodes)
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """Has everything read ``new``, under the name, type and shape of ``old``."""
+    new.type, new.shape = old.type, old.shape
+    name = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    new.name = name
+
+
+def custom_node(
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, float | str],
+    num_outputs: int = 1,
+) -> ir.Node:
+    """A node of our domain."""
+    given = {**attributes, **PLUGIN_ATTRIBUTES}
+    return ir.node(op_type, inputs, given, domain=DOMAIN, num_outputs=num_outputs)
+
+
+def remove(nodes: list[ir.Node]) -> None:
+    """Removes nodes that nothing outside of ``nodes`` reads."""
+    graph = nodes[0].graph
+    assert graph is not None
+    graph.remove(nodes, safe=True)
+
+
+def is_norm(node: ir.Node) -> bool:
+    """Whether ``node`` is a layer norm over the channels of ``[B, T, D]``."""
+    x = node.inputs[0] if node.inputs else None
+    return (
+        node.op_type == "LayerNormalization"
+        and len(node.inputs) == 3
+        and all(value is not None for value in node.inputs)
+        and node.attributes.get_int("axis", -1) in (-1, 2)
+        and x is not None
+        and x.shape is not None
+        and len(x.shape) == 3
+    )
+
+
+def epsilon(norm: ir.Node) -> float:
+    """What a layer norm adds to the variance."""
+    return norm.attributes.get_float("epsilon", 1e-5)
+
+
+def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """The node that reads ``value`` where there is just one, and it is an ``op_type``."""
+    users = [user for user, _ in value.uses()]
+    if len(users) != 1 or value.is_graph_output() or users[0].op_type != op_type:
+        return None
+    return users[0]
+
+
+def linear_ending_in(value: ir.Value | None) -> Linear | None:
+    """The linear layer whose result ``value`` is."""
+    addition = value.producer() if value is not None else None
+    return linear_of(addition) if addition is not None else None
+
+
+def only_linear(value: ir.Value) -> Linear | None:
+    """The linear layer that alone reads ``value``."""
+    product = only_user(value, "MatMul")
+    return linear(product) if product is not None else None
+
+
+def linear(product: ir.Node) -> Linear | None:
+    """The linear layer that ``product`` begins."""
+    if product.op_type != "MatMul":
+        return None
+    addition = only_user(product.outputs[0], "Add")
+    return linear_of(addition) if addition is not None else None
+
+
+def linear_of(addition: ir.Node) -> Linear | None:
+    """The linear layer that ``addition`` ends."""
+    if addition.op_type != "Add":
+        return None
+    for product_value in addition.inputs:
+        product = product_value.producer() if product_value is not None else None
+        if product_value is None or product is None or product.op_type != "MatMul":
+            continue
+        bias = other_input(addition, product_value)
+        x, weight = product.inputs
+        if (
+            x is not None
+            and x.shape is not None
+            and len(x.shape) == 3
+            and weight is not None
+            and bias is not None
+            and rank(weight) == 2
+            and rank(bias) == 1
+            and len(product_value.uses()) == 1
+        ):
+            return Linear(product, addition, x, weight, bias)
+    return None
+
+
+def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """What ``node``, of two inputs, reads beside ``value``."""
+    first, second = node.inputs
+    return second if first is value else first
+
+
+def rank(value: ir.Value) -> int | None:
+    """Rank of an initializer; None for anything computed."""
+    return len(value.const_value.shape) if value.const_value is not None else None
+
+
+def constant(value: ir.Value) -> NDArray[np.generic]:
+    """The numbers of an initializer."""
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def add_constant(model: ir.Model, name: str, array: NDArray[np.generic]) -> ir.Value:
+    """A new initializer."""
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    model.graph.register_initializer(value)
+    return value

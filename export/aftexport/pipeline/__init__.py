@@ -1,0 +1,1 @@
+"""The steps from a model file to a bundle."""

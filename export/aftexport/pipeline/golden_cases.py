@@ -1,0 +1,192 @@
+"""The inputs parity is checked on, with PyTorch's answers in float64."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from aftexport.bundle.golden import Array, Case
+from aftexport.capture.input_spec import InputSpec
+from aftexport.engines.torch import TorchEngine
+from aftexport.errors import TraceError
+from aftexport.operators.domain import operators_in
+from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.schema import OnnxOperator
+from aftexport.parity import TOLERANCES
+from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_breach
+
+LONG = 4096
+_MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
+_OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
+"""Of the operator cases: past a block of 64 and of 32, odd, with a window."""
+
+
+def model_cases(
+    module: nn.Module,
+    spec: InputSpec,
+    embedding: torch.Tensor | None,
+    program: ExportedProgram,
+    *,
+    batching: bool,
+) -> list[Case]:
+    """Lengths, batches, padding and extreme tokens, with the module's outputs.
+
+    Args:
+        module: the model as trained, a ``ReferenceModule`` or a captured program.
+        spec: what it takes.
+        embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
+            the extreme cases; None leaves those out.
+        program: the captured module, in which an operator over the batch is looked for.
+        batching: whether documents may share a run.
+
+    Raises:
+        TraceError: where the module is random, or where ``batching`` and documents that share a
+            run change each other's logits.
+    """
+    reference = TorchEngine(module, spec.names)
+    _refuse_random(reference, module, spec)
+    if batching:
+        _refuse_breach(reference, spec, embedding, program)
+    cases = []
+    for name, inputs in _inputs(spec, embedding).items():
+        chosen = {key: inputs[key] for key in spec.names}
+        cases.append(Case(name, "model", chosen, reference.run(chosen)["logits"]))
+    return cases
+
+
+def _refuse_breach(
+    reference: TorchEngine,
+    spec: InputSpec,
+    embedding: torch.Tensor | None,
+    program: ExportedProgram,
+) -> None:
+    is_double = reference.run(_few_tokens(spec))["logits"].dtype == np.float64
+    bound = DOUBLE_BOUND if is_double else TOLERANCES["fp32"].bound
+    if (breach := find_breach(reference, spec, embedding, bound=bound)) is not None:
+        raise breach_error(breach, program)
+
+
+def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -> None:
+    inputs = _few_tokens(spec)
+
+    def run(seed: int) -> Array:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return reference.run(inputs)["logits"]
+
+    def are_equal(first: Array, second: Array) -> bool:
+        # Threads may add in another order.
+        return np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    first = run(0)
+    if are_equal(first, run(1)):
+        return
+    problem = "The module gives other outputs for the same input: "
+    if are_equal(first, run(0)):
+        raise TraceError(
+            f"{problem}something in its forward is random in evaluation mode too.",
+            "Give F.dropout training=self.training, or use nn.Dropout.",
+        )
+    after = dict(module.named_buffers())
+    changed = [n for n, old in before.items() if n in after and not torch.equal(after[n], old)]
+    what = f"its buffer {changed[0].removeprefix('module.')}" if changed else "what it keeps"
+    raise TraceError(
+        f"{problem}its forward changes {what} in evaluation mode too.",
+        "Change it only if self.training, or keep nothing between documents.",
+    )
+
+
+def _few_tokens(spec: InputSpec) -> dict[str, Array]:
+    ids = np.arange(min(7, spec.vocab_size, spec.max_tokens or 7))[None]
+    inputs = {"input_ids": ids, "lengths": np.array([ids.shape[1]])}
+    return {name: inputs[name] for name in spec.names}
+
+
+def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[str, Array]]:
+    generator = np.random.default_rng(0)
+    rows = _FEW_IDS if embedding is None else len(embedding)
+
+    def tokens(*sizes: int) -> Array:
+        ids = generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
+        if spec.vocab_size <= _MANY_IDS:
+            return ids
+        # Clamped, nearly all of so many are the same row.
+        few = generator.integers(0, rows, sizes, dtype=np.int64)
+        return np.where(generator.random(sizes) < 0.5, ids, few)
+
+    def whole(ids: Array) -> dict[str, Array]:
+        return {"input_ids": ids, "lengths": np.full(ids.shape[0], ids.shape[1], np.int64)}
+
+    def fit(length: int) -> int:
+        return min(length, spec.max_tokens or length)
+
+    inputs = {
+        "one token": whole(tokens(1, 1)),
+        "seven tokens": whole(tokens(2, fit(7))),
+        "prime length": whole(tokens(1, fit(509))),
+        "long": whole(tokens(1, fit(LONG))),
+    }
+    if "lengths" in spec.names:
+        width = fit(257)
+        lengths = np.maximum([width, width // 2, 1, width - 1], 1).astype(np.int64)
+        inputs["padded batch"] = {"input_ids": tokens(4, width), "lengths": lengths}
+    if embedding is not None:
+        order = embedding[: spec.vocab_size].norm(dim=1).argsort().numpy()
+        width = fit(1024)
+        inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
+        pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
+        inputs["extreme tokens"] = whole(pattern.astype(np.int64))
+    # Of some of these x[:, 1:], x[:, 2:] and x[:, ::2] have no token, or one.
+    for number, batch in {"two": 2, "three": 3}.items():
+        for length in range(1, fit(3) + 1):
+            inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
+    return inputs
+
+
+def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
+    """Each custom operator of ``model`` alone, on keys and biases a model seldom meets.
+
+    Args:
+        model: the exported graph; the attributes are those of its nodes.
+        dtype: float32 or float16, the operators' type.
+    """
+    cases = []
+    for op_type in operators_in(model):
+        operator = ALL_OPERATORS[op_type]
+        node = next(n for n in model.graph.node if n.op_type == op_type)
+        attributes = operator.attributes_of(node)
+        ranges = {"ordinary range": 1.0}
+        if operator.exponents:
+            ranges["logits in +-100"] = 100.0
+        for name, magnitude in ranges.items():
+            inputs = _operator_inputs(operator, attributes, magnitude, dtype)
+            tensors = [torch.from_numpy(inputs[n]) for n in operator.inputs]
+            wide = [t.double() if t.is_floating_point() else t for t in tensors]
+            expected = torch.cat(operator.expected(*wide, **attributes), dim=-1)
+            cases.append(Case(name, op_type, inputs, expected.numpy()))
+    return cases
+
+
+def _operator_inputs(
+    operator: OnnxOperator,
+    attributes: Mapping[str, object],
+    magnitude: float,
+    dtype: np.dtype[Any],
+) -> dict[str, Array]:
+    heads = int(str(attributes.get("num_heads", 1)))
+    sizes = _OPERATOR_SIZES | {"H": heads, "D": _OPERATOR_SIZES["D"] * heads}
+    generator = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for name, shape in zip(operator.inputs, operator.shapes, strict=True):
+        size = [sizes[axis] for axis in shape.split()]
+        if name == "lengths":
+            inputs[name] = np.array([sizes["T"], sizes["T"] // 3], np.int64)
+            continue
+        reach = magnitude if name in operator.exponents else 1.0
+        inputs[name] = generator.uniform(-reach, reach, size).astype(dtype)
+    return inputs

@@ -1,0 +1,131 @@
+"""Whether a document's scores depend on the documents that share its run.
+
+A server joins documents of several clients in one run, right-padded to the longest. That is exact
+only where the model computes each row of a batch by itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from aftexport.bundle.golden import Array
+from aftexport.capture.input_spec import InputSpec
+from aftexport.engines import Engine
+from aftexport.errors import TraceError
+from aftexport.parity.comparison import Differences
+from aftexport.pipeline.divergence import first_divergence
+
+DOUBLE_BOUND = 1e-7
+"""The error of a reference in float64, whose sums take another order in a batch."""
+_TOKENS = 33
+_PADDED_TOKENS = 65
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A document whose scores differ alone and beside others.
+
+    Attributes:
+        inputs: the batch, ``input_ids`` ``[batch, tokens]`` and ``lengths`` ``[batch]``.
+        row: the document's row in the batch.
+        error: the largest difference, relative to the largest score if that is above 1.
+    """
+
+    inputs: dict[str, Array]
+    row: int
+    error: float
+
+    @property
+    def is_of_padding(self) -> bool:
+        """Whether the document was padded in the batch."""
+        return bool(self.inputs["lengths"][self.row] < self.inputs["input_ids"].shape[1])
+
+    def alone(self) -> dict[str, Array]:
+        """Return the same document as a batch of one, without padding."""
+        length = int(self.inputs["lengths"][self.row])
+        ids = self.inputs["input_ids"][self.row : self.row + 1, :length]
+        return {"input_ids": ids, "lengths": np.array([length], np.int64)}
+
+
+def find_breach(
+    reference: Engine, spec: InputSpec, embedding: Tensor | None, *, bound: float
+) -> Breach | None:
+    """Return the first document whose scores differ alone and in a batch, None if all agree.
+
+    Args:
+        reference: the PyTorch model.
+        spec: the model's inputs.
+        embedding: the embedding's table, ``[vocab, D]``, whose longest and shortest rows are
+            among the neighbours; None takes the first and the last token.
+        bound: the largest difference that counts as equal.
+    """
+    for inputs in _batches(spec, embedding):
+        together = reference.run(_chosen(inputs, spec))["logits"]
+        for row in range(len(inputs["input_ids"])):
+            breach = Breach(inputs, row, 0.0)
+            alone = reference.run(_chosen(breach.alone(), spec))["logits"]
+            if together.shape[1:] != alone.shape[1:] or not np.isfinite(alone).all():
+                continue  # other checks judge these
+            error = Differences.between(together[row : row + 1], alone).error
+            if error > bound:
+                return Breach(inputs, row, error)
+    return None
+
+
+def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
+    """Return the error that names the operator through which documents change each other.
+
+    Args:
+        breach: the document and its neighbours.
+        program: the captured model.
+    """
+    operator = first_divergence(program, breach.inputs, breach.row, breach.alone())
+    if breach.is_of_padding:
+        named = f": {operator} is the first whose result differs" if operator else ""
+        return TraceError(
+            "Expected scores that do not depend on padding, got a difference of "
+            f"{breach.error:.1e} where a longer document shares the run{named}.",
+            "Mask the tokens from lengths on, or add --no-batching: each document then has a run "
+            "of its own.",
+        )
+    named = f": {operator} computes over the batch" if operator else ""
+    return TraceError(
+        "Expected scores that do not depend on the other documents of a batch, got a difference "
+        f"of {breach.error:.1e}{named}.",
+        "Compute it for each document by itself, or add --no-batching: each document then has a "
+        "run of its own.",
+    )
+
+
+def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
+    """Yield batches of equal lengths, then padded ones where the model takes lengths."""
+    generator = np.random.default_rng(1)
+    lowest, highest = 0, spec.vocab_size - 1
+    if embedding is not None:
+        norms = embedding.detach().norm(dim=1)
+        lowest, highest = int(norms.argmin()), int(norms.argmax())
+
+    def documents(tokens: int) -> Array:
+        rows = generator.integers(0, spec.vocab_size, (4, tokens), dtype=np.int64)
+        rows[1], rows[2] = highest, lowest
+        return rows
+
+    longest = spec.max_tokens or _PADDED_TOKENS
+    for tokens in (min(_TOKENS, longest), 1):
+        rows = documents(tokens)
+        for ids in (rows, rows[:2]):
+            yield {"input_ids": ids, "lengths": np.full(len(ids), tokens, np.int64)}
+    if "lengths" in spec.names:
+        tokens = min(_PADDED_TOKENS, longest)
+        lengths = np.maximum([tokens // 2, tokens, 1, tokens - 1], 1).astype(np.int64)
+        ids = documents(tokens)
+        # As a server pads them.
+        yield {"input_ids": np.where(np.arange(tokens) < lengths[:, None], ids, 0),
+               "lengths": lengths}  # fmt: skip
+
+
+def _chosen(inputs: dict[str, Array], spec: InputSpec) -> dict[str, Array]:
+    return {name: inputs[name] for name in spec.names}

@@ -1,0 +1,51 @@
+"""Cuts of documents that are longer than those a graph was measured with.
+
+The first 1,000 tokens are all there are in every measured run. So a tensor that is cut there looks
+as long as one that is not, and the proof cannot tell them apart either.
+"""
+
+from collections.abc import Collection, Iterable
+
+import onnx_ir as ir
+
+from aftexport.recognition.equivalence import Part
+from aftexport.recognition.patterns.pattern import NearMissError
+
+
+class Cuts:
+    """The nodes above each value that may cut long documents."""
+
+    def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
+        """Find them, once for the whole graph.
+
+        Args:
+            model: the graph, in the order that it runs in.
+            doubtful: the nodes that may cut.
+        """
+        self._doubtful = doubtful
+        self._above: dict[ir.Value, frozenset[ir.Node]] = {}
+        for node in model.graph if doubtful else ():
+            if node.op_type in ("Shape", "Size"):
+                continue
+            above = frozenset[ir.Node]().union(*(self._cuts_of(v) for v in node.inputs))
+            above |= {node} if node in doubtful else set()
+            self._above |= dict.fromkeys(node.outputs, above)
+
+    def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
+        """Raise NearMissError where a part cuts, or is given tensors that are cut and others.
+
+        Args:
+            part: the nodes that a rewrite replaces.
+            ends: the tensors that they begin with.
+        """
+        cuts = {node for node in part.nodes if node in self._doubtful}
+        sets = {self._cuts_of(end) for end in ends}
+        if len(sets) > 1:
+            cuts |= frozenset.union(*sets) - frozenset.intersection(*sets)
+        for node in cuts:
+            raise NearMissError(
+                f"{node.outputs[0].name} may take a part of documents longer than were tried"
+            )
+
+    def _cuts_of(self, value: ir.Value | None) -> frozenset[ir.Node]:
+        return self._above.get(value, frozenset()) if value is not None else frozenset()

@@ -1,0 +1,356 @@
+"""Whether a rewrite computes what was there before: both run in float64 on inputs meant to differ.
+
+What is compared is the part of the graph between the tensors a formula ends at and the value it
+is of. Those tensors are given any numbers: ordinary, large, tiny, constant, with one entry that
+dominates, with entries of a batch many magnitudes apart, and beyond where a clamp would act.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from aftexport.operators.domain import DOMAIN
+from aftexport.operators.schema import OnnxOperator
+from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
+from aftexport.recognition.graph.upstream import any_above
+from aftexport.recognition.read import layout
+
+RELATIVE = 1e-9
+"""How far apart the two may be, of the number itself: what float64 rounds, no more."""
+_OF_ITS_SLICE = 1e-10
+"""The same, of the largest number in its slice: sums that cancel have errors of that size."""
+
+Array = NDArray[np.generic]
+
+
+class ProofError(Exception):
+    """The part of the graph cannot be run by itself; the message says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes: the largest difference over what was allowed; in which case; of how many."""
+
+    excess: float
+    case: str
+    cases: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rewrite is equal in every case."""
+        return self.excess <= 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a graph that can be run: nodes, constants, and what they end in."""
+
+    nodes: Sequence[ir.Node]
+    constants: Mapping[str, Array]
+    inputs: Sequence[ir.Value]
+    output: str
+
+
+def part_of(
+    value: ir.Value,
+    ends: Iterable[ir.Value],
+    measured: Measured,
+    new_constants: Mapping[ir.Value, Array] | None = None,
+    max_nodes: int = sys.maxsize,
+) -> Part:
+    """The part of the graph from ``ends`` to ``value``.
+
+    What is no floating-point number and does not come from ``ends``, shapes and masks, is an
+    input too; of a mask and its negation, the mask.
+
+    Args:
+        value: what it computes.
+        ends: where it begins.
+        measured: the graph's values; what is not among them, new nodes compute.
+        new_constants: what the new nodes read.
+        max_nodes: upper bound of the part's nodes.
+
+    Raises:
+        ProofError: for more than ``max_nodes``.
+    """
+    cut = set(ends)
+    constants: dict[str, Array] = {}
+    nodes: dict[ir.Node, None] = {}
+    inputs: dict[ir.Value, None] = {}
+    resting: dict[ir.Value, bool] = {}
+
+    def decide(of: ir.Value) -> bool | None:
+        node = of.producer()
+        if of in cut or node is None or node.op_type in ("Shape", "Size"):
+            return of in cut
+        return None
+
+    def is_input(of: ir.Value) -> bool:
+        return (
+            of in cut
+            or of.producer() is None
+            or (
+                measured.has(of)
+                and not measured.is_float(of)
+                and not _is_of_masks(of, measured)
+                and not any_above(of, resting, decide)
+            )
+        )
+
+    waiting, opened = [(value, False)], 0
+    while waiting:
+        of, is_done = waiting.pop()
+        node = of.producer()
+        if is_done:
+            assert node is not None
+            nodes[node] = None
+            continue
+        array = (new_constants or {}).get(of, measured.constant(of))
+        if array is None and measured.number(of) is not None:
+            array = measured.steady(of)  # in float64 it would be another than the rewrite has
+        if array is not None:
+            constants[str(of.name)] = array
+        elif node is None or is_input(of):
+            inputs[of] = None
+        elif node not in nodes:
+            opened += 1
+            if opened > max_nodes:
+                raise ProofError(f"it is computed by more than {max_nodes} nodes")
+            waiting.append((of, True))
+            waiting += [(given, False) for given in reversed(node.inputs) if given is not None]
+    return Part(list(nodes), constants, list(inputs), str(value.name))
+
+
+def _is_of_masks(value: ir.Value, measured: Measured) -> bool:
+    """Whether a mask is made of others, which a rewrite may read in its place."""
+    node = value.producer()
+    return (
+        node is not None
+        and node.op_type in ("And", "Cast", "Identity", "Not", "Or", *layout.FORMULAS)
+        and measured.is_truth(value)
+        and all(measured.is_truth(of) for of in node.inputs[:1] if of is not None)
+    )
+
+
+def runner(
+    part: Part, opset: int, operator: Callable[..., Array] | None = None
+) -> ReferenceEvaluator:
+    """Runs a part in float64; ``operator`` computes the one node of our domain."""
+    protos = [_double(ir.to_proto(node)) for node in part.nodes]
+    constants = {name: _widened(array) for name, array in part.constants.items()}
+    for node in protos:
+        if node.op_type == "CumSum" and node.input[1] in constants:
+            # torch.onnx writes [axis], which runtimes take and the evaluator does not.
+            constants[node.input[1]] = constants[node.input[1]].reshape(())
+    value_info = [onnx.ValueInfoProto(name=str(v.name)) for v in part.inputs]
+    graph = onnx.helper.make_graph(
+        protos,
+        "part",
+        value_info,
+        [onnx.ValueInfoProto(name=part.output)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    own = [onnx.helper.make_opsetid(DOMAIN, 1)] if operator else []
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", opset), *own], ir_version=10
+    )
+    implementations = [_implementation(operator, protos)] if operator else []
+    return ReferenceEvaluator(model, new_ops=implementations)
+
+
+def _implementation(operator: Callable[..., Array], nodes: Sequence[onnx.NodeProto]) -> type[OpRun]:
+    def run(self: OpRun, *inputs: Array, **_: object) -> tuple[Array]:
+        return (operator(*inputs),)
+
+    (name,) = {node.op_type for node in nodes if node.domain == DOMAIN}
+    return type(name, (OpRun,), {"op_domain": DOMAIN, "_run": run})
+
+
+def run_once(evaluator: ReferenceEvaluator, feeds: Arrays) -> NDArray[np.float64]:
+    """The one output of a part; what overflows does so silently."""
+    with np.errstate(all="ignore"):
+        outputs = evaluator.run(None, dict(feeds))
+    assert isinstance(outputs, list)
+    return np.asarray(outputs[0], np.float64)
+
+
+def in_float64(operator: OnnxOperator, attributes: Mapping[str, object]) -> Callable[..., Array]:
+    """The definition of an operator over arrays."""
+    own = {a.name: attributes.get(a.name, a.default) for a in operator.attributes}
+
+    def run(*inputs: Array) -> Array:
+        # The tensors are small: threads would wait for each other longer than they work.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            (output,) = operator.expected(*(torch.from_numpy(np.array(i)) for i in inputs), **own)
+        finally:
+            torch.set_num_threads(threads)
+        result: Array = output.numpy()
+        return result
+
+    return run
+
+
+def compare(
+    before: ReferenceEvaluator,
+    after: ReferenceEvaluator,
+    inputs: Iterable[ir.Value],
+    measured: Measured,
+    lowest: Mapping[ir.Value, float],
+) -> Verdict:
+    """Runs both on every case; stops at the first where they differ.
+
+    Args:
+        before: the original.
+        after: the rewrite.
+        inputs: of both.
+        measured: their shapes.
+        lowest: of an input, where the original itself loses its digits below.
+
+    Raises:
+        ProofError: where one does not run, or the original gives no numbers to compare with.
+    """
+    inputs = list(inputs)
+    count = 0
+    compared = False
+    largest, where = 0.0, ""
+    # Of runs of the same shapes one is enough.
+    runs = {tuple(a.shape for a in run.values()): run for run in (*measured.runs, *measured.more)}
+    for run in runs.values():
+        for case, feeds in _cases(inputs, run, measured):
+            for value, floor in lowest.items():
+                if str(value.name) in feeds:
+                    feeds[str(value.name)] = np.maximum(feeds[str(value.name)], floor)
+            count += 1
+            try:
+                expected, got = run_once(before, feeds), run_once(after, feeds)
+            except Exception as error:  # an evaluator of others, on parts of others' graphs
+                raise ProofError(f"it cannot be run in float64 ({error})") from error
+            if expected.shape != got.shape:
+                return Verdict(np.inf, f"{case}, shape {got.shape}", count)
+            finite = np.isfinite(expected)
+            compared |= bool(finite.mean() > 0.5) if finite.size else False
+            excess = _excess(expected, got, finite)
+            if excess >= largest:
+                largest, where = excess, case
+            if excess > 1.0:
+                return Verdict(excess, case, count)
+    if not compared:
+        raise ProofError("it gives no finite numbers to compare with")
+    return Verdict(largest, where, count)
+
+
+def _excess(
+    expected: NDArray[np.float64], got: NDArray[np.float64], finite: NDArray[np.bool_]
+) -> float:
+    size = np.where(finite, np.abs(expected), 0.0)
+    scale = np.full(size.shape, np.inf)
+    for axis in range(size.ndim):
+        others = tuple(a for a in range(size.ndim) if a != axis)
+        scale = np.minimum(scale, size.max(axis=others, keepdims=True, initial=0.0))
+    allowed = RELATIVE * size + _OF_ITS_SLICE * np.where(np.isfinite(scale), scale, 0.0)
+    with np.errstate(all="ignore"):
+        difference = np.where(finite, np.abs(expected - got), 0.0)
+        ratio = np.where(difference == 0.0, 0.0, difference / allowed)
+    return float(np.nan_to_num(ratio, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _cases(
+    inputs: Sequence[ir.Value], run: Arrays, measured: Measured
+) -> Iterator[tuple[str, dict[str, Array]]]:
+    names = list(_NUMBERS)
+    for index, case in enumerate(names):
+        feeds: dict[str, Array] = {}
+        for place, value in enumerate(inputs):
+            given = run[str(value.name)]
+            random = np.random.default_rng([index, place])
+            if measured.is_float(value):
+                feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
+            elif (
+                index and rests_on_inputs(value) and (given.dtype.kind == "b" or (given == 1).all())
+            ):
+                # 1 is what a mask of integers has where a token counts.
+                feeds[str(value.name)] = _mask(random, given)
+            else:
+                feeds[str(value.name)] = given
+        yield f"{case}, {_largest(run)}", feeds
+    # Each tensor alone beyond where a clamp acts, while the others are ordinary.
+    floats = [v for v in inputs if measured.is_float(v)]
+    for loud in floats if len(floats) > 1 else ():
+        feeds = {}
+        for place, value in enumerate(inputs):
+            given = run[str(value.name)]
+            random = np.random.default_rng([99, place])
+            if value is loud:
+                feeds[str(value.name)] = 50.0 * random.standard_normal(given.shape)
+            else:
+                is_float = measured.is_float(value)
+                feeds[str(value.name)] = random.standard_normal(given.shape) if is_float else given
+        yield f"one tensor large, {_largest(run)}", feeds
+
+
+def _largest(run: Arrays) -> str:
+    return "batch and tokens " + "x".join(str(n) for n in next(iter(run.values())).shape[:2])
+
+
+def _mask(random: np.random.Generator, given: Array) -> Array:
+    mask = random.random(given.shape) < 0.7
+    mask.reshape(-1)[:1] = True
+    return mask.astype(given.dtype)
+
+
+def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    numbers = random.standard_normal(shape)
+    if numbers.size:
+        numbers.reshape(-1)[:: max(numbers.size // 3, 1)] += 60.0
+    return numbers
+
+
+def _apart(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Entries along the first two axes are many magnitudes apart."""
+    numbers = random.standard_normal(shape)
+    for axis, size in enumerate(shape[:2]):
+        steps = 10.0 ** (-1.5 * np.arange(size))
+        numbers = numbers * steps.reshape(-1, *[1] * (len(shape) - axis - 1))
+    return 100.0 * numbers
+
+
+_NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]] = {
+    "ordinary": lambda random, shape: random.standard_normal(shape),
+    "up to 50": lambda random, shape: random.uniform(-50.0, 50.0, shape),
+    "one dominates": _dominating,
+    "constant": lambda random, shape: np.full(shape, random.standard_normal()),
+    "magnitudes apart": _apart,
+    "tiny": lambda random, shape: 1e-4 * random.standard_normal(shape),
+    "up to 300": lambda random, shape: random.uniform(-300.0, 300.0, shape),
+    "all below": lambda random, shape: random.uniform(-60.0, -40.0, shape),
+}
+
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+
+
+def _double(node: onnx.NodeProto) -> onnx.NodeProto:
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _FLOATS:
+            attribute.i = onnx.TensorProto.DOUBLE
+        if attribute.name == "dtype" and attribute.i in _FLOATS:
+            attribute.i = onnx.TensorProto.DOUBLE
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _FLOATS:
+            array = onnx.numpy_helper.to_array(attribute.t)
+            attribute.t.CopyFrom(onnx.numpy_helper.from_array(_widened(array)))
+    return node
+
+
+def _widened(array: Array) -> Array:
+    is_float = array.dtype.kind == "f" or "float" in array.dtype.name
+    return np.asarray(array.astype(np.float64) if is_float else array, order="C")

@@ -1,0 +1,1 @@
+"""Formulas over named axes: terms, axes and a normal form."""

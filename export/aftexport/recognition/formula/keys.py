@@ -1,0 +1,144 @@
+"""A text that is the same for equal formulas, whatever their summed axes are called.
+
+The text of an atom is computed once for each way to name the axes it shares with the sums around
+it, and a long text is replaced by its digest. A formula of n atoms so takes about n computations,
+where it would take a multiple for each sum within a sum.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.free_axes import free_of, remembered, sums_within
+from aftexport.recognition.formula.terms import (
+    Atom,
+    Count,
+    Exp,
+    Function,
+    Greatest,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    Truth,
+    UpTo,
+    Window,
+)
+
+Names = Mapping[Axis, tuple[int, int]]
+"""Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
+
+_MAX_SUMMED = 6
+"""Axes of one sum, of which some orders are tried; those of the mechanisms have four or less."""
+_MAX_TEXT = 4096
+"""Characters of a text that stays as it is; those of the mechanisms have a tenth."""
+_THIS, _OTHER = -1, -2
+_NO_NAMES: frozenset[Any] = frozenset()
+
+
+def key(product: Product) -> str:
+    """Return a text that is the same for equal formulas, and different for others.
+
+    Raises:
+        ValueError: for a sum over more axes than any mechanism has.
+    """
+    return _product(product, {})
+
+
+def key_of(atom: Atom) -> str:
+    """Return ``key`` of a formula that is one atom."""
+    return f"{_atom(atom, {})}^1"
+
+
+def _product(product: Product, names: Names) -> str:
+    factors = sorted(f"{_atom(atom, names)}^{exponent:.12g}" for atom, exponent in product.factors)
+    if product.coefficient != 1.0:
+        factors.insert(0, f"{product.coefficient:.12g}")
+    if product.exponent:
+        factors.insert(0, f"e^{product.exponent:.12g}")
+    return "*".join(factors)
+
+
+def _atom(atom: Atom, names: Names) -> str:
+    """The text of an atom, from memory where no axis was split since."""
+    texts: dict[frozenset[Any], str] = remembered(atom).setdefault("texts", {})
+    if names:
+        own = free_of(atom)
+        names = {axis: name for axis, name in names.items() if axis in own}
+    context = frozenset(names.items()) if names else _NO_NAMES
+    if context not in texts:
+        texts[context] = _shortened(compute_text(atom, names))
+    return texts[context]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[:64]}~{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
+
+
+def compute_text(atom: Atom, names: Names) -> str:
+    """The text of an atom whose parts may be in memory; ``names`` are of axes it depends on."""
+    match atom:
+        case Leaf():
+            return f"leaf{atom.value.name!r}[{_dims(atom.dims, names)}]"
+        case Truth():
+            return f"{atom.holds}{atom.value.name!r}[{_dims(atom.dims, names)}]"
+        case Function():
+            return f"{atom.name}({';'.join(_product(a, names) for a in atom.arguments)})"
+        case Plus():
+            return f"plus({'+'.join(sorted(_product(t, names) for t in atom.terms))})"
+        case Exp():
+            return f"exp({_product(atom.argument, names)})"
+        case Over():
+            return _sum("sum", flat(atom.axes), atom.body, names)
+        case Greatest():
+            return _sum("max", flat(atom.axes), atom.body, names)
+        case UpTo():
+            return f"upto({_axes((atom.query,), names)}|{_axes((atom.key,), names)})"
+        case Window():
+            steps = sorted(f"{s}{_axes((axis,), names)}" for axis, s in atom.positions)
+            return f"window({_axes((atom.key,), names)}={'+'.join(steps)}{atom.shift:+d})"
+        case Count():
+            return f"count({atom.axis.number:09})"
+
+
+def _axes(axes: Iterable[Axis], names: Names) -> str:
+    return ",".join(
+        "{}.{}".format(*names[axis]) if axis in names else f"#{axis.number:09}"
+        for axis in flat(axes)
+    )
+
+
+def _dims(dims: Dims, names: Names) -> str:
+    return "|".join(_axes(axes, names) for axes in flat_dims(dims) if axes)
+
+
+def _sum(kind: str, axes: tuple[Axis, ...], body: Product, names: Names) -> str:
+    if len(axes) > _MAX_SUMMED:
+        raise ValueError
+    height = sums_within(body)
+    texts = (_product(body, {**names, **order}) for order in _orders(height, axes, body, names))
+    return min(f"{kind}{len(axes)}({text})" for text in texts)
+
+
+def _orders(
+    height: int, axes: tuple[Axis, ...], body: Product, names: Names
+) -> Iterator[dict[Axis, tuple[int, int]]]:
+    """Names for the axes of a sum: in every order of those that occur in the same places."""
+
+    def places(axis: Axis) -> str:
+        own = {a: (height, _THIS if a is axis else _OTHER) for a in axes}
+        return _product(body, {**names, **own})
+
+    if len(axes) == 1:
+        yield {axes[0]: (height, 0)}
+        return
+    groups: dict[str, list[Axis]] = {}
+    for axis in axes:
+        groups.setdefault(places(axis), []).append(axis)
+    alike = (itertools.permutations(groups[text]) for text in sorted(groups))
+    for order in itertools.product(*alike):
+        yield {axis: (height, i) for i, axis in enumerate(itertools.chain(*order))}

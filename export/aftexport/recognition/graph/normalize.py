@@ -1,0 +1,50 @@
+"""What differs between writers of one formula, taken out where a library does it."""
+
+import onnx
+import onnx.inliner
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    IdentityEliminationPass,
+    LiftConstantsToInitializersPass,
+    NameFixPass,
+    RemoveInitializersFromInputsPass,
+    RemoveUnusedNodesPass,
+)
+from onnxscript import optimizer
+
+from aftexport.operators.domain import opset_of
+
+OLDEST = 18
+"""The first opset that the operators' portable bodies are written in."""
+TARGET = 20
+_OVERRIDES = 4
+"""The first version of the file format where an initializer that is an input may be overridden."""
+
+
+def normalised(model: onnx.ModelProto) -> ir.Model:
+    """A copy, with functions inlined, constants folded and common subexpressions computed once.
+
+    Models of an opset that the portable bodies do not know are converted to a later one. Where the
+    file's format asks for every initializer among the inputs, they are inputs no more.
+    """
+    is_old = model.ir_version < _OVERRIDES
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    if opset_of(model) < OLDEST:
+        model = onnx.version_converter.convert_version(model, TARGET)
+    graph = ir.from_proto(model)
+    if is_old:
+        RemoveInitializersFromInputsPass()(graph)
+    LiftConstantsToInitializersPass()(graph)
+    optimizer.fold_constants(graph)
+    LiftConstantsToInitializersPass()(graph)
+    for step in (
+        IdentityEliminationPass(),
+        CommonSubexpressionEliminationPass(),
+        RemoveUnusedNodesPass(),
+        NameFixPass(),
+    ):
+        step(graph)
+    return graph

@@ -1,0 +1,39 @@
+"""Guards that tell NaN from numbers after a mechanism.
+
+A row without keys is NaN in PyTorch, which ``nan_to_num`` or ``where(isnan(y), x, y)`` replaces.
+The operators give such a row finite numbers, which a guard lets pass.
+"""
+
+import onnx_ir as ir
+
+from aftexport.recognition.formula.terms import ONE
+from aftexport.recognition.patterns.pattern import Operand, Rewrite
+
+_OF_DOCUMENTS = {"input_ids", "lengths"}
+
+
+def reads_nan(value: ir.Value) -> bool:
+    """Return whether a guard reads a value, or a value that is computed from it."""
+    waiting, seen = [value], {value}
+    while waiting:
+        for node in waiting.pop().consumers():
+            if node.op_type == "IsNaN" or (
+                node.op_type == "Equal" and node.inputs[0] is node.inputs[1]
+            ):
+                return True
+            after = [output for output in node.outputs if output not in seen]
+            seen.update(after)
+            waiting += after
+    return False
+
+
+def may_lack_keys(model: ir.Model, rewrite: Rewrite) -> bool:
+    """Return whether a row may have no key that counts.
+
+    A bundle's model, of documents with a token at least, has a key for every row.
+    """
+    if {value.name for value in model.graph.inputs} <= _OF_DOCUMENTS:
+        return False
+    operands = [one for one in rewrite.operands if isinstance(one, Operand)]
+    is_masked = any(one.weights != ONE or one.floored for one in operands)
+    return is_masked or rewrite.extra_head or rewrite.proven.get("eps") == 0.0

@@ -1,0 +1,19 @@
+"""A pattern for each mechanism: its formula, and what it takes to be sure of it."""
+
+from aftexport.recognition.patterns import (
+    aft,
+    aft_conv,
+    efficient_attention,
+    fastformer,
+    linear_attention,
+)
+from aftexport.recognition.patterns.pattern import Pattern
+
+PATTERNS: dict[str, Pattern] = {
+    "fastformer": fastformer.match,
+    "efficient_attention": efficient_attention.match,
+    "linear_attention": linear_attention.match,
+    "aft_conv": aft_conv.match,
+    "aft": aft.match,
+}
+"""In the order they are tried; no value is two of them."""

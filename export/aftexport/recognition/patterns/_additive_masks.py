@@ -1,0 +1,73 @@
+"""Logits with a mask as a sum: conditions that leave tokens out become numbers that are added.
+
+    where(m, x, -1e9)  ->  x - 1e30 (1 - m)          exp(x) m  ->  exp(x - 1e30 (1 - m))
+
+What is added is so low that it alone is left of a sum with logits. So in a document whose tokens
+are all left out each has the same weight, as where their logits are filled with one number.
+"""
+
+import numpy as np
+
+from aftexport.recognition.formula import algebra
+from aftexport.recognition.formula.algebra import negation
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import Function, Plus, Product, sole
+from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.patterns.pattern import LOWEST, Subject, leaves
+
+_FILLING = -1e4
+"""The highest number that logits are filled with to leave a token out; masks have factors as large.
+"""
+
+
+def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
+    """The terms of logits whose exponentials a mask multiplies, with that and others added.
+
+    Args:
+        subject: the value.
+        logits: the logits.
+        mask: the conditions that multiply their exponentials.
+    """
+    lowest = -6e4 if _is_half(logits, subject.measured) else LOWEST
+    terms: list[Product] = []
+    left_out = [negation(mask)] if mask.factors else []
+    waiting = [logits]
+    while waiting:
+        term = waiting.pop()
+        atom = sole(Product(term.factors))
+        filled = _filled(atom) if isinstance(atom, Function) and term.coefficient > 0.0 else None
+        if isinstance(atom, Plus) and abs(term.coefficient) < -_FILLING:
+            waiting += [algebra.scaled(part, term.coefficient) for part in atom.terms]
+        elif filled is not None:
+            kept, condition = filled
+            waiting.append(algebra.scaled(kept, term.coefficient))
+            left_out.append(condition)
+        else:
+            terms.append(_limited(term, lowest))
+    different = {key(condition): condition for condition in left_out}
+    return (*terms, *(algebra.scaled(condition, lowest) for condition in different.values()))
+
+
+def _filled(function: Function) -> tuple[Product, Product] | None:
+    """What logits are where they count, and the condition under which they are a low number."""
+    if function.name != "Where":
+        return None
+    condition, first, second = function.arguments
+    for number, kept, left_out in (
+        (first, second, condition),
+        (second, first, negation(condition)),
+    ):
+        if not number.factors and number.coefficient <= _FILLING and kept.factors:
+            return kept, left_out
+    return None
+
+
+def _limited(term: Product, lowest: float) -> Product:
+    """A term whose factor is at least this, and at most its negative."""
+    return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
+
+
+def _is_half(logits: Product, measured: Measured) -> bool:
+    return any(
+        measured.has(value) and measured.dtype(value) == np.float16 for value in leaves(logits)
+    )

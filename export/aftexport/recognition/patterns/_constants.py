@@ -1,0 +1,151 @@
+"""What rests on no input, as arrays in float64.
+
+Some of it is made anew for each length, as the corner of a constant that the document's tokens
+take: then it is what all of that constant gives.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.equivalence import part_of, run_once, runner
+from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
+from aftexport.recognition.formula.terms import Atom, Exp, Function, Leaf, Plus, Product, Truth
+from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
+from aftexport.recognition.patterns.pattern import leaves
+
+Sizes = Mapping[int, int]
+"""The sizes that the dims of constants have, each with the entries of the largest one."""
+
+_MOST = 2**26
+"""Entries of a bias that factors are multiplied out to: of 8,192 tokens, 256 MiB in the file."""
+
+
+def evaluated(
+    product: Product, order: tuple[Axis, ...], measured: Measured
+) -> NDArray[np.float64] | None:
+    """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
+    below = leaves(product)
+    if any(map(rests_on_inputs, below)):
+        return None
+    return _evaluated(product, order, measured, _sizes(below, measured))
+
+
+def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
+    """A constant, or what a corner is cut out of for the length of the document."""
+    return _whole(value, measured, {} if rests_on_inputs(value) else _sizes([value], measured))
+
+
+def _evaluated(
+    product: Product, order: tuple[Axis, ...], measured: Measured, sizes: Sizes
+) -> NDArray[np.float64] | None:
+    result = np.array(product.coefficient * np.exp(product.exponent))
+    for atom, power in product.factors:
+        given = _atom(atom, order, measured, sizes)
+        if given is None:
+            return None
+        try:
+            result = result * given**power
+        except ValueError:  # corners of constants of different sizes
+            return None
+    return result
+
+
+def _atom(
+    atom: Atom, order: tuple[Axis, ...], measured: Measured, sizes: Sizes
+) -> NDArray[np.float64] | None:
+    if isinstance(atom, Exp):
+        inner = _evaluated(atom.argument, order, measured, sizes)
+        return None if inner is None else np.exp(inner)
+    if isinstance(atom, Truth):
+        held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
+        return held if held is None or atom.holds else 1.0 - held
+    if isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
+        held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
+        if held is not None:
+            return held
+    if isinstance(atom, Plus):
+        terms = [_evaluated(term, order, measured, sizes) for term in atom.terms]
+        return None if any(t is None for t in terms) else np.asarray(sum(terms))  # type: ignore[arg-type]
+    return None
+
+
+def _laid_out(
+    array: NDArray[np.generic] | None, dims: Dims, order: tuple[Axis, ...]
+) -> NDArray[np.float64] | None:
+    dims = flat_dims(dims)
+    if array is None:
+        return None
+    sizes: dict[Axis, int] = {}
+    for n, axes in zip(array.shape, dims, strict=True):
+        # A corner of a constant may be cut out of a larger one: its own size counts.
+        sizes |= {axes[0]: n} if len(axes) == 1 else {axis: axis.sizes[0] for axis in axes}
+    own = list(sizes)
+    if set(own) - set(order) or array.size != np.prod([*sizes.values()], dtype=np.int64):
+        return None
+    array = array.astype(np.float64).reshape([sizes[axis] for axis in own])
+    array = array.transpose([own.index(axis) for axis in order if axis in own])
+    return array.reshape([sizes.get(axis, 1) for axis in order])
+
+
+def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.generic] | None:
+    """A mask that is made for each length is as long as what it is laid over: one of ``sizes``."""
+    array = measured.constant(value)
+    if array is not None or rests_on_inputs(value):
+        return array
+    part = part_of(value, (), measured)
+    evaluator = runner(part, measured.opset)
+
+    def at(run: Arrays | None) -> NDArray[np.generic] | None:
+        if run is None:
+            return None
+        try:
+            return run_once(evaluator, {str(v.name): run[str(v.name)] for v in part.inputs})
+        except Exception:  # an evaluator of others: not every node runs at every size
+            return None
+
+    if not part.inputs:
+        return at({})
+    corners = [at(run) for run in (*measured.runs, *measured.more)]
+    if max(sizes, default=0) ** 2 > max((_MOST, *sizes.values())):
+        return None
+    # The largest first: what is cut out for fewer is a corner of it as well.
+    for tokens in sorted(sizes, reverse=True):
+        for shape in (lambda n: (1, n), lambda n: (n, 1)):
+            array = at(measured.alone(part.inputs, *shape(tokens)))
+            if (
+                array is None
+                or tokens != max(array.shape, default=0)
+                or not all(c is not None and _is_corner(c, array) for c in corners)
+            ):
+                continue
+            longer = at(measured.alone(part.inputs, *shape(tokens + 1)))
+            # Where it grows on, there is no document that has all of it.
+            if longer is None or longer.shape == array.shape:
+                return array
+    return None
+
+
+def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
+    same = array[tuple(map(slice, corner.shape))]
+    return same.shape == corner.shape and np.allclose(same, corner, rtol=1e-9, atol=1e-12)
+
+
+def _sizes(values: Iterable[ir.Value], measured: Measured) -> Sizes:
+    """Of the constants that the values are made of."""
+    found: dict[int, int] = {}
+    seen, left = set[ir.Value](), list(values)
+    while left:
+        below = left.pop()
+        if below in seen:
+            continue
+        seen.add(below)
+        array, node = measured.constant(below), below.producer()
+        if array is not None:
+            for n in array.shape:
+                found[n] = max(array.size, found.get(n, 0))
+        elif node is not None and node.op_type not in ("Shape", "Size"):  # of anything's
+            left.extend(given for given in node.inputs if given is not None)
+    return {n: size for n, size in found.items() if n > 1}

@@ -1,0 +1,50 @@
+"""Which axes are the tokens, which the channels, which the batch."""
+
+from collections.abc import Collection, Sequence
+
+from aftexport.recognition.formula.axes import Axis, flat, flat_dims
+from aftexport.recognition.formula.terms import Exp, Leaf, Product, sole
+from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.pattern import NearMissError, Subject, size_of
+
+
+def check_tokens(
+    subject: Subject,
+    tokens: Sequence[Axis],
+    summed: Sequence[Axis],
+    keys: Product,
+    contracted: Collection[Axis] = (),
+) -> None:
+    """Raises NearMissError unless the summed axes can only be those of the tokens.
+
+    Args:
+        subject: the value.
+        tokens: the axes of the query's positions.
+        summed: the axes of the key's.
+        keys: what depends on them.
+        contracted: the axes that query and key meet in, which are channels.
+    """
+    dims = flat_dims(subject.dims)
+    if set(dims[0]) & set(tokens):
+        raise NearMissError("the mean is over the first axis, which may be the batch")
+    channels = channel_axes(keys, subject.reader)
+    if channels & set(summed):
+        raise NearMissError("the mean is over the channels")
+    channels |= set(contracted)
+    if not all(axis.is_fixed for axis in summed):
+        return
+    if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
+        raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
+    for atom, _ in keys.factors:
+        inner = sole(atom.argument) if isinstance(atom, Exp) else atom
+        if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
+            raise NearMissError("the mean is over the last axis, which may be the channels")
+
+
+def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Which of the axes that are no tokens are the batch, and which the channels."""
+    first = flat_dims(subject.dims)[0]
+    moving = tuple(axis for axis in others if not axis.is_fixed)
+    if not moving and len(others) > 1 and first:
+        moving = tuple(axis for axis in others[:1])
+    return moving, tuple(axis for axis in others if axis not in moving)

@@ -1,0 +1,210 @@
+"""What the AFT mechanisms have in common: a mean of values, weighted channel by channel.
+
+G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.algebra import free
+from aftexport.recognition.formula.axes import Axis, Dims, flat
+from aftexport.recognition.formula.terms import Count, Exp, Function, Over, Product, UpTo, one, sole
+from aftexport.recognition.patterns._constants import evaluated
+from aftexport.recognition.patterns._elementwise import gate
+from aftexport.recognition.patterns._token_axes import packed
+from aftexport.recognition.patterns.pattern import (
+    Factor,
+    NearMissError,
+    Operand,
+    Subject,
+    aligned,
+    by_dependence,
+    check_maxima,
+    holds_infinity,
+    logits_of,
+    refuse_changed_denominator,
+    refuse_clamped,
+    refuse_input_weights,
+    same_size,
+    size_of,
+    sums,
+    without,
+)
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """A mean over ``summed`` that is a row of the output for each of ``tokens``.
+
+    Attributes:
+        subject: the value that it is.
+        keys: factors of the weights that do not depend on the query's position.
+        biases: those that do, on nothing but the two positions.
+        value: what is averaged.
+        outer: what the mean is multiplied by.
+        summed: axes of the keys' positions.
+        tokens: axes of the queries'.
+        batch: axes that are packed into the first dim.
+        channels: axes that are packed into the last.
+        causal: whether keys after the query's position are left out.
+        scale: the number that multiplies the mean.
+    """
+
+    subject: Subject
+    keys: Product
+    biases: Product
+    value: Product
+    outer: Product
+    summed: tuple[Axis, ...]
+    tokens: tuple[Axis, ...]
+    batch: tuple[Axis, ...]
+    channels: tuple[Axis, ...]
+    causal: bool
+    scale: float = 1.0
+
+    def groups(self, positions: tuple[Axis, ...]) -> Dims:
+        """Dims of ``[B, T, D]``."""
+        return (self.batch, positions, self.channels)
+
+    @property
+    def key_operand(self) -> Operand:
+        """The keys: the logarithm of their weights, which may be one for channels of a head."""
+        exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
+        weights = without(self.keys, exponentials)
+        logits = logits_of(exponentials)
+        floored = holds_infinity(logits, self.subject.measured)
+        own = tuple(axis for axis in self.channels if axis in free(self.keys))
+        return Operand(logits, (self.batch, self.summed, own), weights, floored)
+
+    @property
+    def spread_key_operand(self) -> Operand:
+        """The keys, one for each channel: what channels share is repeated."""
+        shared = any(axis not in free(self.keys) for axis in self.channels)
+        return replace(self.key_operand, groups=self.groups(self.summed), is_spread=shared)
+
+    @property
+    def value_operand(self) -> Operand:
+        """The values."""
+        return Operand(self.value, self.groups(self.summed))
+
+    @property
+    def gating(self) -> tuple[str, Operand] | None:
+        """The gate and its query; ``none`` where there is nothing outside the mean."""
+        factors = self.outer.factors
+        if not factors:
+            return "none", Operand(self.value, self.groups(self.summed))
+        found = gate(self.subject, list(factors))
+        return (found[0], Operand(found[1], self.groups(self.tokens))) if found else None
+
+
+def weighted_mean(subject: Subject) -> WeightedMean | None:
+    """Takes the formula of a subject apart; raises NearMissError."""
+    formula = subject.formula
+    numerators = sums(formula.factors, 1.0)
+    if len(numerators) != 1:
+        return None
+    (numerator,) = numerators
+    summed = flat(numerator.axes)
+    if not any(isinstance(atom, Exp) for atom, _ in numerator.body.factors):
+        return None
+    denominators = sums(formula.factors, -1.0)
+    if not denominators:
+        refuse_changed_denominator(formula.factors)
+        for inner in sums(numerator.body.factors, -1.0):
+            if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
+                raise NearMissError("the softmax is over another axis than the sum of the values")
+        return None
+    if len(denominators) != 1:
+        return None
+    found = aligned(denominators[0], numerator.body, summed)
+    if found is None or found[1] != set(summed):
+        raise NearMissError("numerator and denominator have different weights")
+    weights = found[0]
+    value = without(numerator.body, weights)
+    if any(isinstance(atom, UpTo) for atom, _ in value.factors):
+        raise NearMissError("numerator and denominator are sums over different keys")
+    if not set(summed) <= free(value):
+        return None
+    return _with_roles(subject, denominators[0], weights, value, summed)
+
+
+def _with_roles(
+    subject: Subject, denominator: Over, weights: Product, value: Product, summed: tuple[Axis, ...]
+) -> WeightedMean | None:
+    formula = subject.formula
+    tokens = tuple(axis for axis in subject.axes if axis not in free(value))
+    biases, keys = by_dependence(weights, set(tokens))
+    reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
+    biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
+    _refuse_mixed_logits(biases, value)
+    others = [axis for axis in subject.axes if axis not in tokens]
+    batch, channels = packed(subject, others)
+    if not {*summed, *batch} <= free(keys) <= free(value):
+        return None  # attention of another kind: its weights are not of each key
+    if any(sums(_argument(f).factors, 1.0) for f in weights.factors):
+        return None  # logits that are products of queries and keys
+    if not tokens:
+        return None  # pooling: one row for all tokens
+    refuse_input_weights(keys)
+    refuse_clamped(keys)
+    refuse_clamped(biases)
+    strange = free(biases) - {*summed, *tokens}
+    if strange:
+        raise NearMissError("the position bias depends on more than two positions")
+    if not same_size(tokens, summed):
+        raise NearMissError("queries and keys are of different sequences")
+    check_maxima(subject, [denominator])
+    outer = tuple(
+        (atom, p)
+        for atom, p in formula.factors
+        if not (isinstance(atom, Over) and p in (1.0, -1.0))
+    )
+    scale = float(formula.coefficient * np.exp(formula.exponent))
+    count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
+    if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
+        raise NearMissError("the mean is divided by the number of tokens")
+    return WeightedMean(
+        subject,
+        keys,
+        biases,
+        value,
+        Product(outer),
+        summed,
+        tokens,
+        batch,
+        channels,
+        bool(reach),
+        scale,
+    )
+
+
+def _refuse_mixed_logits(weights: Product, value: Product) -> None:
+    """Raises NearMissError where what is done to keys and bias together keeps them together."""
+    for atom, _ in weights.factors:
+        function = sole(atom.argument) if isinstance(atom, Exp) else None
+        if isinstance(function, Function) and free(value) <= free(one(function)):
+            raise NearMissError(
+                f"the logits go through {function.name} once the position bias is added"
+            )
+
+
+def _argument(factor: Factor) -> Product:
+    atom = factor[0]
+    return atom.argument if isinstance(atom, Exp) else one(atom)
+
+
+def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
+    """The biases as a constant ``[Tmax, Tmax]``, None where the graph computes them from others.
+
+    A graph for any length cuts a corner out of a larger constant; the constant is what is given.
+    """
+    if len(mean.tokens) != 1 or len(mean.summed) != 1:
+        return None
+    order = (mean.tokens[0], mean.summed[0])
+    full = evaluated(mean.biases, order, mean.subject.measured)
+    if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
+        return None
+    with np.errstate(divide="ignore"):
+        return np.log(full)

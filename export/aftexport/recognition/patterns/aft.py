@@ -1,0 +1,17 @@
+"""The AFT mechanisms, which differ in their position bias: the most special first."""
+
+from aftexport.recognition.patterns import aft_full, aft_local, aft_simple
+from aftexport.recognition.patterns._weighted_mean import constant_bias, weighted_mean
+from aftexport.recognition.patterns.pattern import Rewrite, Subject
+
+
+def match(subject: Subject) -> Rewrite | None:
+    """AFT-simple, AFT-local or AFT-full; see ``Pattern``."""
+    mean = weighted_mean(subject)
+    if mean is None:
+        return None
+    bias = constant_bias(mean) if mean.biases.factors else None
+    for rewrite in (aft_simple.rewrite, aft_local.rewrite, aft_full.rewrite):
+        if (found := rewrite(mean, bias)) is not None:
+            return found
+    return None

@@ -1,0 +1,182 @@
+"""AFT-conv, by its formula: what is summed over a window is added to what is summed over all keys.
+
+    num[b,t,h,d] = sum_j (exp(w[h,j]) - 1) exp(K[b,u,h]) V[b,u,h,d] + sum_v exp(K[b,v,h]) V[b,v,h,d]
+    den[b,t,h] = the same without V;  gate(Q[b,t,h,d]) * num[b,t,h,d] / den[b,t,h]
+
+with u = t + j - (s - 1) // 2; causal, u = t + j - (s - 1) and v up to t. A constant does not tell
+that it was an exponential less 1, and need not: every number above -1 is one.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.algebra import free as axes_of
+from aftexport.recognition.formula.algebra import power, substitute, times
+from aftexport.recognition.formula.axes import Axis
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import ONE, Atom, Product
+from aftexport.recognition.formula.windows import has_window
+from aftexport.recognition.patterns._token_axes import check_tokens, packed
+from aftexport.recognition.patterns._weighted_mean import WeightedMean
+from aftexport.recognition.patterns._windowed_sums import (
+    WindowedSums,
+    parts,
+    query_tokens,
+    terms_of,
+    weighs_keys,
+    windowed_sums,
+)
+from aftexport.recognition.patterns.outside_factors import split
+from aftexport.recognition.patterns.pattern import (
+    NearMissError,
+    Rewrite,
+    Subject,
+    check_maxima,
+    leaves,
+    refuse_clamped,
+    without,
+)
+from aftexport.recognition.read import layout
+
+
+def match(subject: Subject) -> Rewrite | None:
+    """See ``Pattern``."""
+    factors = subject.formula.factors
+    above = [atom for atom, p in factors if p == 1.0 and _has_window(atom)]
+    below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
+    if len(above) != 1 or len(below) != 1:
+        if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
+            raise NearMissError(
+                _added(subject, (a for a, p in factors if p == 1.0 and _is_mixed(a)))
+            )
+        sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
+        if (above or below) and {1.0, -1.0} <= sides:
+            raise NearMissError("not both numerator and denominator are sums over a window")
+        return None
+    terms = terms_of(above[0]), terms_of(below[0])
+    tokens = query_tokens(subject, (*terms[0], *terms[1]))
+    batch, channels = packed(subject, [axis for axis in subject.axes if axis is not tokens])
+    numerator = windowed_sums(subject, terms[0], tokens, channels)
+    denominator = windowed_sums(subject, terms[1], tokens, channels)
+    keys, value = _keys_and_value(numerator, denominator)
+    summed, causal = numerator.everywhere.summed, numerator.everywhere.causal
+    refuse_clamped(keys)
+    check_maxima(subject, [denominator.everywhere.total])
+    check_tokens(subject, (tokens,), (summed,), keys)
+    rest = Product(
+        tuple(f for f in factors if f[0] not in (above[0], below[0])),
+        subject.formula.coefficient,
+        subject.formula.exponent,
+    )
+    outer, outside = split(
+        subject,
+        times(
+            rest,
+            numerator.common,
+            numerator.constants,
+            power(times(denominator.common, denominator.constants), -1.0),
+        ),
+    )
+    mean = WeightedMean(
+        subject,
+        keys,
+        ONE,
+        value,
+        Product(outer.factors),
+        (summed,),
+        (tokens,),
+        batch,
+        tuple(sorted(channels, key=lambda axis: axis not in axes_of(keys))),
+        causal,
+    )
+    gating = mean.gating
+    if gating is None:
+        raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+    filters = _filters(numerator, channels, axes_of(keys), causal=causal)
+    return Rewrite(
+        "aft_conv",
+        "CausalAftConv" if causal else "AftConv",
+        [gating[1], mean.key_operand, mean.value_operand, filters],
+        mean.groups((tokens,)),
+        {"num_heads": len(filters), "gate": gating[0]},
+        outside=times(Product((), outer.coefficient, outer.exponent), outside),
+    )
+
+
+def _has_window(atom: Atom) -> bool:
+    return any(has_window(part) for part in parts(atom))
+
+
+def _is_mixed(atom: Atom) -> bool:
+    """Whether something is added to a sum of the keys' weights."""
+    weighed = [weighs_keys(part) for part in parts(atom) if part.factors]
+    return any(weighed) and not all(weighed)
+
+
+def _added(subject: Subject, numerators: Iterable[Atom]) -> str:
+    """The condition that fails for what is added to the sums of the keys' weights."""
+    what = "what is added to the sums over all keys is"
+    mixed = [atom for atom in numerators if _is_mixed(atom)]
+    others = [part for atom in mixed for part in parts(atom) if not weighs_keys(part)]
+    for convolution in filter(None, (_convolution(v) for part in others for v in leaves(part))):
+        if _is_of_each_channel(subject, convolution):
+            return f"{what} a convolution of keys that are padded with something else than zeros"
+        return f"{what} no convolution of each channel alone, of stride 1 and without a bias"
+    return f"{what} not a sum over a window of keys"
+
+
+def _convolution(value: ir.Value) -> ir.Node | None:
+    """The convolution that a value is entries of."""
+    node = value.producer()
+    while node is not None and node.op_type in (*layout.FORMULAS, "Gather", "Slice"):
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return node if node is not None and node.op_type == "Conv" else None
+
+
+def _is_of_each_channel(subject: Subject, convolution: ir.Node) -> bool:
+    attributes, weight = convolution.attributes, subject.reader.input(convolution, 1)
+    return (
+        set(subject.reader.shape(weight)[0]) == {attributes.get_int("group", 1)}
+        and set(attributes.get_ints("strides", [1])) == {1}
+        and len([v for v in convolution.inputs if v is not None]) == 2
+    )
+
+
+def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple[Product, Product]:
+    above, below = numerator.everywhere, denominator.everywhere
+    keys = substitute(below.inner, {below.summed: above.summed})
+    value = without(above.inner, keys)
+    if key(times(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
+        raise NearMissError("numerator and denominator have different weights")
+    if above.causal != below.causal:
+        raise NearMissError("numerator and denominator are sums over different keys")
+    if numerator.offsets != denominator.offsets or not np.allclose(
+        numerator.weights, denominator.weights, rtol=1e-9, atol=0.0
+    ):
+        raise NearMissError("numerator and denominator have different filters")
+    return keys, value
+
+
+def _filters(
+    found: WindowedSums, channels: tuple[Axis, ...], own: set[Axis], *, causal: bool
+) -> NDArray[np.float64]:
+    """``[heads, s]``: the biases of the channels that have keys of their own."""
+    first, taps = found.offsets[0], len(found.offsets)
+    if found.offsets != tuple(range(first, first + taps)):
+        raise NearMissError("the filter is dilated")
+    if first != (1 - taps if causal else -((taps - 1) // 2)):
+        raise NearMissError(
+            f"the window begins {first} positions from the query: its padding is another"
+        )
+    weights = found.weights
+    for place, axis in enumerate(channels):
+        if axis not in own:
+            if np.ptp(weights, axis=place).any():
+                raise NearMissError("the filter differs among channels that share a key")
+            weights = weights.take([0], place)
+    if not (weights > -1.0).all():
+        raise NearMissError("a key's weight in the window is 0 or less")
+    return np.log1p(weights).reshape(-1, taps)

@@ -1,0 +1,53 @@
+"""AFT-full, by its formula:
+
+gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.terms import Exp, Product, number
+from aftexport.recognition.patterns._weighted_mean import WeightedMean
+from aftexport.recognition.patterns.pattern import (
+    LOWEST,
+    Operand,
+    Rewrite,
+    holds_infinity,
+    logits_of,
+    without,
+)
+
+
+def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
+    """The operator, for a mean with any position bias; ``bias`` where it is a constant."""
+    gating = mean.gating
+    if gating is None or not mean.biases.factors:
+        return None
+    operand: Operand | NDArray[np.float64]
+    causal = mean.causal
+    if bias is not None:
+        causal |= is_causal(bias)
+        operand = np.maximum(np.tril(bias) if causal else bias, LOWEST)
+    else:
+        exponentials = Product(tuple(f for f in mean.biases.factors if isinstance(f[0], Exp)))
+        logits = logits_of(exponentials)
+        operand = Operand(
+            logits,
+            (mean.tokens, mean.summed),
+            without(mean.biases, exponentials),
+            holds_infinity(logits, mean.subject.measured),
+        )
+    return Rewrite(
+        "aft_full",
+        "CausalAftFull" if causal else "AftFull",
+        [gating[1], mean.spread_key_operand, mean.value_operand, operand],
+        mean.groups(mean.tokens),
+        {"gate": gating[0], "precision": "fp32"},
+        outside=number(mean.scale),
+    )
+
+
+def is_causal(bias: NDArray[np.float64]) -> bool:
+    """Whether a bias leaves out every key after the query, and no other."""
+    upper = np.triu(np.ones_like(bias, dtype=bool), 1)
+    return bool(upper.any() and (bias[upper] < LOWEST).all() and (bias[~upper] > LOWEST).all())

@@ -1,0 +1,60 @@
+"""AFT-local, which is AFT-full with a bias that is 0 far from the diagonal:
+
+    w[t,u] = w[t,u] where |t - u| < s, else 0
+
+A number added to a whole row of w cancels; so what is the same on all of a row outside the band
+will do for 0.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.terms import number
+from aftexport.recognition.patterns._weighted_mean import WeightedMean
+from aftexport.recognition.patterns.aft_full import is_causal
+from aftexport.recognition.patterns.pattern import LOWEST, Rewrite
+
+
+def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
+    """The operator, where the bias is a constant with a band narrower than itself."""
+    gating = mean.gating
+    if gating is None or bias is None:
+        return None
+    causal = mean.causal or is_causal(bias)
+    band = band_of(bias, causal=causal)
+    if band is None:
+        return None
+    return Rewrite(
+        "aft_local",
+        "CausalAftLocal" if causal else "AftLocal",
+        [gating[1], mean.spread_key_operand, mean.value_operand, band],
+        mean.groups(mean.tokens),
+        {"gate": gating[0]},
+        outside=number(mean.scale),
+    )
+
+
+def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] | None:
+    """``[Tmax, 2s-1]`` (causal ``[Tmax, s]``) around the diagonal; None where it is no band.
+
+    Rows that are constant throughout have no band either: they are AFT-simple.
+    """
+    tokens = len(bias)
+    rows = np.arange(tokens)
+    distance = np.abs(rows[:, None] - rows)
+    counts = distance >= 0 if not causal else rows[:, None] >= rows
+    # What lies farthest from the diagonal is outside, if anything is.
+    farthest = np.where(rows < tokens - 1 - rows, tokens - 1, 0) if not causal else 0 * rows
+    outside = bias[rows, farthest]
+    different = counts & (bias != outside[:, None])
+    if not different.any() or not np.isfinite(outside).all() or (bias[counts] < LOWEST).any():
+        return None
+    window = int(distance[different].max()) + 1
+    width = window if causal else 2 * window - 1
+    # A row of every width ends in something that is equal to itself.
+    if width >= tokens or window > tokens - 2:
+        return None
+    columns = rows[:, None] + np.arange(width) - (window - 1)
+    inside = (columns >= 0) & (columns < tokens)
+    band = bias[rows[:, None], np.clip(columns, 0, tokens - 1)] - outside[:, None]
+    return np.where(inside, band, 0.0)

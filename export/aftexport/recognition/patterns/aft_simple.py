@@ -1,0 +1,44 @@
+"""AFT-simple, by its formula; a mean without a gate is pooling, and is left alone:
+
+gate(Q[b,t,c]) * sum_u softmax_u(K[b,u,c]) V[b,u,c]
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.terms import number
+from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.patterns._weighted_mean import WeightedMean
+from aftexport.recognition.patterns.pattern import LOWEST, NearMissError, Rewrite
+
+
+def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
+    """The operator, for a mean whose weights are of the keys alone."""
+    causal = mean.causal
+    if mean.biases.factors:
+        if bias is None or not _only_leaves_out(bias):
+            return None
+        causal |= bool((bias < LOWEST).any())
+    check_tokens(mean.subject, mean.tokens, mean.summed, mean.keys)
+    gating = mean.gating
+    if gating is None:
+        raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+    if gating[0] == "none" and not causal:
+        return None
+    return Rewrite(
+        "aft_simple",
+        "CausalAftSimple" if causal else "AftSimple",
+        [gating[1], mean.spread_key_operand, mean.value_operand],
+        mean.groups(mean.tokens),
+        {"gate": gating[0]},
+        outside=number(mean.scale),
+    )
+
+
+def _only_leaves_out(bias: NDArray[np.float64]) -> bool:
+    """Whether each row is constant, but for keys that come after the query in all rows or none."""
+    lower = np.tril(np.ones_like(bias, dtype=bool))
+    left_out = bias < LOWEST
+    if left_out.any() and not np.array_equal(left_out, ~lower):
+        return False
+    return all(np.ptp(row[~out]) == 0.0 for row, out in zip(bias, left_out, strict=True))

@@ -1,0 +1,97 @@
+"""Which axes of a tensor are channels: those that a layer below it has made."""
+
+import onnx_ir as ir
+
+from aftexport.recognition.formula.axes import (
+    Axis,
+    Dims,
+    LayoutError,
+    flat,
+    flat_dims,
+    fresh,
+    regroup,
+)
+from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product
+from aftexport.recognition.read.reader import Reader
+
+_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
+           "InstanceNormalization")  # fmt: skip
+_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
+_RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
+_FARTHEST = 12
+"""Nodes between a tensor and the layer that made its channels."""
+
+
+def channel_axes(product: Product, reader: Reader) -> set[Axis]:
+    """Return the axes of a formula that are known to be channels: those that a layer makes.
+
+    Args:
+        product: the formula.
+        reader: the reader of the formula.
+    """
+    found: set[Axis] = set()
+    for atom, _ in product.factors:
+        match atom:
+            case Leaf():
+                found |= _of_leaf(atom, reader)
+            case Exp():
+                found |= channel_axes(atom.argument, reader)
+            case Plus(terms=inner) | Function(arguments=inner):
+                found.update(*(channel_axes(part, reader) for part in inner))
+            case _:
+                pass
+    return found
+
+
+def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
+    # Reshapes split copies: the axes of the formula stay as they are.
+    copies = {axis: Axis(axis.sizes) for axis in dict.fromkeys(sum(flat_dims(leaf.dims), ()))}
+    dims = tuple(tuple(copies[axis] for axis in axes) for axes in flat_dims(leaf.dims))
+    try:
+        made = _made_below(leaf.value, dims, reader)
+    except LayoutError:
+        return set()
+    return {axis for axis, copy in copies.items() if made & {*flat((copy,))}}
+
+
+def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
+    """The channels, of axes of ``dims``, that the layer below ``value`` made."""
+    parts: list[tuple[Dims, Dims]] = []
+    for _ in range(_FARTHEST):
+        node = value.producer()
+        if node is None or len(dims) < 2:
+            return set()
+        if node.op_type in (*_SECOND, *_LAST):
+            found = set(flat(dims[1 if node.op_type in _SECOND else -1]))
+            # A part of channels is channels.
+            for whole, part in reversed(parts):
+                for axes, own in zip(whole, part, strict=True):
+                    found |= {*flat(own)} if found & {*flat(axes)} else set()
+            return found
+        below = next((v for v in node.inputs if v is not None and v.producer() is not None), None)
+        if below is None:
+            return set()
+        value, whole = below, _dims_below(node, below, dims, reader)
+        if node.op_type in _PARTS and len(whole) == len(dims):
+            parts.append((whole, dims))
+        dims = whole
+    return set()
+
+
+def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> Dims:
+    """The dims of what a node reads, where its output has ``dims``; raises LayoutError."""
+    shape = reader.shape(below)
+    if node.op_type == "Transpose":
+        order = node.attributes.get_ints("perm", list(reversed(range(len(dims)))))
+        return tuple(dims[order.index(i)] for i in range(len(dims)))
+    if node.op_type in _RESHAPES:
+        return regroup([axis for axes in dims for axis in axes], shape)
+    if node.op_type == "Gather" and len(shape) == len(dims) + 1:
+        place = node.attributes.get_int("axis", 0) % len(shape)
+        return (*dims[:place], fresh(shape[place]), *dims[place:])
+    own = reader.shape(node.outputs[0])
+    if len(shape) != len(dims) or (node.op_type not in _PARTS and own != shape):
+        raise LayoutError
+    kept = zip(dims, own, shape, strict=True)
+    return tuple(axes if size == whole else fresh(whole) for axes, size, whole in kept)

@@ -1,0 +1,104 @@
+"""Efficient Attention, by its formula; the other axes are another function:
+
+scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
+"""
+
+from collections.abc import Sequence
+
+from aftexport.recognition.formula.algebra import free
+from aftexport.recognition.formula.axes import flat
+from aftexport.recognition.formula.terms import Exp, Over, Product, Truth, one
+from aftexport.recognition.patterns._roles import roles_of
+from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.patterns.pattern import (
+    NearMissError,
+    Operand,
+    Rewrite,
+    Subject,
+    aligned,
+    check_maxima,
+    holds_infinity,
+    logits_of,
+    refuse_clamped,
+    size_of,
+    sums,
+    without,
+)
+
+
+def match(subject: Subject) -> Rewrite | None:
+    """See ``Pattern``."""
+    formula = subject.formula
+    numerators, outer = sums(formula.factors, 1.0), sums(formula.factors, -1.0)
+    if len(numerators) != 1 or len(formula.factors) != 1 + len(outer):
+        return None
+    body, bound = numerators[0].body, flat(numerators[0].axes)
+    inner = sums(body.factors, -1.0)
+    normalisers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
+    _refuse_one_softmax(numerators[0], normalisers)
+    if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
+        return None
+    if len(inner) != 1:
+        raise NearMissError("the two softmaxes are not over the query's channels and the tokens")
+    queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
+    if queries is None or keys is None or queries[1] & keys[1]:
+        raise NearMissError("a softmax is over another axis than the product that reads it")
+    query, channels = queries
+    key, summed = keys[0], tuple(a for a in bound if a in keys[1])
+    value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
+    roles = roles_of(subject, query, key, value, channels, summed)
+    if roles is None:
+        raise NearMissError("query, key and value do not share heads and tokens as they should")
+    tokens, heads, batch, wide = roles
+    refuse_clamped(key)
+    refuse_clamped(query)
+    check_maxima(subject, normalisers)
+    check_tokens(subject, tokens, summed, key, channels)
+    order = tuple(a for a in flat(bound) if a in channels)
+    key_logits, query_logits = logits_of(key), logits_of(query)
+    if any(isinstance(atom, Truth) for atom, _ in query.factors):
+        raise NearMissError("channels of the query are left out of its softmax")
+    measured = subject.measured
+    scale = formula.coefficient * body.coefficient
+    return Rewrite(
+        "efficient_attention",
+        "EfficientAttention",
+        [
+            Operand(
+                query_logits,
+                (batch, tokens, (*heads, *order)),
+                floored=holds_infinity(query_logits, measured),
+            ),
+            Operand(
+                key_logits,
+                (batch, summed, (*heads, *order)),
+                Product(tuple(f for f in key.factors if isinstance(f[0], Truth))),
+                floored=holds_infinity(key_logits, measured),
+            ),
+            Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
+        ],
+        (batch, tokens, (*heads, *wide)),
+        {"num_heads": size_of(heads), "normalization": "softmax", "scale": scale},
+    )
+
+
+def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
+    """Raises NearMissError where query or key has a softmax, and the other has none."""
+    body, bound = numerator.body, flat(numerator.axes)
+    found = aligned(normalisers[0], body, bound) if len(normalisers) == 1 else None
+    if found is None or not found[1] < set(bound):
+        return
+    others = set(bound) - found[1]
+    readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    if normalisers[0] not in sums(body.factors, -1.0):
+        if not any(isinstance(atom, Exp) for atom in readers):
+            raise NearMissError("the keys are not normalised by a softmax over the tokens")
+    elif others & free(found[0]) and not any(isinstance(atom, Exp) for atom in readers):
+        raise NearMissError("the query is not normalised by a softmax over its channels")
+
+
+def _is_of_weights(body: Product) -> bool:
+    """Whether a formula is exponentials, of which a mask may leave some out."""
+    atoms = [atom for atom, _ in body.factors]
+    exponentials = [atom for atom in atoms if isinstance(atom, Exp)]
+    return bool(exponentials) and all(isinstance(a, Exp | Truth) for a in atoms)

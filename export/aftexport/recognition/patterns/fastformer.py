@@ -1,0 +1,290 @@
+"""Fastformer's additive attention, by its formula; the second pooling is of P, not of K:
+
+    g[b,h,d] = sum_u softmax_u(Q Wa + m)[b,u,h] Q[b,u,h,d];  P[b,t,h,d] = K[b,t,h,d] g[b,h,d]
+    V[b,t,h,d] * sum_u softmax_u(P Wb + m)[b,u,h] P[b,u,h,d]
+
+The operator knows no mask m. Where there is one it rides in one head more, of which nothing else
+is used: in a channel of the query that every logit reads, and in one of the key that meets a query
+of 1. To copy query and key beside it takes about what the operator saves, and more where a document
+does not fit the caches.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula import algebra
+from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.axes import Axis, flat
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import (
+    ONE,
+    Exp,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    number,
+    one,
+    sole,
+)
+from aftexport.recognition.patterns._additive_masks import additive_terms
+from aftexport.recognition.patterns._roles import heads_of
+from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.patterns.pattern import (
+    NearMissError,
+    Operand,
+    Rewrite,
+    Subject,
+    aligned,
+    are_conditions,
+    check_maxima,
+    leaves,
+    logits_of,
+    same_size,
+    size_of,
+    sums,
+    without,
+)
+
+
+@dataclass(frozen=True)
+class _Pooling:
+    """A softmax over tokens of ``logits``, what is left of its weights, and what it averages."""
+
+    logits: Product
+    mask: Product
+    pooled: Product
+    summed: Axis
+    formula: Product
+    total: Over
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """``scale * x weight + mask``: ``weight`` is ``[heads and channels, heads]``."""
+
+    weight: NDArray[np.float64]
+    mask: Product
+    opened: ir.Value
+
+
+def match(subject: Subject) -> Rewrite | None:
+    """See ``Pattern``."""
+    poolings = _poolings(subject)
+    if len(poolings) == 1:
+        _refuse_pooled_keys(subject, poolings[0])
+    if len(poolings) != 2:
+        return None
+    axes = subject.axes
+    outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Over))
+    value = Product(outside, subject.formula.coefficient)
+    tokens = tuple(a for a in axes if all(a not in free(p.pooled) for p in poolings))
+    heads = [a for a in axes if all(a in free(p.logits) for p in poolings)]
+    channels = tuple(a for a in axes if a not in heads and a not in tokens)
+    if not outside or not tokens or not channels:
+        return None
+    batch, heads_only = heads_of(subject, tuple(heads))
+    # The first pooling is the one whose logits are of what it pools.
+    for first in poolings:
+        alpha = _logits(subject, first, first.pooled, heads_only, channels)
+        if alpha is not None:
+            break
+    else:
+        raise NearMissError("the logits of neither pooling are a linear layer of what is pooled")
+    second = next(pooling for pooling in poolings if pooling is not first)
+    beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
+    if not all(are_conditions(pooling.mask) for pooling in poolings):
+        raise NearMissError("the weights of tokens are multiplied by something else than a mask")
+    if beta is None:
+        raise NearMissError("the second logits are not of keys times the pooled query")
+    if not all(same_size(tokens, (p.summed,)) for p in poolings):
+        raise NearMissError("queries and keys are of different sequences")
+    check_maxima(subject, [p.total for p in poolings])
+    check_tokens(subject, tokens, (first.summed,), first.pooled)
+    return _rewrite(
+        subject, value, first, second, alpha, beta, (batch, tokens, heads_only, channels)
+    )
+
+
+def _rewrite(
+    subject: Subject,
+    value: Product,
+    first: _Pooling,
+    second: _Pooling,
+    alpha: _Logits,
+    beta: _Logits,
+    roles: tuple[tuple[Axis, ...], ...],
+) -> Rewrite:
+    batch, tokens, heads, channels = roles
+    num_heads, width = size_of(heads), size_of(channels)
+    beside: list[tuple[Product, ...]] = [(), (), ()]
+    weights = [alpha.weight, beta.weight]
+    masked = bool(alpha.mask.factors or beta.mask.factors)
+    if masked:
+        if width < 2:
+            raise NearMissError("there is a mask, and heads of one channel have no room for it")
+        beside = [(alpha.mask, ONE), (number(0.0), beta.mask), ()]
+        weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
+    scale = np.sqrt(width)
+    packed_channels = (*heads, *channels)
+    query = Operand(first.pooled, (batch, (first.summed,), packed_channels), beside=beside[0])
+    values = Operand(value, (batch, tokens, packed_channels), beside=beside[2])
+    if len(tokens) == 1 and key(substitute(value, {tokens[0]: first.summed})) == key(first.pooled):
+        values = query  # as in the paper; what is beside it does not matter
+    return Rewrite(
+        "fastformer",
+        "Fastformer",
+        [
+            query,
+            Operand(second.pooled, (batch, (second.summed,), packed_channels), beside=beside[1]),
+            values,
+            *(w * scale for w in weights),
+        ],
+        (batch, tokens, packed_channels),
+        {"num_heads": num_heads + masked},
+        opened=(alpha.opened, beta.opened),
+        extra_head=masked,
+    )
+
+
+def _with_head(weight: NDArray[np.float64], width: int, row: int) -> NDArray[np.float64]:
+    """Weights of one head more, a channel of which adds to the logits of all the others."""
+    channels, heads = weight.shape
+    wide = np.zeros((channels + width, heads + 1))
+    wide[:channels, :heads] = weight
+    wide[channels + row, :heads] = 1.0
+    return wide
+
+
+def _poolings(subject: Subject) -> list[_Pooling]:
+    factors = subject.formula.factors
+    numerators, denominators = sums(factors, 1.0), sums(factors, -1.0)
+    if len(numerators) != len(denominators) or not 1 <= len(numerators) <= 2:
+        return []
+    found = []
+    for numerator in numerators:
+        bound = flat(numerator.axes)
+        if len(bound) != 1:
+            return []
+        for total in denominators:
+            part = aligned(total, numerator.body, bound)
+            if part is not None:
+                formula = times(one(numerator), Product(((total, -1.0),)))
+                pooled = without(numerator.body, part[0])
+                weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
+                mask = Product(weights)
+                found.append(_Pooling(logits_of(part[0]), mask, pooled, bound[0], formula, total))
+    return found if len(found) == len(numerators) else []
+
+
+def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
+    """Raises NearMissError where logits are of keys times a pooled query, but keys are pooled."""
+    for value in leaves(pooling.logits):
+        reader = subject.reader.anew()
+        formula = reader.read(value, reader.new_dims(value), through_linear=True)
+        for total in _totals(formula):
+            if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
+                raise NearMissError("the second pooling is of other keys than its logits")
+
+
+def _totals(formula: Product) -> list[Over]:
+    atom = sole(formula)
+    terms = atom.terms if isinstance(atom, Plus) else (formula,)
+    return [total for term in terms for total in sums(term.factors, 1.0)]
+
+
+def _logits(
+    subject: Subject,
+    pooling: _Pooling,
+    expected: Product,
+    heads: tuple[Axis, ...],
+    channels: tuple[Axis, ...],
+) -> _Logits | None:
+    """Takes logits apart, where they are a linear layer of ``expected``."""
+    terms = additive_terms(subject, pooling.logits, pooling.mask)
+    for term in terms:
+        if len(term.factors) != 1 or not isinstance(term.factors[0][0], Leaf):
+            continue
+        leaf, scale = term.factors[0][0], term.coefficient
+        weight = _weight(subject, leaf, pooling.summed, expected, heads, channels)
+        if weight is None:
+            continue
+        mask = algebra.plus(t for t in terms if t is not term)
+        if mask.factors and free(mask) & {*heads, *channels}:
+            raise NearMissError("the mask differs from head to head")
+        return _Logits(scale * weight, mask if mask.factors else Product(), leaf.value)
+    return None
+
+
+def _weight(
+    subject: Subject,
+    leaf: Leaf,
+    summed: Axis,
+    expected: Product,
+    heads: tuple[Axis, ...],
+    channels: tuple[Axis, ...],
+) -> NDArray[np.float64] | None:
+    reader = subject.reader.anew()
+    formula = reader.read(leaf.value, leaf.dims, through_linear=True)
+    inner = sole(formula)
+    terms = inner.terms if isinstance(inner, Plus) else (formula,)
+    products = [t for t in terms if sums(t.factors, 1.0) and len(t.factors) == 1]
+    # A bias adds one number to the logits of all tokens, which drops out of the softmax.
+    if len(products) != 1 or any(summed in free(t) for t in terms if t is not products[0]):
+        return None
+    total = products[0].factors[0][0]
+    assert isinstance(total, Over)
+    for weight, _ in total.body.factors:
+        array = subject.measured.constant(getattr(weight, "value", None))
+        if not isinstance(weight, Leaf) or array is None:
+            continue
+        found = _same_input(total, weight, expected, heads, channels)
+        if found is not None:
+            matrix = _matrix(weight, array, found, heads)
+            subject.reader.ends |= reader.ends
+            return products[0].coefficient * matrix
+    return None
+
+
+def _same_input(
+    total: Over,
+    weight: Leaf,
+    expected: Product,
+    heads: tuple[Axis, ...],
+    channels: tuple[Axis, ...],
+) -> tuple[Axis, ...] | None:
+    """The axes of ``weight`` that stand for those of ``expected``, if that is what it weighs."""
+    outputs = {*heads} & free(one(weight))
+    inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
+    for own in ((*heads, *channels), channels):
+        if (
+            len(inputs) == 1
+            and len(own) > 1
+            and inputs[0].sizes == (size_of(own),) * len(inputs[0].sizes)
+        ):
+            inputs[0].parts = tuple(Axis(a.sizes) for a in own)
+            inputs = inputs[0].parts
+        if [a.sizes for a in inputs] != [a.sizes for a in own]:
+            continue
+        renamed = substitute(expected, dict(zip(own, inputs, strict=True)))
+        if key(algebra.over(inputs, times(renamed, one(weight)))) == key(one(total)):
+            return inputs
+    return None
+
+
+def _matrix(
+    weight: Leaf, array: NDArray[np.generic], inputs: tuple[Axis, ...], heads: tuple[Axis, ...]
+) -> NDArray[np.float64]:
+    """``[heads and channels, heads]``; a weight that all heads share stands on a diagonal."""
+    order = [a for dim in weight.dims for a in flat(dim)]
+    array = array.astype(np.float64).reshape([a.sizes[0] for a in order])
+    outputs = [a for a in order if a not in inputs]
+    array = array.transpose([order.index(a) for a in (*inputs, *outputs)])
+    rows, columns = size_of(inputs), size_of(outputs)
+    matrix: NDArray[np.float64] = array.reshape(rows, columns)
+    if outputs or not heads:
+        return matrix
+    return np.asarray(np.kron(np.eye(size_of(heads)), matrix), np.float64)

@@ -1,0 +1,69 @@
+"""Factors of a result that no operator takes, and that multiply the operator's result instead.
+
+They are the same for all keys: a mask of query rows, numbers that a value, a head or a channel is
+scaled by, and tensors without channels.
+"""
+
+from dataclasses import replace
+
+from aftexport.recognition.formula.algebra import free
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import Atom, Leaf, Plus, Product, one
+from aftexport.recognition.patterns.pattern import Subject, is_condition
+from aftexport.recognition.read import layout
+
+
+def without_outside(subject: Subject) -> tuple[Subject, Product]:
+    """Return a subject less its outside factors, and these.
+
+    Under a mask of rows that mask is 1 everywhere else, so it leaves the denominators too:
+    ``m n / (m d + eps) = m n / (d + eps)``.
+    """
+    rest, outside = split(subject, subject.formula)
+    names = {key(one(a)) for a, _ in outside.factors if is_condition(a) or _is_integer(subject, a)}
+    factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
+    formula = Product(factors, rest.coefficient, rest.exponent)
+    return (replace(subject, formula=formula) if outside.factors else subject), outside
+
+
+def split(subject: Subject, product: Product) -> tuple[Product, Product]:
+    """Return the factors of a product that a pattern has to account for, and the outside ones."""
+    outside = tuple(f for f in product.factors if _is_outside(subject, *f))
+    rest = tuple(f for f in product.factors if f not in outside)
+    return Product(rest, product.coefficient, product.exponent), Product(outside)
+
+
+def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
+    if is_condition(atom):
+        return power == 1.0
+    if not isinstance(atom, Leaf):
+        return False
+    axes = free(one(atom))
+    moving = bool(axes) and not any(axis.is_fixed for axis in axes)
+    return subject.measured.constant(atom.value) is not None or (moving and power == 1.0)
+
+
+def _is_integer(subject: Subject, atom: Atom) -> bool:
+    """Whether an atom is an input of integers, which is taken for 0 and 1 where it is a mask."""
+    node = atom.value.producer() if isinstance(atom, Leaf) else None
+    while node is not None and node.op_type in ("Cast", *layout.FORMULAS):
+        source = node.inputs[0]
+        if source is None or source.is_graph_input():
+            return source is not None and not subject.measured.is_float(source)
+        node = source.producer()
+    return False
+
+
+def _where_true(atom: Atom, names: set[str]) -> Atom:
+    """A sum with the conditions of these names taken for true."""
+    if not isinstance(atom, Plus) or not names:
+        return atom
+    terms = tuple(
+        Product(
+            tuple(f for f in term.factors if key(one(f[0])) not in names),
+            term.coefficient,
+            term.exponent,
+        )
+        for term in atom.terms
+    )
+    return Plus(terms, None, atom.dims)

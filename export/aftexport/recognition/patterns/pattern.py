@@ -1,0 +1,305 @@
+"""What the patterns of the mechanisms share: what a match says, and what speaks against one."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula import algebra
+from aftexport.recognition.formula.algebra import free, substitute
+from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.keys import key
+from aftexport.recognition.formula.terms import (
+    ONE,
+    Atom,
+    Exp,
+    Function,
+    Greatest,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    Truth,
+    one,
+    sole,
+)
+from aftexport.recognition.graph.shape_probe import Measured, rests_on_inputs
+from aftexport.recognition.read.reader import Reader
+
+Factor = tuple[Atom, float]
+LOWEST = -1e30
+"""A bias this low leaves a key out, whatever the key."""
+
+
+class NearMissError(Exception):
+    """Much like a mechanism, but for the condition that the message names."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor input of an operator.
+
+    Attributes:
+        formula: what it is.
+        groups: its dims.
+        weights: factors whose logarithm is added to it.
+        floored: it may hold -inf, which the operators do not take.
+        beside: what stands in the first channels of the head that is added.
+        is_spread: axes of ``groups`` that the formula lacks repeat it; they are fixed.
+    """
+
+    formula: Product
+    groups: Dims
+    weights: Product = ONE
+    floored: bool = False
+    beside: Sequence[Product] = ()
+    is_spread: bool = False
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """An operator that computes a value.
+
+    Attributes:
+        mechanism: the stem of its file.
+        op_type: of the domain.
+        operands: all inputs but ``lengths``, in order; an array is a constant.
+        attributes: of the operator.
+        groups: the dims of its output.
+        opened: leaves whose producers belong to what is replaced.
+        extra_head: operands get one head more, and the output loses it again.
+        lowest: of a tensor, where the original itself loses its digits below.
+        outside: the product that multiplies the operator's result.
+        proven: attributes that the original is compared with, where others are written.
+        note: why others are written, and to what effect.
+    """
+
+    mechanism: str
+    op_type: str
+    operands: "Sequence[Operand | NDArray[np.float64]]"
+    groups: Dims
+    attributes: Mapping[str, int | float | str] = field(default_factory=dict)
+    opened: Sequence[ir.Value] = ()
+    extra_head: bool = False
+    lowest: Mapping[ir.Value, float] = field(default_factory=dict)
+    outside: Product = ONE
+    proven: Mapping[str, int | float | str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A value of the graph that patterns are held against.
+
+    Attributes:
+        formula: what it is.
+        dims: of its own axes.
+        reader: that read it.
+        measured: the graph's values.
+        opset: of the standard operators.
+    """
+
+    formula: Product
+    dims: Dims
+    reader: Reader
+    measured: Measured
+    opset: int
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes of the value, in order."""
+        return tuple(axis for axes in flat_dims(self.dims) for axis in axes)
+
+
+Pattern = Callable[[Subject], Rewrite | None]
+"""Returns what computes the subject, None where it is something else.
+
+Raises NearMissError where it is nearly the mechanism.
+"""
+
+
+def is_condition(atom: Atom) -> bool:
+    """Whether an atom is a mask, or made of masks by and, or, not: 1 or 0."""
+    if isinstance(atom, Truth):
+        return True
+    if not isinstance(atom, Plus) or len(atom.terms) != 2:
+        return False
+    constants = [term.coefficient for term in atom.terms if not term.factors]
+    left_out = [term for term in atom.terms if term.factors and term.coefficient == -1.0]
+    return constants == [1.0] and len(left_out) == 1 and are_conditions(left_out[0])
+
+
+def are_conditions(product: Product) -> bool:
+    """Whether a product is of masks alone."""
+    return all(is_condition(atom) for atom, _ in product.factors)
+
+
+def sums(factors: Iterable[Factor], power: float) -> list[Over]:
+    """The sums over axes that occur with a power."""
+    return [atom for atom, p in factors if isinstance(atom, Over) and p == power]
+
+
+def within(part: Product, whole: Product) -> bool:
+    """Whether every factor of ``part`` is one of ``whole``, to the same power."""
+    names = {key(Product((f,))) for f in whole.factors}
+    return all(key(Product((f,))) in names for f in part.factors)
+
+
+def without(whole: Product, part: Product) -> Product:
+    """``whole`` less the factors of ``part``."""
+    names = {key(Product((f,))) for f in part.factors}
+    factors = tuple(f for f in whole.factors if key(Product((f,))) not in names)
+    return Product(factors, whole.coefficient, whole.exponent)
+
+
+def renamings(of: Sequence[Axis], to: Sequence[Axis]) -> Iterator[dict[Axis, Axis]]:
+    """Every way to call the axes ``of`` by those ``to`` of the same sizes."""
+    for chosen in itertools.permutations(to, len(of)):
+        if all(a.sizes == b.sizes for a, b in zip(of, chosen, strict=True)):
+            yield dict(zip(of, chosen, strict=True))
+
+
+def aligned(total: Over, body: Product, bound: Sequence[Axis]) -> tuple[Product, set[Axis]] | None:
+    """The summand of ``total`` as factors of ``body``, and which axes of ``bound`` it sums."""
+    for names in renamings(flat(total.axes), flat(bound)):
+        part = substitute(total.body, names)
+        if within(part, body):
+            return part, set(names.values())
+    return None
+
+
+def fixed_sum(product: Product) -> tuple[Over, float, float] | None:
+    """``scale * (sum + constant)`` as the sum, the constant and the scale."""
+    if len(product.factors) != 1 or product.factors[0][1] != 1.0:
+        return None
+    atom = product.factors[0][0]
+    if isinstance(atom, Over):
+        return atom, 0.0, 1.0
+    if not isinstance(atom, Plus) or len(atom.terms) != 2:
+        return None
+    constants = [t for t in atom.terms if not t.factors]
+    totals = [t for t in atom.terms if len(t.factors) == 1 and isinstance(t.factors[0][0], Over)]
+    if len(constants) != 1 or len(totals) != 1 or totals[0].factors[0][1] != 1.0:
+        return None
+    total = totals[0].factors[0][0]
+    assert isinstance(total, Over)
+    by = totals[0].coefficient
+    return total, constants[0].coefficient / by, by
+
+
+def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
+    """Raises NearMissError where a denominator is a sum with something done to it."""
+    for atom, p in factors:
+        if p != -1.0:
+            continue
+        if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
+            constants = [t.coefficient for t in atom.terms if not t.factors]
+            what = f"{constants[0]:.3g} is" if constants else "something is"
+            raise NearMissError(f"{what} added to the denominator")
+        for term in atom.terms if isinstance(atom, Plus) else (one(atom),):
+            inner = sole(term)
+            if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
+                raise NearMissError(f"the denominator goes through {inner.name}")
+
+
+def refuse_input_weights(weights: Product) -> None:
+    """Raises NearMissError where numbers that the graph is given weigh the keys."""
+    for atom, _ in weights.factors:
+        if isinstance(atom, Leaf) and atom.value.producer() is None and rests_on_inputs(atom.value):
+            raise NearMissError(
+                f"the weights of keys are multiplied by the input {atom.value.name}, which may be"
+                " any number: make it one of true and false, if it is a mask"
+            )
+
+
+def refuse_clamped(logits: Product) -> None:
+    """Raises NearMissError where what is exponentiated is clamped."""
+    for atom, _ in logits.factors:
+        argument = atom.argument if isinstance(atom, Exp) else Product()
+        for inner, _ in argument.factors:
+            if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
+                raise NearMissError("the keys are clamped before the exponential")
+            if isinstance(inner, Greatest):
+                raise NearMissError("a maximum is subtracted that is not over the tokens alone")
+
+
+def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
+    """Raises NearMissError for a maximum over other axes than a denominator sums.
+
+    In exact numbers it may cancel, but what it is subtracted from underflows elsewhere.
+    """
+    for maximum in subject.reader.maxima:
+        axes = flat(maximum.axes)
+        exponentials = algebra.exponential(maximum.body)
+        fits = (
+            within(substitute(exponentials, names), total.body)
+            for total in denominators
+            if len(flat(total.axes)) == len(axes)
+            for names in renamings(axes, flat(total.axes))
+        )
+        if not any(fits):
+            raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
+
+
+def leaves(formula: Product) -> list[ir.Value]:
+    """The tensors a formula without sums rests on."""
+    found: dict[ir.Value, None] = {}
+    for atom, _ in formula.factors:
+        if isinstance(atom, Leaf | Truth):
+            found[atom.value] = None
+        parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
+        for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):
+            found |= dict.fromkeys(leaves(part))
+    return list(found)
+
+
+def logits_of(factors: Product) -> Product:
+    """The logarithm of a product of exponentials."""
+    terms = [
+        Product(atom.argument.factors, p) for atom, p in factors.factors if isinstance(atom, Exp)
+    ]
+    return algebra.plus(terms)
+
+
+def holds_infinity(formula: Product, measured: Measured) -> bool:
+    """Whether a tensor of the formula held what leaves a key out, in a run."""
+    for atom, _ in formula.factors:
+        value = getattr(atom, "value", None)
+        if value is not None:
+            arrays = [measured.constant(value)]
+            arrays += [run.get(str(value.name)) for run in (*measured.runs, *measured.more)]
+            given = [a for a in arrays if a is not None and a.size]
+            if any(np.min(a.astype(np.float64)) < LOWEST for a in given):
+                return True
+        if isinstance(atom, Plus) and any(holds_infinity(t, measured) for t in atom.terms):
+            return True
+    return False
+
+
+def size_of(axes: Iterable[Axis]) -> int:
+    """How many entries fixed axes have together."""
+    return int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64))
+
+
+def same_size(first: Iterable[Axis], second: Iterable[Axis]) -> bool:
+    """Whether axes have as many entries together, in every run."""
+
+    def total(axes: Iterable[Axis]) -> list[int]:
+        return [int(np.prod(sizes)) for sizes in zip(*(a.sizes for a in axes), strict=True)]
+
+    return total(first) == total(second)
+
+
+def single(product: Product) -> Factor | None:
+    """The one factor of a formula."""
+    return product.factors[0] if len(product.factors) == 1 else None
+
+
+def by_dependence(product: Product, axes: set[Axis]) -> tuple[Product, Product]:
+    """The factors that depend on one of some axes, and those that do not."""
+    depending = tuple(f for f in product.factors if free(one(f[0])) & axes)
+    rest = tuple(f for f in product.factors if f not in depending)
+    return Product(depending), Product(rest)

@@ -1,0 +1,86 @@
+"""Tensors put together along an axis, where a slice takes one of them out again."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from aftexport.recognition.formula.algebra import occurring
+from aftexport.recognition.formula.axes import Axis, Dims, Part, Sizes, flat
+from aftexport.recognition.formula.terms import Product, number
+
+if TYPE_CHECKING:
+    from aftexport.recognition.read.reader import Reader
+
+
+def cut(
+    reader: "Reader", node: ir.Node, dims: Dims, firsts: Sequence[Sizes]
+) -> tuple[Dims, dict[Axis, Part]]:
+    """The dims of what a slice reads, and the parts it takes of them where its steps are 1.
+
+    Args:
+        reader: of the graph.
+        node: the slice.
+        dims: of what it gives.
+        firsts: for each dim how many entries are before those it takes, in each run.
+    """
+    whole, own = reader.shape(reader.input(node, 0)), reader.shape(node.outputs[0])
+    inner = list(dims)
+    parts: dict[Axis, Part] = {}
+    for dim, (first, size) in enumerate(zip(firsts, own, strict=True)):
+        if size != whole[dim]:
+            axis = Axis(whole[dim])
+            inner[dim] = (axis,)
+            parts[axis] = Part(dims[dim], first, size)
+    return tuple(inner), parts
+
+
+def are_read(formula: Product, parts: Mapping[Axis, Part]) -> bool:
+    """Whether a formula has what lies in the parts, and no more of the dims they are parts of."""
+    return bool(parts and formula.factors) and not occurring(formula) & {*flat(parts)}
+
+
+def padded(
+    reader: "Reader", node: ir.Node, dims: Dims, pads: list[tuple[int, int]], filling: float
+) -> Product | None:
+    """A part of what has a constant at the end of one axis: what is there, or the constant."""
+    changed = [axis for axis, pad in enumerate(pads) if pad != (0, 0)]
+    if len(changed) != 1 or pads[changed[0]][0] != 0:
+        return None
+    (axis,) = changed
+    source = reader.input(node, 0)
+    part, own = _part(reader, dims, axis), reader.shape(source)[axis]
+    if part is None:
+        return None
+    if all(first >= size for first, size in zip(part.firsts, own, strict=True)):
+        return number(filling)
+    if any(part.firsts) or part.sizes != own:
+        return None
+    return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
+
+
+def _concat(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    axis = node.attributes.get_int("axis") % len(dims)
+    part = _part(reader, dims, axis)
+    if part is None:
+        return None
+    firsts = np.zeros(len(part.firsts), np.int64)
+    for index in range(len(node.inputs)):
+        source = reader.input(node, index)
+        own = reader.shape(source)[axis]
+        if part.firsts == tuple(firsts) and part.sizes == own:
+            array = reader.measured.constant(source)
+            if array is not None and np.all(array == array.flat[0]):
+                return number(float(array.flat[0]))
+            return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
+        firsts += own
+    return None
+
+
+def _part(reader: "Reader", dims: Dims, axis: int) -> Part | None:
+    axes = flat(dims[axis])
+    return reader.parts.get(axes[0]) if len(axes) == 1 else None
+
+
+FORMULAS = {"Concat": _concat}

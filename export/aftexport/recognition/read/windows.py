@@ -1,0 +1,211 @@
+"""Operators that read windows: convolutions channel by channel, pads, slices, indices.
+
+Only looked into where the weights of a mean are in them, or where a slice takes out what a pad or
+a concatenation put together: elsewhere, as in the layers between the mechanisms, a leaf says all
+there is to know.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.algebra import times
+from aftexport.recognition.formula.axes import Axis, Dims, fresh
+from aftexport.recognition.formula.terms import Product, Window, one
+from aftexport.recognition.formula.windows import has_window, over
+from aftexport.recognition.read import parts
+
+if TYPE_CHECKING:
+    from aftexport.recognition.read.reader import Reader
+
+
+def _conv(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    source, weight = reader.input(node, 0), reader.input(node, 1)
+    sizes, kernel = reader.shape(source), reader.shape(weight)
+    spatial = len(sizes) - 2
+    attributes = node.attributes
+    depthwise = kernel[0] == sizes[1] == (attributes.get_int("group", 1),) * len(kernel[0])
+    has_bias = len(node.inputs) > 2 and node.inputs[2] is not None
+    stepped = set(attributes.get_ints("strides", [1])) != {1}
+    if not depthwise or set(kernel[1]) != {1} or has_bias or stepped:
+        return None
+    if not reader.is_of_weights(source):
+        return None
+    dilations = attributes.get_ints("dilations", [1] * spatial)
+    spans = [by * (taps[0] - 1) for by, taps in zip(dilations, kernel[2:], strict=True)]
+    before = _pads_before(node, spans)
+    if before is None:
+        return None
+    inner, taps = list(dims[:2]), []
+    windows: list[Window] = []
+    output = reader.shape(node.outputs[0])
+    for i, place in enumerate(dims[2:]):
+        own, tap = fresh(sizes[2 + i]), fresh(kernel[2 + i])
+        if not tap and sizes[2 + i] == output[2 + i]:
+            own = place
+        elif len(own) != 1 or len(place) > 1:
+            return None
+        else:
+            steps = [(axis, 1) for axis in place] + [(axis, dilations[i]) for axis in tap]
+            windows.append(Window(own[0], tuple(steps), -before[i]))
+        inner.append(own)
+        taps.append(tap)
+    filters = reader.read(weight, (dims[1], (), *taps))
+    summed = [window.key for window in windows] + [axis for tap in taps for axis in tap]
+    return over(summed, times(*map(one, windows), reader.read(source, tuple(inner)), filters))
+
+
+def _pads_before(node: ir.Node, spans: list[int]) -> Sequence[int] | None:
+    """What is put before each spatial dim, of which a filter spans so much more than a place."""
+    how = node.attributes.get_string("auto_pad", "NOTSET")
+    match how:
+        case "NOTSET":
+            return node.attributes.get_ints("pads", [0] * 2 * len(spans))[: len(spans)]
+        case "VALID":
+            return [0] * len(spans)
+        case "SAME_UPPER":
+            return [span // 2 for span in spans]
+        case "SAME_LOWER":
+            return [span - span // 2 for span in spans]
+    return None
+
+
+def _pad(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    source = reader.input(node, 0)
+    sizes = reader.shape(source)
+    rank = len(sizes)
+    pads, axes = reader.measured.steady(reader.input(node, 1)), _steady(reader, node, 3)
+    filling = _steady(reader, node, 2)
+    if pads is None or node.attributes.get_string("mode", "constant") != "constant":
+        return None
+    padded = range(rank) if axes is None else [int(a) % rank for a in axes.reshape(-1)]
+    given = {
+        axis: (int(before), int(after))
+        for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
+    }
+    ends = [given.get(i, (0, 0)) for i in range(rank)]
+    if filling is not None and filling.any():
+        return parts.padded(reader, node, dims, ends, float(filling.reshape(())))
+    if not reader.is_of_weights(source):
+        return None
+    return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
+
+
+def _slice(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    source = reader.input(node, 0)
+    sizes = reader.shape(source)
+    rank = len(sizes)
+    starts, axes, steps = (_steady(reader, node, i) for i in (1, 3, 4))
+    if starts is None:
+        return None
+    cut = range(len(starts)) if axes is None else [int(a) % rank for a in axes]
+    by = np.ones_like(starts) if steps is None else steps
+    if any(step < 1 for step in by):
+        return None
+    firsts = [(0,) * len(own) for own in sizes]
+    stepped = [1] * rank
+    for axis, start, step in zip(cut, starts, by, strict=True):
+        firsts[axis] = tuple(
+            max(min(int(start) + (size if start < 0 else 0), size), 0) for size in sizes[axis]
+        )
+        stepped[axis] = int(step)
+    # Read with no effect first: most slices are of what is not to be looked into.
+    own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
+    found = reader.apart(source, own, taken if set(stepped) == {1} else None)
+    if parts.are_read(found, taken):
+        own, taken = parts.cut(reader, node, dims, firsts)
+        reader.parts |= taken
+        return reader.read(source, own)
+    if any(len(set(first)) != 1 for first in firsts) or not has_window(found):
+        return None
+    places = [(first[0], step) for first, step in zip(firsts, stepped, strict=True)]
+    return _shifted(reader, source, dims, places)
+
+
+def _shifted(
+    reader: "Reader", source: ir.Value, dims: Dims, places: list[tuple[int, int]]
+) -> Product | None:
+    """``source`` read, in each dim, at ``shift + step * position``, and 0 outside of it."""
+    sizes = reader.shape(source)
+    inner: list[tuple[Axis, ...]] = []
+    windows: list[Window] = []
+    for place, own, (shift, step) in zip(dims, sizes, places, strict=True):
+        same = all(axis.sizes == own for axis in place) and (place or set(own) == {1})
+        if (shift, step) == (0, 1) and (same or len(place) > 1):
+            inner.append(place)
+            continue
+        axes = fresh(own)
+        if len(axes) != 1 or len(place) > 1:
+            return None
+        windows.append(Window(axes[0], tuple((axis, step) for axis in place), shift))
+        inner.append(axes)
+    body = times(*map(one, windows), reader.read(source, tuple(inner)))
+    return over([window.key for window in windows], body)
+
+
+def _gather(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    sizes = reader.shape(reader.input(node, 0))
+    return _taken(reader, node, dims, node.attributes.get_int("axis", 0) % len(sizes), False)
+
+
+def _gather_nd(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+    index = reader.shape(reader.input(node, 1))
+    if node.attributes.get_int("batch_dims", 0) or set(index[-1]) != {1}:
+        return None
+    return _taken(reader, node, dims, 0, True)
+
+
+def _taken(reader: "Reader", node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
+    """Entries of an axis, where which ones is a sum of positions; ``listed``: one to a list."""
+    source, index = reader.input(node, 0), reader.input(node, 1)
+    if not reader.is_windowed(source):
+        return None
+    runs = (*reader.measured.runs, *reader.measured.more)
+    steady = reader.measured.constant(index)
+    arrays = [run[str(index.name)] for run in runs] if steady is None else [steady]
+    places = _places([a[..., 0] if listed else a for a in arrays])
+    rank = len(reader.shape(index)) - listed
+    at = dims[axis : axis + rank]
+    if places is None or any(len(axes) > 1 for axes in at):
+        return None
+    shift, steps = places
+    positions = tuple((a, step) for axes, step in zip(at, steps, strict=True) for a in axes)
+    own = fresh(reader.shape(source)[axis])
+    inner = (*dims[:axis], own, *dims[axis + rank :])
+    if not own:
+        return reader.read(source, inner) if shift == 0 and not positions else None
+    return over(own, times(one(Window(own[0], positions, shift)), reader.read(source, inner)))
+
+
+def _places(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
+    """``shift`` and ``steps`` where every array is ``shift + sum step * index``."""
+    largest = max(arrays, key=lambda array: array.size)
+    if not largest.size:
+        return None
+    shift = int(largest.reshape(-1)[0])
+    steps = [
+        int(largest.take(1, axis).reshape(-1)[0]) - shift if size > 1 else 0
+        for axis, size in enumerate(largest.shape)
+    ]
+    for array in arrays:
+        grid = np.indices(array.shape)
+        expected = shift + sum(step * grid[axis] for axis, step in enumerate(steps))
+        if not np.array_equal(array, np.broadcast_to(expected, array.shape)):
+            return None
+    return shift, steps
+
+
+def _steady(reader: "Reader", node: ir.Node, index: int) -> NDArray[np.generic] | None:
+    return reader.measured.steady(node.inputs[index]) if len(node.inputs) > index else None
+
+
+FORMULAS = {
+    "Conv": _conv,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Pad": _pad,
+    "Slice": _slice,
+}

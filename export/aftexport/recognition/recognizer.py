@@ -1,0 +1,343 @@
+"""Finds decomposed mechanisms in an ONNX graph and makes each one operator, once proven equal.
+
+Every value is read as a formula and held against the patterns in ``mechanisms``, the last ones
+first, so that a gate is found together with what it gates.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from aftexport.operators.domain import DOMAIN, VERSION
+from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.passes import nodes as matching
+from aftexport.recognition.cuts import Cuts
+from aftexport.recognition.equivalence import ProofError, compare, in_float64, part_of, runner
+from aftexport.recognition.failed_conditions import failed_condition
+from aftexport.recognition.formula.algebra import times
+from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat
+from aftexport.recognition.formula.terms import Product
+from aftexport.recognition.graph.no_ops import remove_no_ops
+from aftexport.recognition.graph.shape_probe import Measured, UnmeasurableError, measure
+from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
+from aftexport.recognition.patterns import PATTERNS
+from aftexport.recognition.patterns.outside_factors import without_outside
+from aftexport.recognition.patterns.pattern import NearMissError, Operand, Rewrite, Subject, size_of
+from aftexport.recognition.read import layout
+from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.writer import Writer
+
+_ENDS = frozenset({
+    "Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum",
+    "Reshape", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""What the last node of a mechanism may be."""
+_SIGNS = frozenset(
+    ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
+)
+"""Without any of these in it, a graph has no mechanism."""
+NO_SUM = "there is no weighted sum over tokens"
+_LAYOUTS = (*layout.FORMULAS, "Slice", "Split")
+_ANY_SUM = "weighted sum"
+"""What a place is called that resembles no mechanism in particular."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A rewrite that was made.
+
+    Attributes:
+        mechanism: the stem of its file.
+        operator: of the domain.
+        value: the name of what it computes.
+        attributes: of the operator.
+        cases: inputs on which both were compared.
+        difference: the largest, over what was allowed.
+        note: the reason and the effect, if attributes differ from the graph's.
+    """
+
+    mechanism: str
+    operator: str
+    value: str
+    attributes: dict[str, int | float | str]
+    cases: int
+    difference: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A place that was left alone.
+
+    Attributes:
+        mechanism: what it resembles.
+        value: the name of what it computes.
+        reason: the condition that failed.
+    """
+
+    mechanism: str
+    value: str
+    reason: str
+
+
+@dataclass
+class Recognition:
+    """What was found in a graph.
+
+    Attributes:
+        matches: what was rewritten, in the order of the graph.
+        near_misses: what was not, though it resembles a mechanism.
+        unexamined: why the graph could not be looked at.
+        absence: why there is neither a match nor a near miss.
+        unread: the names of values that no formula could be made of.
+        measured: the values of the graph before; None where there was nothing to look for.
+    """
+
+    matches: list[Match] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    unexamined: str = ""
+    absence: str = ""
+    unread: list[str] = field(default_factory=list)
+    measured: Measured | None = None
+
+
+def recognise(
+    model: ir.Model, progress: Callable[[int, int, str], None] | None = None
+) -> Recognition:
+    """Rewrites ``model``, which is normalised and has no model-local functions, in place.
+
+    Args:
+        model: the graph that is searched.
+        progress: told how many of the graph's nodes were read, out of how many.
+    """
+    if not any(node.op_type in _SIGNS or _may_weigh(node) for node in model.graph):
+        return Recognition(absence=NO_SUM)
+    try:
+        measured = measure(ir.to_proto(model))
+    except UnmeasurableError as error:
+        return Recognition(unexamined=str(error))
+    doubtful = remove_no_ops(model, measured)
+    found = _Recogniser(model, measured, doubtful).run(progress or (lambda *_: None))
+    given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
+    if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
+        found.unexamined = (
+            f"{len(given)} of its weights are inputs too, as {given[0]}, and may be any numbers:"
+            " export it without keep_initializers_as_inputs"
+        )
+    if not found.matches and not found.near_misses:
+        found.absence = NO_SUM
+        if found.unread:
+            found.absence += f" in what could be read as formulas, without {found.unread[0]}"
+    return found
+
+
+def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
+    """Whether one of some nodes reads what a node gives, or parts of that in another layout."""
+    waiting, seen = [node], set[ir.Node]()
+    while waiting:
+        reader = waiting.pop()
+        if reader in part:
+            return True
+        if reader not in seen and (reader is node or reader.op_type in _LAYOUTS):
+            seen.add(reader)
+            waiting += [user for output in reader.outputs for user, _ in output.uses()]
+    return False
+
+
+def _may_weigh(node: ir.Node) -> bool:
+    """Whether a node may be a sum of products of which no factor is a constant."""
+    constants = [v for v in node.inputs if v is not None and v.const_value is not None]
+    return node.op_type in ("CumSum", "ReduceSum") or (
+        node.op_type in ("Einsum", "MatMul") and not constants
+    )
+
+
+class _Recogniser:
+    def __init__(self, model: ir.Model, measured: Measured, doubtful: set[ir.Node]) -> None:
+        self._model = model
+        self._cuts = Cuts(model, doubtful)
+        self._measured = measured
+        self._opset = model.opset_imports[""]
+        # From the last node on: nothing that is read later rests on what was replaced before.
+        self._reader = Reader(measured, model.graph)
+        self._covered: set[ir.Node] = set()
+        self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
+        self._explained: set[ir.Node] = set()
+        self._result = Recognition(measured=measured)
+
+    def run(self, progress: Callable[[int, int, str], None]) -> Recognition:
+        nodes = list(self._model.graph)
+        for done, node in enumerate(reversed(nodes)):
+            progress(done, len(nodes), "nodes read")
+            # A node that only gave a shape to what was replaced is gone.
+            if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
+                self._examine(node.outputs[0])
+        self._result.matches.reverse()
+        # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
+        parts = Counter(node for _, _, part in self._missed for node in part)
+        for miss, end, part in reversed(self._missed):
+            is_alone = parts[end] == (end in part)
+            if is_alone and not part & self._covered:
+                self._result.near_misses.append(miss)
+        self._result.near_misses += self._other_sums()
+        return self._result
+
+    def _other_sums(self) -> list[NearMiss]:
+        """The weighted sums of which no match and no near miss of a mechanism tells."""
+        told = self._covered | {end for _, end, _ in self._missed}
+        named = {node for _, _, part in self._missed for node in part}
+        return [
+            miss
+            for miss, end, part in reversed(self._sums)
+            if not (part & told or _is_read_by(end, named))
+        ]
+
+    def _examine(self, value: ir.Value) -> None:
+        if not self._measured.is_float(value):
+            return
+        subject: Subject | None = None
+        read: tuple[Product, Dims, Reader, int] | None = None
+        for mechanism, pattern in PATTERNS.items():
+            # A pattern may split axes of the formula: then the next one gets another.
+            if read is None or read[-1] != Axis.splits:
+                read = self._read(value)
+            if read is None:
+                break  # no formula can be made of it
+            formula, dims, reader, _ = read
+            reader = reader.copy()
+            try:
+                subject = Subject(formula, dims, reader, self._measured, self._opset)
+                bare, outside = without_outside(subject)
+                rewrite = pattern(bare)
+                if rewrite is not None:
+                    rewrite = replace(rewrite, outside=times(rewrite.outside, outside))
+                    self._replace(value, dims, rewrite, reader)
+                    return
+            except NearMissError as miss:
+                self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
+                return
+            except (LayoutError, ArithmeticError, ValueError):
+                continue
+        if subject is None:
+            self._result.unread.append(str(value.name))
+        elif value.producer() not in self._explained:
+            condition = failed_condition(subject)
+            if condition is not None:
+                left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
+                self._sums.append(left)
+                self._explained |= left[2]
+
+    def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
+        """A value's formula and dims, what read it, and how many axes had been split by then."""
+        reader = self._reader.anew()
+        try:
+            return *reader.read_output(value), reader, Axis.splits
+        except (LayoutError, ArithmeticError, ValueError):
+            return None
+
+    def _left_alone(
+        self, mechanism: str, value: ir.Value, reason: str, reader: Reader
+    ) -> tuple[NearMiss, ir.Node, set[ir.Node]]:
+        end = value.producer()
+        assert end is not None
+        part = part_of(value, reader.ends, self._measured).nodes
+        return NearMiss(mechanism, str(value.name), reason), end, {*part}
+
+    def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
+        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
+        dtype = self._measured.dtype(value)
+        if dtype == np.float64:
+            raise NearMissError("it is computed in float64")
+        if may_lack_keys(self._model, rewrite) and reads_nan(value):
+            raise NearMissError(
+                "a guard after it replaces NaN, which a row without keys is not here"
+            )
+        writer = Writer(self._measured, dtype, str(value.name), reader.shapes)
+        try:
+            output = _write(writer, rewrite, dims)
+        except LayoutError:
+            raise NearMissError("its tensors cannot be laid out as [B, T, D]") from None
+        ends = [end for end in reader.ends if end not in rewrite.opened]
+        before = part_of(value, ends, self._measured)
+        self._cuts.check(before, ends)
+        after = part_of(output, ends, self._measured, writer.constants)
+        proven = {**rewrite.attributes, **rewrite.proven}
+        operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
+        try:
+            verdict = compare(
+                runner(before, self._opset),
+                runner(after, self._opset, operator),
+                {**dict.fromkeys(before.inputs), **dict.fromkeys(after.inputs)},
+                self._measured,
+                rewrite.lowest,
+            )
+        except ProofError as error:
+            raise NearMissError(str(error)) from error
+        if not verdict.holds:
+            raise NearMissError(f"in float64 it differs ({verdict.case})")
+        self._insert(value, output, writer, dtype)
+        self._covered |= set(before.nodes)
+        self._result.matches.append(
+            Match(
+                rewrite.mechanism,
+                rewrite.op_type,
+                str(value.name),
+                dict(rewrite.attributes),
+                verdict.cases,
+                verdict.excess,
+                rewrite.note,
+            )
+        )
+
+    def _insert(
+        self, value: ir.Value, output: ir.Value, writer: Writer, dtype: np.dtype[np.generic]
+    ) -> None:
+        for constant, array in writer.constants.items():
+            kept = array if array.dtype.kind == "i" else array.astype(dtype)
+            constant.const_value = ir.tensor(kept, name=constant.name)
+            self._model.graph.register_initializer(constant)
+        last = value.producer()
+        assert last is not None
+        self._model.graph.insert_after(last, writer.nodes)
+        self._model.opset_imports[DOMAIN] = VERSION
+        matching.take_place(value, output)
+        RemoveUnusedNodesPass()(self._model)
+
+
+def _write(writer: Writer, rewrite: Rewrite, dims: Dims) -> ir.Value:
+    written = {id(operand): operand for operand in rewrite.operands}
+    values = {name: _operand(writer, rewrite, operand) for name, operand in written.items()}
+    inputs = [values[id(operand)] for operand in rewrite.operands]
+    batch = writer.node("Shape", inputs[0], start=0, end=1)
+    tokens = writer.node("Shape", inputs[0], start=1, end=2)
+    inputs.append(writer.node("Expand", tokens, batch))
+    own = {a.name: a.default for a in ALL_OPERATORS[rewrite.op_type].kernel_attributes}
+    node = matching.custom_node(rewrite.op_type, inputs, {**own, **rewrite.attributes})
+    writer.nodes.append(node)
+    node.outputs[0].name = f"{writer.prefix}_{rewrite.op_type}"
+    output = node.outputs[0]
+    if rewrite.extra_head:
+        output = writer.without_head(output, size_of(flat(rewrite.groups[2])))
+    if rewrite.outside.factors or not np.isclose(rewrite.outside.coefficient, 1.0, rtol=1e-12):
+        return writer.multiplied(output, rewrite.groups, rewrite.outside, dims)
+    return writer.laid_out(output, rewrite.groups, dims)
+
+
+def _operand(writer: Writer, rewrite: Rewrite, operand: Operand | NDArray[np.float64]) -> ir.Value:
+    if not isinstance(operand, Operand):
+        return writer.constant(operand)
+    if operand.weights.factors:
+        return writer.plus_log(
+            operand.formula, operand.weights, operand.groups, is_spread=operand.is_spread
+        )
+    if rewrite.extra_head:
+        channels, heads = size_of(flat(operand.groups[2])), int(rewrite.attributes["num_heads"]) - 1
+        return writer.with_head(operand.formula, operand.groups, channels // heads, operand.beside)
+    value = writer.tensor(operand.formula, operand.groups, is_spread=operand.is_spread)
+    return writer.floored(value) if operand.floored else value

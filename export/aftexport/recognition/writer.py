@@ -1,0 +1,306 @@
+"""Formulas back into nodes of a graph, in the layout that an operator asks for."""
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from aftexport.recognition.formula.algebra import free
+from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat_dims
+from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product, Truth, sole
+from aftexport.recognition.graph.shape_probe import Measured
+
+
+class Writer:
+    """New nodes for one rewrite, kept apart until it is proven.
+
+    Attributes:
+        nodes: in an order they can run in.
+        constants: what they read, in float64 or int64.
+        prefix: of their names.
+    """
+
+    def __init__(
+        self,
+        measured: Measured,
+        dtype: np.dtype[np.generic],
+        prefix: str,
+        shapes: Sequence[tuple[ir.Value, Dims]] = (),
+    ) -> None:
+        """Begins a rewrite.
+
+        Args:
+            measured: the graph's values.
+            dtype: the type of the rewrite's numbers.
+            prefix: the start of the names of its nodes.
+            shapes: shapes that the graph computes, with the dims that they are the sizes of.
+        """
+        self._measured = measured
+        self._dtype = dtype
+        self.prefix = prefix
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[ir.Value, NDArray[np.generic]] = {}
+        self._shapes = shapes
+        self._places: dict[Axis, tuple[ir.Value, int]] = {}
+
+    def tensor(self, product: Product, groups: Dims, *, is_spread: bool = False) -> ir.Value:
+        """A formula as a tensor whose dims are ``groups`` of axes.
+
+        Args:
+            product: the formula.
+            groups: the dims.
+            is_spread: repeat it along the axes that it lacks.
+
+        Raises:
+            LayoutError: where it lacks one of the axes, depends on another, or cannot be laid out.
+        """
+        groups = flat_dims(groups)
+        order = [axis for axes in groups for axis in axes]
+        lacking = set(order) - free(product)
+        if (not is_spread and lacking) or free(product) - set(order):
+            raise LayoutError
+        atom = sole(product)
+        if _is_held(atom) and not lacking:
+            return self.laid_out(_value(atom), atom.dims, groups)
+        apart: Dims = tuple((axis,) for axis in order)
+        value = self._spread(self._product(product, order), order, lacking)
+        return self.laid_out(value, apart, groups)
+
+    def _spread(self, value: ir.Value, order: Sequence[Axis], lacking: set[Axis]) -> ir.Value:
+        """A tensor with a dim for each axis in ``order``, of which it gets the size it lacks."""
+        if not lacking:
+            return value
+        if not all(axis.is_fixed for axis in lacking):
+            raise LayoutError
+        shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
+        return self.node("Expand", value, self.constant(shape))
+
+    def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
+        """A constant: of integers int64, else of the rewrite's type."""
+        array = np.asarray(array)
+        array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
+        value = ir.val(f"{self.prefix}_constant_{len(self.constants)}")
+        self.constants[value] = array
+        return value
+
+    def node(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
+        """A standard operator's result."""
+        node = ir.node(op_type, inputs, attributes)
+        self.nodes.append(node)
+        node.outputs[0].name = f"{self.prefix}_{op_type.lower()}_{len(self.nodes)}"
+        return node.outputs[0]
+
+    def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
+        """A tensor of ``dims`` with the dims ``groups``; axes it lacks have size 1."""
+        dims, groups = flat_dims(dims), flat_dims(groups)
+        self._note_places(value, dims)
+        have = [axis for axes in dims for axis in axes]
+        wanted = [axis for axes in groups for axis in axes if axis in have]
+        if set(have) - set(wanted):
+            raise LayoutError
+        groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
+        if have != wanted:
+            apart: Dims = tuple((axis,) for axis in have)
+            value = self._reshaped(value, dims, apart)
+            value = self.node("Transpose", value, perm=[have.index(a) for a in wanted])
+            dims = tuple((axis,) for axis in wanted)
+        return self._reshaped(value, dims, groups)
+
+    def _note_places(self, value: ir.Value, dims: Dims) -> None:
+        """Notes of dynamic axes which tensor of the graph has one as a dim of its own."""
+        if self._measured.has(value):
+            for place, axes in enumerate(dims):
+                if len(axes) == 1 and not axes[0].is_fixed:
+                    self._places.setdefault(axes[0], (value, place))
+
+    def _size(self, axes: Sequence[Axis]) -> ir.Value:
+        """The entries of axes together, ``[1]``; raises LayoutError where no tensor has them."""
+        fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
+        size = self.constant([int(np.prod(fixed, dtype=np.int64))])
+        for axis in axes:
+            if not axis.is_fixed:
+                size = self.node("Mul", size, self._size_of(axis))
+        return size
+
+    def _size_of(self, axis: Axis) -> ir.Value:
+        if axis in self._places:
+            value, place = self._places[axis]
+            return self.node("Shape", value, start=place, end=place + 1)
+        value, place = self._entry(axis)
+        start, end, along = (self.constant([n]) for n in (place, place + 1, 0))
+        return self.node("Slice", value, start, end, along)
+
+    def _entry(self, axis: Axis) -> tuple[ir.Value, int]:
+        """The shape, of those that the graph computes, that has the size of an axis, and where."""
+        for value, dims in self._shapes:
+            runs = self._measured.in_every_run(value) or []
+            for place, axes in enumerate(flat_dims(dims)):
+                if axes == (axis,) and all(run[place] > 0 for run in runs) and runs:
+                    return value, place
+        raise LayoutError
+
+    def _is_known(self, axes: Sequence[Axis]) -> bool:
+        """Whether the size of each of these axes is in the graph."""
+        try:
+            return all(axis.is_fixed or axis in self._places or self._entry(axis) for axis in axes)
+        except LayoutError:
+            return False
+
+    def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
+        if dims == groups:
+            return value
+        same = {i for i, axes in enumerate(groups) if i < len(dims) and dims[i] == axes}
+        moving = [i for i, axes in enumerate(groups) if not all(axis.is_fixed for axis in axes)]
+        left = [index for index in moving if index not in same]
+        # One size is found by the runtime: best one that no tensor has.
+        unknown = [i for i in left if groups[i] not in dims and not self._is_known(groups[i])]
+        shape: list[int | ir.Value] = []
+        for index, axes in enumerate(groups):
+            if index not in moving:
+                shape.append(int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64)))
+            elif index in same:
+                shape.append(0)
+            elif index == (unknown or left)[0]:
+                shape.append(-1)
+            elif axes in dims:
+                at = dims.index(axes)
+                shape.append(self.node("Shape", value, start=at, end=at + 1))
+            else:
+                shape.append(self._size(axes))
+        if not any(isinstance(size, ir.Value) for size in shape):
+            return self.node("Reshape", value, self.constant([int(s) for s in shape]))  # type: ignore[arg-type]
+        pieces = [s if isinstance(s, ir.Value) else self.constant([s]) for s in shape]
+        return self.node("Reshape", value, self.node("Concat", *pieces, axis=0))
+
+    # Formulas; every tensor has a dim for each axis in ``order``, of size 1 where it lacks it.
+
+    def _product(self, product: Product, order: Sequence[Axis]) -> ir.Value:
+        apart: Dims = tuple((axis,) for axis in order)
+        result: ir.Value | None = None
+        below: ir.Value | None = None
+        for atom, power in product.factors:
+            if isinstance(atom, Truth):
+                continue
+            if _is_held(atom):
+                value = self.laid_out(_value(atom), atom.dims, apart)
+            else:
+                value = self._atom(atom, order)
+            if abs(power) != 1.0:
+                value = self.node("Pow", value, self.constant(np.array(abs(power))))
+            if power < 0:
+                below = value if below is None else self.node("Mul", below, value)
+            else:
+                result = value if result is None else self.node("Mul", result, value)
+        factor = product.coefficient * np.exp(product.exponent)
+        if result is None:
+            result = self.constant(np.array(factor))
+        elif factor != 1.0:
+            result = self.node("Mul", result, self.constant(np.array(factor)))
+        result = result if below is None else self.node("Div", result, below)
+        return self._where(product, result, 0.0, order)
+
+    def _where(
+        self, product: Product, value: ir.Value, otherwise: float, order: Sequence[Axis]
+    ) -> ir.Value:
+        """``value`` where all conditions among the factors hold."""
+        for atom, power in product.factors:
+            if not isinstance(atom, Truth):
+                continue
+            if power < 0.0:
+                raise LayoutError
+            condition = self.laid_out(atom.value, atom.dims, tuple((axis,) for axis in order))
+            other = self.constant(np.array(otherwise))
+            either = (value, other) if atom.holds else (other, value)
+            value = self.node("Where", condition, *either)
+        return value
+
+    def _atom(self, atom: object, order: Sequence[Axis]) -> ir.Value:
+        match atom:
+            case Plus():
+                total = self._product(atom.terms[0], order)
+                for term in atom.terms[1:]:
+                    total = self.node("Add", total, self._product(term, order))
+                return total
+            case Exp():
+                return self.node("Exp", self._product(atom.argument, order))
+        raise LayoutError
+
+    def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
+        """A tensor of ``groups`` times a formula, with the dims ``dims``."""
+        order = [axis for axes in flat_dims(dims) for axis in axes]
+        apart: Dims = tuple((axis,) for axis in order)
+        numbers = Product(
+            tuple(f for f in by.factors if not isinstance(f[0], Truth)), by.coefficient, by.exponent
+        )
+        if not by.factors:
+            scaled = self.node("Mul", value, self._product(by, ()))
+            return self.laid_out(scaled, groups, dims)
+        value = self.laid_out(value, groups, apart)
+        if numbers.factors or numbers.coefficient * np.exp(numbers.exponent) != 1.0:
+            value = self.node("Mul", value, self._product(numbers, order))
+        return self.laid_out(self._where(by, value, 0.0, order), apart, dims)
+
+    def plus_log(
+        self, product: Product, factors: Product, groups: Dims, *, is_spread: bool = False
+    ) -> ir.Value:
+        """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
+        order = [axis for axes in flat_dims(groups) for axis in axes]
+        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Truth)))
+        if not numbers.factors:
+            total = self._product(product, order)
+        else:
+            log = self.node("Log", self._product(numbers, order))
+            total = self.node("Add", self._product(product, order), log) if product.factors else log
+        total = self._where(factors, total, -np.inf, order)
+        if is_spread:
+            total = self._spread(total, order, set(order) - free(product) - free(factors))
+        return self.floored(self.laid_out(total, tuple((a,) for a in order), groups))
+
+    def with_head(
+        self, formula: Product, groups: Dims, width: int, channels: Sequence[Product]
+    ) -> ir.Value:
+        """``[B, T, D + d]``: a formula, and one head more.
+
+        Args:
+            formula: of the axes of ``groups``.
+            groups: of ``[B, T, D]``.
+            width: d.
+            channels: the first of the head, of the axes of batch and tokens; the others are 0.
+        """
+        packed = self.tensor(formula, groups)
+        apart: Dims = tuple((axis,) for axes in flat_dims(groups[:2]) for axis in axes)
+        order = [axis for (axis,) in apart]
+        head = None
+        for index, channel in enumerate(channels):
+            column = self._product(channel, order if free(channel) else [])
+            if free(channel):
+                column = self.laid_out(column, apart, (*groups[:2], ()))
+            unit = np.zeros((1, 1, width))
+            unit[..., index] = 1.0
+            term = self.node("Mul", column, self.constant(unit))
+            head = term if head is None else self.node("Add", head, term)
+        if head is None:
+            return self.node("Pad", packed, self.constant([0, 0, 0, 0, 0, width]))
+        return self.node("Concat", packed, head, axis=2)
+
+    def without_head(self, value: ir.Value, channels: int) -> ir.Value:
+        """``[B, T, D + d]`` without the last head; ``channels`` is D."""
+        start, end, axis = (self.constant([n]) for n in (0, channels, 2))
+        return self.node("Slice", value, start, end, axis)
+
+    def floored(self, value: ir.Value) -> ir.Value:
+        """A tensor with -inf made the lowest logit there is."""
+        lowest = -6e4 if self._dtype == np.float16 else -1e38
+        return self.node("Max", value, self.constant(np.array(lowest)))
+
+
+def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
+    """Whether a tensor of the graph is this formula."""
+    return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
+
+
+def _value(atom: Leaf | Function | Plus) -> ir.Value:
+    assert atom.value is not None
+    return atom.value

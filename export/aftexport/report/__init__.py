@@ -1,0 +1,1 @@
+"""Parity as tables, JSON and an HTML page."""

@@ -1,0 +1,49 @@
+"""The report as one self-contained HTML file."""
+
+from pathlib import Path
+
+import jinja2
+
+from aftexport.bundle.manifest import SCORES
+from aftexport.report.plots import error_plot
+from aftexport.report.report import Report, tolerance_of
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("aftexport.report", "."),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def number(value: float) -> str:
+    """``1.2e-05``, or the name of what is no number."""
+    return f"{value:.1e}"
+
+
+_TEMPLATES.filters["number"] = number
+
+
+def write_page(path: Path, report: Report) -> None:
+    """Writes the report; it needs nothing but the file."""
+    by_length = [
+        (float(c.shape[1]), c.error, f"{c.case}, {c.engine}", c.bound)
+        for c in report.comparisons
+        if c.subject.startswith("model")
+    ]
+    by_layer = None
+    if report.layers is not None and report.layers.layers:
+        found, bound = report.layers.layers, report.layers.bound
+        by_layer = error_plot(
+            [(i, t.error, f"{i}, {t.tensor} in {t.module}", bound) for i, t in enumerate(found, 1)],
+            names=[layer.tensor for layer in found],
+        )
+    page = _TEMPLATES.get_template("page.html").render(
+        report=report,
+        tolerance=tolerance_of(report.manifest),
+        scores=SCORES,
+        by_length=error_plot(by_length) if by_length else None,
+        by_layer=by_layer,
+    )
+    path.write_text(page, "utf-8")

@@ -1,0 +1,174 @@
+"""What was compared, and whether to ship."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.manifest import SCORES, Manifest
+from aftexport.parity.comparison import Comparison, worst
+from aftexport.parity.tolerance import TOLERANCES, Tolerance
+from aftexport.report.layers import Layers
+
+SCHEMA_VERSION = 1
+_SHOWN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was compared, and whether to ship.
+
+    Attributes:
+        manifest: of the bundle.
+        comparisons: every case by every engine.
+        against: the reference, PyTorch's outputs stored in the bundle or PyTorch; empty
+            for the former.
+        notes: what was not compared, and why.
+        inputs: of each case of the model, by its name.
+        environment: of the machine it was compared on; none where that is no matter.
+        layers: what a comparison of every tensor between found; None where none was asked for.
+    """
+
+    manifest: Manifest
+    comparisons: Sequence[Comparison]
+    against: str = ""
+    notes: Sequence[str] = ()
+    inputs: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    layers: Layers | None = None
+
+    @property
+    def compared_with(self) -> str:
+        """The reference, in words."""
+        stored = f"PyTorch's {self.manifest.reference} outputs stored in the bundle"
+        return self.against or stored
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything compared is within tolerance, and something was."""
+        return bool(self.comparisons) and all(c.passed for c in self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """``Ship``, ``Do not ship`` or ``Not checked``."""
+        if not self.comparisons:
+            return "Not checked"
+        return "Ship" if self.passed else "Do not ship"
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The comparison furthest over, or least within, its bound."""
+        return worst(self.comparisons) if self.comparisons else None
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        furthest = self.worst
+        if furthest is None:
+            return "The export was asked not to compare with PyTorch."
+        count = len(self.comparisons)
+        outside = sum(not c.passed for c in self.comparisons)
+        place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
+        if not outside:
+            return (
+                f"All {count} comparisons with PyTorch are within tolerance; the "
+                f"largest error is {_percent(furthest.error / furthest.bound)} of what is allowed "
+                f"({place})."
+            )
+        how = (
+            f"is off by {furthest.error:.1e} where {furthest.bound:.0e} is allowed"
+            if np.isfinite(furthest.error)
+            else "gives numbers that are not finite, or another shape"
+        )
+        return f"{outside} of {count} comparisons are outside tolerance: {place} {how}."
+
+    @property
+    def blame(self) -> str | None:
+        """What the comparison layer by layer says, in a sentence or two; None where none was."""
+        if self.layers is None:
+            return None
+        if self.layers.first is None or self.layers.blame is None:
+            count = len(self.layers.layers)
+            return f"All {count} tensors between, on the case {self.layers.case!r}, are within."
+        first, blame = self.layers.first, self.layers.blame
+        return " ".join(
+            [
+                f"The first tensor to leave tolerance, on the case {self.layers.case!r}, is "
+                f"{first.tensor} in {first.module or 'the model itself'}. To blame is the "
+                f"{blame.cause}: {blame.sentence}",
+                *blame.findings,
+            ]
+        )
+
+    def worst_tokens(self) -> list[int] | None:
+        """Token ids of the worst case of the model, its first row, a part where it is long."""
+        cases = [c for c in self.comparisons if c.subject.startswith("model")]
+        cases = [c for c in cases if c.case in self.inputs]
+        if not cases:
+            return None
+        row = np.asarray(self.inputs[worst(cases).case]["input_ids"])[0]
+        return [int(token) for token in row[:_SHOWN_TOKENS]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values."""
+        tolerance = tolerance_of(self.manifest)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "reason": self.reason,
+            "against": self.compared_with,
+            "scores": SCORES,
+            "precision": self.manifest.precision,
+            "node_precisions": [node.model_dump() for node in self.manifest.node_precisions],
+            "tolerance": {"bound": tolerance.bound, "reason": tolerance.reason},
+            "comparisons": [c.to_dict() for c in self.comparisons],
+            "worst_tokens": self.worst_tokens(),
+            "layers": self.layers.to_dict() if self.layers else None,
+            "notes": list(self.notes),
+            "environment": dict(self.environment),
+            "made_with": dict(self.manifest.versions),
+        }
+
+
+def tolerance_of(manifest: Manifest) -> Tolerance:
+    """What the model of a bundle is judged by: its own tolerance, or the table's."""
+    if manifest.tolerance is not None:
+        return Tolerance(manifest.tolerance, "this was given as --tolerance")
+    return TOLERANCES[manifest.precision]
+
+
+def inputs_of(cases: Sequence[Case]) -> dict[str, Mapping[str, Array]]:
+    """The inputs of the model's cases, by name."""
+    return {case.name: case.inputs for case in cases if case.subject == "model"}
+
+
+def environment(**versions: str) -> dict[str, str]:
+    """This machine, and the versions that matter on it."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **versions,
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123, a device file
+            lines = [line.split(":", 1) for line in file if line.startswith("model name")]
+    except OSError:
+        lines = []
+    return lines[0][1].strip() if lines else platform.processor() or platform.machine()
+
+
+def _subject(comparison: Comparison) -> str:
+    return "the model" if comparison.subject == "model" else comparison.subject
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else "less than 1 %"

@@ -1,0 +1,1 @@
+"""The operating system: files, archives, memory, signals, cores and arguments."""

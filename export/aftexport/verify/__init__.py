@@ -1,0 +1,1 @@
+"""Checks a bundle against PyTorch: ``aftexport verify``."""

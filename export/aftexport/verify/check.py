@@ -1,0 +1,251 @@
+"""What ``aftexport verify`` does: every engine a bundle has here, on every case asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress
+
+import aftplugins
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.golden import Array, Case
+from aftexport.bundle.tokenizer import parse_tokenizer
+from aftexport.console import stage
+from aftexport.deploy.build_engine import compare as compare_engine
+from aftexport.deploy.build_engine import find, wanted_here
+from aftexport.engines import Engine
+from aftexport.engines import onnxruntime as ort
+from aftexport.engines.tensorrt.engine import TensorrtEngine
+from aftexport.engines.tensorrt.runtimes import TITLES
+from aftexport.errors import EngineError, UsageError
+from aftexport.parity.comparison import Comparison, Differences, worst
+from aftexport.parity.run_cases import verify
+from aftexport.parity.stock_session import verify_stock
+from aftexport.report.layers import Layers
+from aftexport.report.report import Report, environment, inputs_of, tolerance_of
+from aftexport.verify.documents import random_documents, read_documents
+
+if TYPE_CHECKING:  # needs torch
+    from aftexport.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to compare.
+
+    Attributes:
+        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None for
+            torch where ``model`` or ``factory`` is given.
+        model: the model file the bundle was exported from.
+        factory: ``package.module:callable`` for a bare state dict, or for no file.
+        allow_pickle: load a pickled module, which runs code from the file.
+        data: documents, one JSON object a line.
+        lengths: of random documents.
+        search: how many inputs to try in search of the worst; 0 for no search.
+        layers: compare every tensor between as well.
+        fused: use the fused kernels where they are built.
+        provider: ONNX Runtime's execution provider.
+    """
+
+    against: str | None = None
+    model: Path | None = None
+    factory: str | None = None
+    allow_pickle: bool = False
+    data: Path | None = None
+    lengths: Sequence[int] = ()
+    search: int = 0
+    layers: bool = False
+    fused: bool = True
+    provider: ort.Provider = "cpu"
+
+
+def check(bundle: Bundle, request: Request, console: Console) -> Report:
+    """Compares a bundle with PyTorch.
+
+    Raises:
+        UsageError: where the request needs the model file, or does not fit the model.
+        EngineError: where an engine or PyTorch fails.
+    """
+    source = _source(bundle, request)
+    reference = None
+    if source is not None and request.against != "golden":
+        from aftexport.verify.reference_model import torch_engine
+
+        reference = torch_engine(bundle, source, double=True)
+    cases = bundle.golden()
+    asked = _asked(bundle, request)
+    notes = _path_notes(bundle, request)
+    if source is not None:
+        notes += _other_parts(bundle, source)
+    if reference is not None:
+        with stage(console, f"Running PyTorch in {bundle.manifest.reference}"):
+            # An operator alone is no part of the module: its stored reference is the definition.
+            model_inputs = {**inputs_of(cases), **asked}
+            cases = [
+                *(_case(name, inputs, reference) for name, inputs in model_inputs.items()),
+                *(case for case in cases if case.subject != "model"),
+            ]
+        notes += _stale(bundle, cases)
+    if reference is not None and request.search:
+        worst_found = _search(bundle, request, reference, console)
+        cases.insert(0, worst_found)
+        notes.append(f"The case {worst_found.name!r} is the worst of {request.search} tried.")
+    with stage(console, "Comparing with PyTorch"):
+        results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
+        built, why_not = _built_engine(bundle, cases)
+    with stage(console, "Comparing in a stock session"):
+        stock = verify_stock(bundle, cases)
+    if not stock:
+        notes.append("No stock session ran: ONNX Runtime has no bfloat16 products on the CPU.")
+    layers = None
+    if request.layers:
+        assert source is not None  # _source sees to it
+        with stage(console, "Comparing layer by layer"):
+            layers = _layers(bundle, source, request, cases, results)
+    return Report(
+        bundle.manifest,
+        [*results, *stock, *built],
+        against=f"PyTorch in {bundle.manifest.reference}, run now" if reference else "",
+        notes=[*notes, *why_not],
+        inputs=inputs_of(cases),
+        environment=environment(onnxruntime=ort.VERSION),
+        layers=layers,
+    )
+
+
+def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
+    """What the bundle was exported from, where it is asked for; refuses what needs it else."""
+    if request.model is None and request.factory is None and not request.allow_pickle:
+        needing = {
+            "--against torch": request.against == "torch",
+            "--data": request.data is not None,
+            "--lengths": bool(request.lengths),
+            "--search": bool(request.search),
+            "--layers": request.layers,
+        }
+        if asked := [option for option, given in needing.items() if given]:
+            raise UsageError(
+                f"{asked[0]} needs the PyTorch module, which a bundle does not hold.",
+                "Give --model, the file the bundle was exported from; of one exported from "
+                "a factory alone, --factory.",
+            )
+        return None
+    if request.against == "golden" and (request.data or request.lengths or request.search):
+        raise UsageError(
+            "Stored outputs are of the bundle's own cases alone.", "Leave --against out."
+        )
+    from aftexport.verify.reference_model import load_source
+
+    return load_source(
+        bundle, request.model, factory=request.factory, allow_pickle=request.allow_pickle
+    )
+
+
+def _other_parts(bundle: Bundle, source: "Checkpoint") -> list[str]:
+    """What a bundle has otherwise than the file it is of, where no number tells."""
+    notes = []
+    if source.labels is not None and source.labels != bundle.manifest.labels:
+        notes.append(
+            f"The labels of the bundle, {', '.join(bundle.manifest.labels)}, are not those of "
+            f"{source.path}: {', '.join(source.labels)}."
+        )
+    tokenizer = bundle.tokenizer()
+    if source.tokenizer is not None and (
+        tokenizer is None or tokenizer.to_str() != parse_tokenizer(source.tokenizer).to_str()
+    ):
+        notes.append(f"The tokenizer of the bundle is not that of {source.path}.")
+    return notes
+
+
+def _stale(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
+    """Whether the stored outputs, which a server is checked by, are not those of ``cases``."""
+    now = {case.name: case.expected for case in cases if case.subject == "model"}
+    bound = tolerance_of(bundle.manifest).bound
+    return [
+        f"The stored outputs of the case {case.name!r} are not PyTorch's: verify without --model, "
+        "and aftserve, go by them. Export the model again."
+        for case in bundle.golden()
+        if case.subject == "model"
+        and not Differences.between(now[case.name], case.expected).error <= bound
+    ]
+
+
+def _search(bundle: Bundle, request: Request, reference: Engine, console: Console) -> Case:
+    from aftexport.verify.search import Search, token_norms
+
+    engine = ort.OnnxRuntimeEngine(
+        bundle.model_path, fused=request.fused, provider=request.provider
+    )
+    search = Search(bundle.manifest, engine, reference, token_norms(bundle.model_path))
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("Searching for the worst input", total=request.search)
+        return search.run(request.search, lambda: bar.advance(task))
+
+
+def _layers(
+    bundle: Bundle,
+    source: "Checkpoint",
+    request: Request,
+    cases: Sequence[Case],
+    results: Sequence[Comparison],
+) -> Layers:
+    from aftexport.verify.layers.compare import compare_layers
+    from aftexport.verify.layers.torch_program import Program
+
+    return compare_layers(
+        bundle.model_path,
+        Program.of(source, bundle.manifest),
+        _telling(cases, results),
+        bound=tolerance_of(bundle.manifest).bound,
+        fused=request.fused,
+        provider=request.provider,
+    )
+
+
+def _telling(cases: Sequence[Case], results: Sequence[Comparison]) -> Case:
+    """The smallest case that is outside tolerance, or else the worst."""
+    own = {case.name: case for case in cases if case.subject == "model"}
+    of_model = [result for result in results if result.subject == "model"]
+    outside = [own[result.case] for result in of_model if not result.passed]
+    return min(
+        outside,
+        key=lambda case: case.inputs["input_ids"].size,
+        default=own[worst(of_model).case],
+    )
+
+
+def _asked(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:
+    found: dict[str, Mapping[str, Array]] = {**random_documents(request.lengths, bundle.manifest)}
+    if request.data is not None:
+        found |= read_documents(request.data, bundle.manifest, bundle.tokenizer())
+    return found
+
+
+def _case(name: str, inputs: Mapping[str, Array], reference: Engine) -> Case:
+    return Case(name, "model", inputs, reference.run(inputs)["logits"])
+
+
+def _path_notes(bundle: Bundle, request: Request) -> list[str]:
+    if not bundle.manifest.operators:
+        return []
+    if not request.fused:
+        return ["The fused kernels were left out: the portable bodies ran."]
+    if request.provider == "cpu" and (why := aftplugins.missing("onnxruntime")):
+        return [f"The portable bodies ran: {why}"]
+    return []
+
+
+def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Comparison], list[str]]:
+    """The bundle's TensorRT engine, where it runs here; else why it does not."""
+    plan = bundle.manifest.engine
+    if plan is None:
+        return [], []
+    try:
+        wanted = wanted_here(bundle, plan.settings)
+        content, record = find(bundle, wanted).read(wanted)
+        engine = TensorrtEngine(content, record.runtime)
+    except EngineError as error:
+        return [], [f"The {TITLES[plan.settings.runtime]} engine was not compared: {error.problem}"]
+    return compare_engine(bundle, engine, cases), []

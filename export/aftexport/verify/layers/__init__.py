@@ -1,0 +1,1 @@
+"""Compares two runs tensor by tensor, and finds the step at fault."""

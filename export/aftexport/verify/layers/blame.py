@@ -1,0 +1,234 @@
+"""Whose fault is it: the kernel's, the precision's or the export's?
+
+The operator in question runs again, alone, on the very inputs it was served with:
+
+    served   as it was served
+    body     by its portable body, in the precision of the graph
+    wide     the body in float64
+    defined  by the operator's definition in float64, with the weights in the graph
+    rounded  PyTorch's own computation in float64, its weights rounded to the graph's type
+    exact    the same with the weights as they were trained
+
+Each differs from the next in one thing alone, so the largest step names the cause.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from aftexport.bundle.golden import Array
+from aftexport.engines.onnxruntime import Provider
+from aftexport.parity.comparison import Differences
+from aftexport.report.layers import Blame
+from aftexport.verify.layers.subgraph import Cone
+from aftexport.verify.layers.torch_program import Program, Span
+
+_FAR = 10
+"""Times the rounding of a body that a kernel may differ from it."""
+Mask = NDArray[np.bool_] | None
+
+
+def find_blame(
+    model: onnx.ModelProto,
+    program: Program,
+    observed: Mapping[str, Array],
+    first: str,
+    *,
+    path: Mapping[str, str],
+    counting: Mapping[str, Mask],
+    bound: float,
+    provider: Provider = "cpu",
+) -> Blame:
+    """Finds the operator to blame for the first tensor out of tolerance, and the cause.
+
+    Args:
+        model: as served.
+        program: PyTorch's side.
+        observed: the inputs, and every tensor that was seen.
+        first: the first tensor that leaves tolerance.
+        path: of each tensor's operator.
+        counting: which numbers of each tensor count.
+        bound: the tolerance.
+        provider: what ran the graph.
+    """
+    suspects = {name: _alone(program, observed, name, counting[name]) for name in path}
+    names = list(path)
+    earlier = names[: names.index(first) + 1]
+    # An error may be small where it is made, and grow on its way.
+    tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
+    known = {name: value for name, value in observed.items() if name != tensor}
+    cone = Cone(model, tensor, known)
+    span = program.span(tensor, known)
+    fused = path[tensor] == "fused kernel"
+
+    served = cone.run(fused=fused, provider=provider)
+    plain = cone.in_float32() if fused else None
+    narrowest = plain.run(fused=True, provider=provider) if plain else served
+    body = cone.run(fused=False, provider=provider)
+    wide, defined = cone.run_wide(), cone.run_defined()
+    rounded = program.run([tensor], known, exact=False)[tensor]
+    exact = program.run([tensor], known)[tensor]
+
+    def apart(a: Array, b: Array) -> float:
+        return _apart(a, b, counting[tensor])
+
+    own = _own(program, tensor, known)
+    steps = {
+        "served again": apart(observed[tensor], served),
+        "kernel": apart(narrowest, body) if fused else 0.0,
+        "precision of the kernel": apart(served, narrowest) if fused else 0.0,
+        "precision of the body": apart(body, wide),
+        "body": apart(wide, defined),
+        "definition": apart(defined, rounded),
+        "precision of the weights": apart(rounded, exact),
+        "PyTorch in the same types": np.inf if own is None else apart(own, rounded),
+    }
+    kernel = max(steps["kernel"], steps["served again"])
+    # Two kernels that are both right differ by their rounding, and where numbers overflow both
+    # may lose different ones.
+    rounding = max(steps["precision of the body"], steps["precision of the weights"])
+    broken = fused and kernel > max(bound, _FAR * rounding)
+    formula = _lost_by_formula(steps, bound)
+    if formula:
+        rounding = steps["precision of the weights"]
+    shares = {
+        "export": max(steps["definition"], 0.0 if fused else steps["body"], formula),
+        "precision": max(steps["precision of the kernel"], rounding, 0.0 if broken else kernel),
+        "kernel": kernel if broken else 0.0,
+    }
+    cause = max(shares, key=lambda name: shares[name])
+    findings = []
+    if cause == "export" and formula == shares["export"]:
+        findings.append(
+            f"PyTorch computes it in the same types to {steps['PyTorch in the same types']:.1e}: "
+            "the formula in the file loses digits."
+        )
+    elif cause == "export":
+        findings = _weights(cone, program, span) or _transposed(cone, rounded, apart)
+        if not fused and steps["body"] > steps["definition"]:
+            findings.append("Its portable body in the file is not the operator's definition.")
+        if not findings:
+            findings.append(
+                "Its weights are those of PyTorch: an axis, an attribute or an input is wrong."
+            )
+    if cause == "precision" and (lost := _overflowed(served)):
+        findings.append(
+            f"It overflows: {lost} of its {served.size} numbers are beyond {served.dtype}."
+        )
+    if suspects[tensor] <= bound:
+        findings.append("Alone it is within tolerance; the errors before it add up.")
+    return Blame(
+        tensor,
+        span.modules,
+        cone.node.op_type,
+        path[tensor],
+        cause,
+        suspects[tensor],
+        steps,
+        findings,
+    )
+
+
+def _own(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | None:
+    try:
+        return program.run_own(tensor, known)
+    except RuntimeError:  # PyTorch has no such operator for float16 on the CPU
+        return None
+
+
+def _lost_by_formula(steps: Mapping[str, float], bound: float) -> float:
+    """The error of the body that its types are not the reason for; 0 where they are."""
+    lost, own = steps["precision of the body"], steps["PyTorch in the same types"]
+    return lost if own <= min(bound, lost / _FAR) else 0.0
+
+
+def _alone(program: Program, observed: Mapping[str, Array], name: str, counting: Mask) -> float:
+    """What the operator errs by itself: against PyTorch on the inputs it was served with."""
+    known = {other: value for other, value in observed.items() if other != name}
+    with np.errstate(all="ignore"):
+        exact = program.run([name], known)[name]
+    if not np.isfinite(exact).all():
+        return 0.0  # what it was given was lost before
+    return Differences.between(observed[name], exact, counting).error
+
+
+def _ancestral(
+    model: onnx.ModelProto, name: str, first: str, suspects: Mapping[str, float]
+) -> float:
+    return suspects[name] if name == first or _leads_to(model, name, first) else -1.0
+
+
+def _leads_to(model: onnx.ModelProto, start: str, end: str) -> bool:
+    reached = {start}
+    for node in model.graph.node:
+        if reached & set(node.input):
+            reached |= set(node.output)
+    return end in reached
+
+
+def _apart(a: Array, b: Array, counting: Mask) -> float:
+    """The error of ``a``; where both are infinite, or no number, they agree."""
+    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if first.shape == second.shape:
+        lost = ~np.isfinite(first) & ~np.isfinite(second)
+        first, second = np.where(lost, 0, first), np.where(lost, 0, second)
+    return Differences.between(first, second, counting).error
+
+
+def _overflowed(array: Array) -> int:
+    """How many numbers are not finite, or stand at the largest there is."""
+    limits: Any = np.finfo(array.dtype)
+    wide = np.abs(array.astype(np.float64))
+    return int((~(wide < float(limits.max))).sum())
+
+
+def _weights(cone: Cone, program: Program, span: Span) -> list[str]:
+    """Which parameters of PyTorch's the graph has otherwise."""
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in cone.model.graph.initializer}
+    floats = {name: array for name, array in stored.items() if array.dtype.kind == "f"}
+    findings = []
+    for name in span.parameters:
+        wanted = program.parameter(name)
+        alike = {
+            other: differing
+            for other, array in floats.items()
+            for differing in [_differing(array, wanted)]
+            if differing is not None
+        }
+        if alike and min(alike.values())[0]:
+            other = min(alike, key=lambda key: alike[key])
+            count, largest = alike[other]
+            findings.append(
+                f"{name}: the graph's {other} differs in {count} of {wanted.size} numbers, "
+                f"by {largest:.1e} at most."
+            )
+    return findings
+
+
+def _differing(array: Array, wanted: Array) -> tuple[int, float] | None:
+    """How many numbers differ, and by how much, the way round that fits better."""
+    ways = [wanted.T, wanted] if wanted.ndim == 2 else [wanted.reshape(-1)]
+    flat = array if wanted.ndim == 2 else array.reshape(-1)
+    found = []
+    for way in ways:
+        if way.shape == flat.shape:
+            with np.errstate(all="ignore"):
+                rounded = way.astype(flat.dtype)
+                apart = np.abs(flat.astype(np.float64) - rounded.astype(np.float64))
+            differs = flat != rounded
+            found.append((int(differs.sum()), float(apart[differs].max(initial=0))))
+    return min(found, default=None)
+
+
+def _transposed(cone: Cone, rounded: Array, apart: Callable[[Array, Array], float]) -> list[str]:
+    """Which square weight, turned round, makes the difference go."""
+    before = apart(cone.run_defined(), rounded)
+    for tensor in cone.model.graph.initializer:
+        if len(tensor.dims) == 2 and tensor.dims[0] == tensor.dims[1] > 1:
+            turned = cone.transposed(tensor.name).run_defined()
+            if apart(turned, rounded) < before / 100:
+                return [f"{tensor.name} is transposed: turned round, the difference is gone."]
+    return []

@@ -1,0 +1,135 @@
+"""Every tensor between, compared with PyTorch's; and the first that leaves tolerance."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from aftexport.bundle.bundle import MODEL, write_model
+from aftexport.bundle.golden import Array, Case
+from aftexport.engines.cast_graph import has_bfloat16, widen
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
+from aftexport.onnx_io import read_model
+from aftexport.operators.domain import DOMAIN
+from aftexport.parity.comparison import Differences
+from aftexport.report.layers import Layer, Layers
+from aftexport.verify.layers.blame import find_blame
+from aftexport.verify.layers.torch_program import Program
+
+OUTPUT = "logits"
+
+
+def compare_layers(
+    path: Path,
+    program: Program,
+    case: Case,
+    *,
+    bound: float,
+    fused: bool = True,
+    provider: Provider = "cpu",
+) -> Layers:
+    """Compares every tensor of the served graph that PyTorch has too.
+
+    Args:
+        path: of ``model.onnx``.
+        program: PyTorch's side.
+        case: of the model.
+        bound: the tolerance.
+        fused: use the fused kernels where they are built.
+        provider: what runs the graph.
+
+    Raises:
+        EngineError: where the runtime refuses the graph.
+    """
+    model = read_model(path)
+    if has_bfloat16(model):
+        widen(model)  # as it runs
+    names = [name for node in model.graph.node for name in node.output if name in program]
+    expected = program.run(names, case.inputs)
+    probe = _Probe(model, case.inputs, fused=fused, provider=provider)
+    observed, altered = probe.observe([name for name in names if name in expected])
+    counting = {name: program.counting(name, case.inputs) for name in observed}
+    paths = operator_paths(path, provider=provider) if fused else {}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    layers = []
+    for name, value in observed.items():
+        node = producers[name]
+        error = Differences.between(value, expected[name], counting[name]).error
+        way = "standard operator"
+        if node.domain == DOMAIN:
+            way = "fused kernel" if paths.get(node.op_type) == "fused" else "portable body"
+        layers.append(
+            Layer(name, program.module(name), node.op_type, way, error, not error <= bound)
+        )
+    first = next((layer for layer in layers if layer.outside), None)
+    blame = None
+    if first is not None:
+        blame = find_blame(
+            model,
+            program,
+            {**case.inputs, **observed},
+            first.tensor,
+            path={layer.tensor: layer.path for layer in layers},
+            counting=counting,
+            bound=bound,
+            provider=provider,
+        )
+    unmatched = [
+        name
+        for node in model.graph.node
+        for name in node.output
+        if name not in program and not name.startswith("val_")
+    ]
+    return Layers(case.name, bound, layers, altered, unmatched, blame)
+
+
+class _Probe:
+    """Looks at tensors inside a graph that runs as it is served."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Array],
+        *,
+        fused: bool,
+        provider: Provider,
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._fused = fused
+        self._provider: Provider = provider
+        self._served = self._run([])[OUTPUT]
+
+    def observe(self, names: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
+        """The tensors of these names, in order, and which needed another fusion to be seen.
+
+        An output cannot be fused away. So where marking tensors as outputs changes the
+        result, the half that does is looked for, and half of that, until one tensor is left.
+        """
+        seen, altered = dict[str, Array](), list[str]()
+        left = [[name for name in names if name != OUTPUT]]
+        while left:
+            marked = left.pop()
+            found = self._run(marked)
+            same = np.array_equal(found.pop(OUTPUT), self._served, equal_nan=True)
+            if same or len(marked) == 1:
+                seen |= found
+                altered += [] if same else marked
+            else:
+                half = len(marked) // 2
+                left += [marked[half:], marked[:half]]
+        seen[OUTPUT] = self._served
+        return {name: seen[name] for name in names}, altered
+
+    def _run(self, marked: Sequence[str]) -> dict[str, Array]:
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in marked)
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(Path(folder), model)
+            engine = OnnxRuntimeEngine(
+                Path(folder) / MODEL, fused=self._fused, provider=self._provider
+            )
+            return engine.run(self._inputs)

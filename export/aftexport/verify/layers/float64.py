@@ -1,0 +1,108 @@
+"""A model in float64, by the ONNX standard's own reference evaluator."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.reference
+import torch
+from onnx import TensorProto
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_scan
+
+from aftexport.bundle.golden import Array
+from aftexport.engines.cast_graph import widen
+from aftexport.operators.domain import DOMAIN, operators_in
+from aftexport.operators.registry import ALL_OPERATORS
+from aftexport.operators.schema import OnnxOperator
+
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def run_bodies(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
+    """The model's first output, custom operators by their bodies."""
+    # An attribute that a body refers to is a number only once the body is inlined.
+    return _run(onnx.inliner.inline_local_functions(model), inputs, [])
+
+
+def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
+    """The model's first output, custom operators by their definitions in PyTorch."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.functions[:]
+    own = [_definition(ALL_OPERATORS[name]) for name in operators_in(model)]
+    return _run(bare, inputs, own)
+
+
+def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpRun]]) -> Array:
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    widen(wide, _NARROW, TensorProto.DOUBLE)
+    given = {
+        name: value.astype(np.float64) if value.dtype.kind == "f" else value
+        for name, value in inputs.items()
+    }
+    with np.errstate(all="ignore"):  # weights that overflowed are infinite
+        evaluator = onnx.reference.ReferenceEvaluator(wide, new_ops=[Scan, _GELU, *own])
+        outputs: Any = evaluator.run(None, given)
+    return np.asarray(outputs[0])
+
+
+def _definition(operator: OnnxOperator) -> type[OpRun]:
+    def run(self: Any, *inputs: Array, **_: object) -> tuple[Array, ...]:
+        attributes = operator.attributes_of(self.onnx_node)
+        tensors = [torch.from_numpy(np.array(array)) for array in inputs]
+        with torch.inference_mode():
+            return tuple(t.numpy() for t in operator.expected(*tensors, **attributes))
+
+    return type(operator.op_type, (OpRun,), {"op_domain": DOMAIN, "_run": run})
+
+
+def _gelu(self: Any, x: Array, approximate: str = "none") -> tuple[Array]:
+    wide = torch.from_numpy(np.array(x))
+    return (torch.nn.functional.gelu(wide, approximate=approximate).numpy(),)
+
+
+_GELU = type("Gelu", (OpRun,), {"op_domain": "", "_run": _gelu})
+"""Which the reference evaluator lacks."""
+
+
+class Scan(op_scan.Scan):
+    """The evaluator's own goes along the first axis alone, and forwards."""
+
+    op_domain = ""
+
+    def __init__(self, node: onnx.NodeProto, parameters: dict[str, Any]) -> None:
+        OpRun.__init__(self, node, parameters)
+        inner: Any = self
+        self.input_names, self.output_names = inner.body.input_names, inner.body.output_names
+        count = inner.num_scan_inputs
+        outputs = len(self.output_names) - (len(self.input_names) - count)
+        self._inputs = _ways(inner.scan_input_axes, inner.scan_input_directions, count)
+        self._outputs = _ways(inner.scan_output_axes, inner.scan_output_directions, outputs)
+        inner.scan_output_axes = inner.scan_output_directions = None
+        self.input_axes_ = self.input_directions_ = [0] * count
+
+    def _run(self, *args: Array, **given: Any) -> tuple[Array, ...]:
+        states = len(args) - len(self._inputs)
+        scanned = [
+            np.moveaxis(array, axis, 0)[::step]
+            for array, (axis, step) in zip(args[states:], self._inputs, strict=True)
+        ]
+        forwards: Any = super()._run  # which has no types
+        found = forwards(*args[:states], *scanned, **given)
+        stacked = [
+            np.moveaxis(array[::step], 0, axis)
+            for array, (axis, step) in zip(found[states:], self._outputs, strict=True)
+        ]
+        return (*found[:states], *stacked)
+
+
+def _ways(
+    axes: list[int] | None, directions: list[int] | None, count: int
+) -> list[tuple[int, int]]:
+    """The axis and the step, 1 or -1, of each tensor that is scanned."""
+    steps = [-1 if backwards else 1 for backwards in directions or [0] * count]
+    return list(zip(axes or [0] * count, steps, strict=True))

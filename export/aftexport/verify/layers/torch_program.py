@@ -1,0 +1,246 @@
+"""PyTorch's side of a comparison by layer: every tensor of the captured program, in float64.
+
+A value of the exported graph keeps the name of the ``torch.export`` node it came from, so that
+the program captured again, as it was for the export, tells what each is and what it should be.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+from aftexport.bundle.golden import Array
+from aftexport.bundle.manifest import Manifest
+from aftexport.capture.capture import capture, prepared
+from aftexport.capture.reference_module import float64_by_default
+from aftexport.checkpoint import Checkpoint
+from aftexport.lowering.to_onnx import DEFAULT_OPSET, decomposed
+from aftexport.pipeline.trace import ENGINE_PRECISIONS, PRECISIONS
+
+Double = NDArray[np.float64]
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Span:
+    """What of the PyTorch module is computed between some tensors and another.
+
+    Attributes:
+        modules: paths of the innermost modules, in order.
+        parameters: names of the parameters and buffers that are read.
+    """
+
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
+class Program:
+    """A captured program that runs in float64, whole or in part.
+
+    Args:
+        program: as ``lowering.decomposed`` gives it.
+        exact: its parameters, buffers and constants as they were trained; the program's own
+            are rounded to its type.
+    """
+
+    def __init__(self, program: ExportedProgram, exact: Mapping[str, Tensor]) -> None:
+        self._graph = program.graph
+        self._module = program.graph_module
+        signature = program.graph_signature
+        self._parameter_of = {
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
+        rounded = {**program.state_dict, **program.constants}
+        self._own = {name: rounded[name].detach() for name in self._parameter_of.values()}
+        self._weights = {
+            False: {name: _widened(rounded[name]) for name in self._parameter_of.values()},
+            True: {name: _widened(exact[name]) for name in self._parameter_of.values()},
+        }
+        self._nodes = {node.name: node for node in self._graph.nodes if node.op != "output"}
+        result = next(node for node in self._graph.nodes if node.op == "output").args[0]
+        assert isinstance(result, list | tuple)
+        assert isinstance(result[0], fx.Node)
+        self._nodes["logits"] = result[0]  # as the exported graph names it
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":
+        """Captures a model again as it was for the export.
+
+        Raises:
+            TraceError: where it cannot be.
+        """
+        if checkpoint.program is not None:
+            program = decomposed(checkpoint.program, opset=manifest.opset)
+            return cls(program, {**program.state_dict, **program.constants})
+        assert checkpoint.module is not None  # a checkpoint holds one of the two
+        types = PRECISIONS if manifest.engine is None else ENGINE_PRECISIONS
+        return cls.captured(
+            checkpoint.module,
+            types[manifest.precision],
+            max_tokens=manifest.max_tokens,
+            opset=manifest.opset,
+        )
+
+    @classmethod
+    def captured(
+        cls,
+        module: nn.Module,
+        dtype: torch.dtype,
+        *,
+        max_tokens: int | None = None,
+        opset: int = DEFAULT_OPSET,
+    ) -> "Program":
+        """Captures a module; see ``capture.capture`` and ``lowering.lower``."""
+        program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
+        wide = prepared(module, torch.float64)
+        exact = dict[str, Tensor]([*wide.named_parameters(remove_duplicate=False)])
+        exact |= wide.named_buffers(remove_duplicate=False)
+        # Numbers written in the forward have no name in the module.
+        return cls(program, {**program.constants, **exact})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes and self._nodes[name].op == "call_function"
+
+    def parameter(self, name: str) -> Double:
+        """A parameter or buffer as it was trained."""
+        return self._weights[True][name].numpy()
+
+    def module(self, name: str) -> str:
+        """The path of the innermost module that computes a tensor; empty for the model itself."""
+        return _module(self._nodes[name])
+
+    def counting(self, name: str, given: Mapping[str, Array]) -> NDArray[np.bool_] | None:
+        """Which numbers of a tensor belong to no padding, in its own shape; None for all.
+
+        Args:
+            name: of the tensor.
+            given: the model's inputs.
+        """
+        if "lengths" not in given:
+            return None
+        tokens = self._nodes["input_ids"].meta["val"].shape[1]
+        # A dimension that happens to be as long as the document is not that of its tokens.
+        sizes = self._nodes[name].meta["val"].shape
+        axes = [i for i, size in enumerate(sizes) if i and str(size) == str(tokens)]
+        batch, length = given["input_ids"].shape
+        valid = np.arange(length) < np.asarray(given["lengths"], np.int64)[:, None]
+        masks = []
+        for axis in axes:
+            shape = [1] * len(sizes)
+            shape[0], shape[axis] = batch, length
+            masks.append(valid.reshape(shape))
+        return np.logical_and.reduce(np.broadcast_arrays(*masks)) if masks else None
+
+    def run(
+        self,
+        names: Collection[str],
+        given: Mapping[str, Array],
+        *,
+        exact: bool = True,
+    ) -> dict[str, Double]:
+        """Computes tensors in float64.
+
+        Args:
+            names: of the tensors, as in the exported graph; those of another kind than
+                floating-point are left out.
+            given: the model's inputs, and tensors to go on from in place of what computes them.
+            exact: by the parameters as they were trained, not as they were rounded.
+        """
+        known = {
+            self._nodes[name]: _widened(torch.from_numpy(np.array(value)))
+            for name, value in given.items()
+        }
+        wanted = {name: self._nodes[name] for name in names}
+        values: dict[fx.Node, object] = {}
+        with torch.inference_mode(), float64_by_default():
+            for node in self._needed(set(wanted.values()), set(known)):
+                values[node] = known[node] if node in known else self._compute(node, values, exact)
+        return {
+            name: tensor.numpy()
+            for name, node in wanted.items()
+            if isinstance(tensor := values[node], Tensor) and tensor.is_floating_point()
+        }
+
+    def run_own(self, name: str, given: Mapping[str, Array]) -> Double:
+        """Computes a tensor as PyTorch does in the types of the program, and widens the result.
+
+        Raises:
+            RuntimeError: where PyTorch lacks an operator for such a type.
+        """
+        target = self._nodes[name]
+        known = {
+            node: torch.from_numpy(np.array(value)).to(node.meta["val"].dtype)
+            for node, value in ((self._nodes[other], array) for other, array in given.items())
+        }
+        values: dict[fx.Node, object] = {}
+        with torch.inference_mode():
+            for node in self._needed({target}, set(known)):
+                values[node] = known[node] if node in known else self._compute(node, values, None)
+        result = values[target]
+        assert isinstance(result, Tensor)
+        return result.double().numpy()
+
+    def span(self, name: str, given: Collection[str]) -> Span:
+        """What is computed between tensors ``given`` and another."""
+        known = {self._nodes[other] for other in given if other != name and other in self._nodes}
+        nodes = [n for n in self._needed({self._nodes[name]}, known) if n not in known]
+        called = [n for n in nodes if n.op == "call_function" and _is_float(n)]
+        parameters = (self._parameter_of[n.name] for n in nodes if n.name in self._parameter_of)
+        return Span(tuple(dict.fromkeys(map(_module, called))), tuple(dict.fromkeys(parameters)))
+
+    def _needed(self, wanted: set[fx.Node], known: set[fx.Node]) -> Iterator[fx.Node]:
+        """The nodes that ``wanted`` depend on, themselves included, in order."""
+        needed, left = set[fx.Node](), list(wanted)
+        while left:
+            node = left.pop()
+            if node not in needed:
+                needed.add(node)
+                if node not in known:
+                    left += node.all_input_nodes
+        return (node for node in self._graph.nodes if node in needed)
+
+    def _compute(
+        self, node: fx.Node, values: Mapping[fx.Node, object], exact: bool | None
+    ) -> object:
+        """The value of a node in float64, see ``run``; in its own type where ``exact`` is None."""
+        if node.op == "placeholder":
+            weights = self._own if exact is None else self._weights[exact]
+            return weights[self._parameter_of[node.name]]
+        if node.op == "get_attr":
+            return getattr(self._module, str(node.target))
+        assert callable(node.target)
+
+        def known(argument: Any) -> Any:
+            if isinstance(argument, fx.Node):
+                return values[argument]
+            return argument if exact is None else _wide_type(argument)
+
+        args: Any = fx.node.map_aggregate(node.args, known)
+        kwargs: Any = fx.node.map_aggregate(node.kwargs, known)
+        return node.target(*args, **kwargs)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _wide_type(argument: object) -> object:
+    return torch.float64 if argument in _NARROW else argument
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _module(node: fx.Node) -> str:
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    return str(stack[-1]) if stack else ""
