@@ -10,8 +10,9 @@ from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import Built
 from aftexport.engines.tensorrt.engine_file import EngineRecord, Wanted
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.passes.finish import finish
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
 WANTED = Wanted("1.7", None, SETTINGS, "fp16", "model", None)

@@ -6,7 +6,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from aftexport._version import __version__
 
 if TYPE_CHECKING:
     from aftexport.checkpoint import load, save

@@ -10,10 +10,6 @@ from rich import box, markup
 from rich.console import Console
 from rich.table import Column, Table
 
-from aftexport.engines.tensorrt.engine_file import EngineRecord
-from aftexport.engines.tensorrt.runtimes import TITLES
-from aftexport.parity import Comparison
-
 
 def accept_any_terminal() -> None:
     """Lets a terminal that lacks a character show a question mark in its place."""
@@ -86,46 +82,6 @@ def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Ta
         table.add_row(op_type, str(count), way)
     if not operators:
         table.add_row("none: standard operators only", "", "")
-    return table
-
-
-WAYS = {"plugin": "plugin", "portable": "portable body"}
-
-
-def engine_table(record: EngineRecord) -> Table:
-    """What a TensorRT engine is."""
-    settings = record.settings
-    capabilities = ", ".join(f"{c // 10}.{c % 10}" for c in settings.compute_capabilities)
-    lengths = ", ".join(map(str, settings.opt_lengths))
-    table = plain_table("", "")
-    rows = {
-        "built by": f"{TITLES[record.runtime]} {record.version}",
-        "for": record.gpu or f"compute capability {capabilities}",
-        "documents": f"{settings.min_length} to {settings.max_length} tokens, best at {lengths}; "
-        f"up to {settings.max_batch} at once",
-        "types": ", ".join(f"{name} {kind}" for name, kind in record.types.items()),
-        "operators": ", ".join(f"{op} by its {WAYS[way]}" for op, way in record.operators.items()),
-        "parity": record.parity,
-    }
-    for name, value in rows.items():
-        table.add_row(name, escape(value))
-    return table
-
-
-def parity_table(results: Sequence[Comparison], reference: str) -> Table:
-    """Each case's error beside its bound; ``reference`` is the type PyTorch computed in."""
-    table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
-    formula = "max |output - reference| / max(1, max |reference|)"
-    table.caption = f"error: {formula}, {reference} reference"
-    table.caption_justify = "left"
-    for result in results:
-        verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
-        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
-        if result.engine != "onnxruntime":
-            subject += f", {result.engine}"
-        numbers = (f"{result.error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
-        flips = str(result.label_flips) if result.subject.startswith("model") else ""
-        table.add_row(escape(subject), shape_text(result.shape), *numbers, flips, verdict)
     return table
 
 

@@ -60,3 +60,11 @@ class ParityError(AftexportError):
     """What would be served differs from what was trained."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -11,6 +11,23 @@ import onnx
 
 from aftexport.errors import EngineError
 
+MODEL = "model.onnx"
+MODEL_DATA = "model.onnx.data"
+MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
+"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
+
+
+def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
+    """Writes ``model.onnx``, its weights beside it where they are over ``max_bytes``."""
+    external = model.ByteSize() > max_bytes
+    onnx.save(
+        model,
+        folder / MODEL,
+        save_as_external_data=external,
+        location=MODEL_DATA if external else None,
+        size_threshold=1024,
+    )
+
 
 def files_beside(model: onnx.ModelProto) -> set[str]:
     """Return the names of the files that hold weights of a model."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.manifest import EVIDENCE, MAX_TOKENS
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.contract import EVIDENCE, MAX_TOKENS
 from aftexport.engines import Engine, Stop
 from aftexport.errors import EngineError, InputError
 from aftserve.errors import DocumentTooLongError

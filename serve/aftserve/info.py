@@ -3,7 +3,7 @@
 from collections import Counter
 
 from aftexport import __version__
-from aftexport.bundle.manifest import SCORES
+from aftexport.contract import SCORES
 from aftserve.schemas import Calibration, Info, Limits, Reload
 from aftserve.served import Served
 from aftserve.settings import Settings

@@ -21,7 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from aftexport.bundle.manifest import MAX_TOKENS
+from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -18,7 +18,8 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
+from aftexport.passes.finish import finish
 from benchmarks.model import build
 from benchmarks.setup import cpu_name
 from benchmarks.timing import interleave

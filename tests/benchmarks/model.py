@@ -23,8 +23,9 @@ from aftexport.bench.timing import Run, peak_mib
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.engines.onnxruntime_profile import operator_shares
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.passes.finish import finish
 from benchmarks.setup import cpu_name
 from benchmarks.timing import interleave
 from benchmarks.workloads import HEADS, OP_TYPES, TAPS, WINDOW, Workload, plain_form

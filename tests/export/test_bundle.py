@@ -22,21 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory import NEEDS_PROC
 
-from aftexport.bundle.bundle import (
-    GOLDEN,
-    MODEL,
-    MODEL_DATA,
-    PARITY,
-    Bundle,
-    is_bundle,
-    write_json,
-    write_manifest,
-    write_model,
-)
+from aftexport.bundle.bundle import GOLDEN, PARITY, Bundle, is_bundle, write_manifest
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import AftexportError, BundleError, EngineError, UsageError
-from aftexport.onnx_io import read_model
+from aftexport.onnx_io import MODEL, MODEL_DATA, read_model, write_model
 from aftexport.parity.run_cases import verify
+from aftexport.system.files import write_json
 from aftexport.verify.search import token_norms
 
 

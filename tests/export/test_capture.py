@@ -18,8 +18,9 @@ from aftexport.capture.capture import capture, copied
 from aftexport.capture.input_spec import input_spec
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import TraceError
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import DocumentClassifier
+from aftexport.passes.finish import finish
 
 
 def test_the_spec_says_what_the_model_takes(classifier: DocumentClassifier) -> None:

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
+from aftexport.passes.finish import finish
 
 ROWS = {
     "ordinary": (0.3, -1.0, 2.0, 0.0),

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.bundle.manifest import EVIDENCE
 from aftexport.capture.capture import capture
+from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.parity.run_cases import verify
 from aftexport.passes.evidence import NoEvidenceError, add_evidence
+from aftexport.passes.finish import finish
 from aftexport.pipeline.export import export
 
 LENGTHS = torch.tensor([23, 1, 12])

@@ -3,8 +3,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from aftexport.lowering.file_format import lower_format
 from aftexport.operators.domain import DOMAIN
-from aftexport.passes.file_format import lower_format
 
 
 def model(opset: int, element: int = TensorProto.FLOAT) -> onnx.ModelProto:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import aftexport
 from aftexport.capture.capture import capture
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.passes.finish import finish
 from aftexport.passes.position_bias import (
     LARGEST_RANGE,
     choose_precisions,
@@ -22,7 +24,6 @@ from aftexport.passes.position_bias import (
     safe_precision,
 )
 from aftexport.pipeline.export import export
-from aftexport.pipeline.trace import ENGINE_PRECISIONS, PRECISIONS
 
 TOKENS = 20
 

@@ -13,9 +13,10 @@ from aftexport.capture.capture import capture
 from aftexport.chunked.archive import write_chunked
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple
 from aftexport.parity import TOLERANCES
+from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import widen_sums
 
 TOKENS = 100_000

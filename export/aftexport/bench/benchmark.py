@@ -14,15 +14,16 @@ from rich.table import Table
 
 import aftplugins
 from aftexport.bench.timing import peak_mib, sample
-from aftexport.bundle.bundle import Bundle, write_json
-from aftexport.bundle.manifest import MAX_TOKENS, Manifest
+from aftexport.bundle.bundle import Bundle
+from aftexport.bundle.manifest import Manifest
 from aftexport.console import escape, operator_table, plain_table, stage
+from aftexport.contract import MAX_TOKENS
 from aftexport.engines import Engine, Tensors
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.engines.onnxruntime_profile import operator_shares
 from aftexport.errors import EngineError, UsageError
 from aftexport.system.cores import usable_cores
-from aftexport.system.files import replacing_file
+from aftexport.system.files import replacing_file, write_json
 
 OTHERS = ("portable", "torch")
 LENGTHS = (1_024, 4_096, 16_384)

@@ -5,9 +5,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
 import onnx
 import safetensors.numpy
 from google.protobuf.message import DecodeError
@@ -17,27 +16,18 @@ from tokenizers import Tokenizer
 
 from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
-from aftexport.bundle.manifest import (
-    GIVE_TWO_LABELS,
-    MIN_LABELS,
-    ONE_LABEL,
-    SCHEMA_VERSION,
-    Manifest,
-    ManifestFile,
-    problem,
-)
+from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
 from aftexport.bundle.tokenizer import parse_tokenizer
+from aftexport.contract import GIVE_TWO_LABELS, MIN_LABELS, ONE_LABEL
 from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import TARGETS, RuntimeName
 from aftexport.errors import AftexportError, BundleError, UsageError
-from aftexport.onnx_io import files_beside
+from aftexport.onnx_io import MODEL, files_beside
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
-from aftexport.system.files import sha256, sha256_of
+from aftexport.system.files import sha256, sha256_of, write_json
 
 MANIFEST = "manifest.json"
-MODEL = "model.onnx"
-MODEL_DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
 CHUNKED = "chunked.zip"
 GOLDEN = "golden.safetensors"
@@ -45,8 +35,6 @@ PARITY = "parity.json"
 PARITY_PAGE = "parity.html"
 ENGINE = ".engine"
 RECORD = ".engine.json"
-MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
-"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
 MAX_MANIFEST_BYTES = 1 << 26
 
 
@@ -180,34 +168,9 @@ class Bundle:
         return cases
 
 
-def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
-    """Writes ``model.onnx``, its weights beside it where they are over ``max_bytes``."""
-    external = model.ByteSize() > max_bytes
-    onnx.save(
-        model,
-        folder / MODEL,
-        save_as_external_data=external,
-        location=MODEL_DATA if external else None,
-        size_threshold=1024,
-    )
-
-
 def write_golden(folder: Path, cases: list[Case]) -> None:
     """Writes ``golden.safetensors``."""
     (folder / GOLDEN).write_bytes(safetensors.numpy.save(pack_cases(cases)))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON whose bytes depend on the content alone."""
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
-    # The name of a file may have bytes that are no UTF-8; replaced so, they are escapes of JSON.
-    path.write_text(text + "\n", "utf-8", "backslashreplace")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -6,26 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from annotated_types import Ge, Gt, Le, Len
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from aftexport.engines.tensorrt.settings import LONGEST, BuildSettings, Count
+from aftexport.contract import MAX_TOKENS, MAX_VOCABULARY
+from aftexport.engines.tensorrt.settings import BuildSettings, Count
 
 SCHEMA_VERSION = 1
-MAX_TOKENS = LONGEST
-"""The longest document a graph is traced for where the model states no bound.
-
-A bound keeps the exporter's shape arithmetic exact.
-"""
-MAX_VOCABULARY = 1 << 26
-"""A table of one float for each id of a larger one would have over 256 MiB."""
-MIN_LABELS = 2
-ONE_LABEL = "scores are a softmax over exclusive labels, which is 1.0 for a single label"
-GIVE_TWO_LABELS = (
-    "Export a model with a logit for each of two or more labels; for a binary logit x [batch, 1], "
-    "return torch.cat([torch.zeros_like(x), x], 1)."
-)
-SCORES = "softmax over exclusive labels"
-"""The meaning of every score that is served."""
-EVIDENCE = "evidence"
-"""The output that says what each token adds to the largest logit, float32 ``[batch, tokens]``."""
 
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]

@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from aftexport.bundle.manifest import MAX_VOCABULARY
+from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import UsageError
 
 

@@ -14,13 +14,9 @@ from aftexport.capture.error_advice import failed_in_torch, violation
 from aftexport.capture.shape_guards import Taken, noting_sizes
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
+from aftexport.contract import AXES
 
 _MAX_BATCH = 1 << 16
-AXES: dict[str, dict[int, str]] = {
-    "input_ids": {0: "batch", 1: "tokens"},
-    "lengths": {0: "batch"},
-}
-"""What the axes of each input are."""
 
 
 @dataclass(frozen=True)

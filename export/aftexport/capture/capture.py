@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.capture.attempts import Failure, attempt_export, examples
 from aftexport.capture.error_advice import (
     BRANCHES,
@@ -20,7 +19,6 @@ from aftexport.capture.error_advice import (
     cause,
     decisive,
     failed_in_torch,
-    first_line,
     is_of_pieces,
     learned_length,
     remedy,
@@ -30,7 +28,8 @@ from aftexport.capture.forward_signature import ForwardSignature, with_plain_inp
 from aftexport.capture.shape_guards import Taken
 from aftexport.capture.torch_logs import quiet
 from aftexport.capture.torch_script import scripted_parts
-from aftexport.errors import TraceError
+from aftexport.contract import MAX_TOKENS
+from aftexport.errors import TraceError, first_line
 
 
 def capture(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.capture.shape_guards import Taken, axis_names, is_the_users, line_of
+from aftexport.contract import MAX_TOKENS
+from aftexport.errors import first_line
 
 _RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
 _INSTEAD = {
@@ -180,11 +181,3 @@ def cause(error: BaseException) -> str:
         if is_the_users(frame):
             return f"{said} ({line_of(frame, line)})"
     return said
-
-
-def first_line(error: BaseException) -> str:
-    """The first line that says something, of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.capture.vocabulary import read_vocabulary
+from aftexport.contract import MAX_TOKENS
 from aftexport.errors import TraceError
 
 _aten = torch.ops.aten

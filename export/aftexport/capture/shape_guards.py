@@ -24,8 +24,8 @@ from torch.fx.traceback import get_current_meta
 from torch.overrides import resolve_name
 from torch.utils._sympy.functions import FloatPow, FloatTrueDiv, IntTrueDiv, Mod, PythonMod, ToFloat
 
-from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.capture.size_conditions import Ranges, decided, step
+from aftexport.contract import MAX_TOKENS
 
 _NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
 """Packages of whose lines an error does not speak."""

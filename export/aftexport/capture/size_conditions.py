@@ -13,7 +13,7 @@ import sympy
 from numpy.typing import NDArray
 from torch.utils._sympy import functions as torch_functions
 
-from aftexport.bundle.manifest import MAX_TOKENS
+from aftexport.contract import MAX_TOKENS
 
 Numbers = NDArray[np.generic]
 Ranges = tuple[tuple[sympy.Symbol, int, int], ...]

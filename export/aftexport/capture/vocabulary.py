@@ -6,8 +6,8 @@ from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from aftexport.bundle.manifest import MAX_VOCABULARY
 from aftexport.capture.id_ranges import IdRanges, Lookup
+from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import TraceError, UsageError
 
 MAX_IDS = MAX_VOCABULARY

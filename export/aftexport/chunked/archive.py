@@ -12,14 +12,13 @@ from pathlib import Path
 
 import onnx
 
-from aftexport.bundle.bundle import MAX_MODEL_BYTES
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.partition import Partition, partition
 from aftexport.chunked.softmax_as_mean import as_means
-from aftexport.chunked.summaries import WholeOnlyError
-from aftexport.lowering.to_onnx import finish
+from aftexport.onnx_io import MAX_MODEL_BYTES
 from aftexport.passes.evidence import NoEvidenceError, add_direction
-from aftexport.passes.token_flow import constants_of
+from aftexport.passes.finish import finish
+from aftexport.passes.token_flow import WholeOnlyError, constants_of
 from aftexport.system.files import sha256_of
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from aftexport.bundle.manifest import EVIDENCE, Pooling
+from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
 from aftexport.chunked.summaries import Reach, reach, summary
+from aftexport.contract import EVIDENCE
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.numerics import MASKED
 from aftexport.passes.evidence import DIRECTION, products

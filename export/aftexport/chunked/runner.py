@@ -15,8 +15,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import EVIDENCE, ChunkedPlan, ChunkedStage
+from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
+from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.system.stored_archives import unstored_member

@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
+from aftexport.passes.token_flow import WholeOnlyError
 
 DOMAIN = "aftexport.summary"
-
-
-class WholeOnlyError(Exception):
-    """Why a model's documents cannot be taken apart."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_reference_options, lengths, make_parser, positive
+from aftexport.cli.options import add_reference_options
+from aftexport.system.arguments import lengths, make_parser, positive
 
 _EPILOG = """\
 Each length is timed with one document of random tokens. The contenders take turns,

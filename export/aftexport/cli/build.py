@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import make_parser
+from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:
@@ -22,8 +22,9 @@ def run(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import Bundle
-    from aftexport.console import engine_table, escape, stage
+    from aftexport.console import escape, stage
     from aftexport.deploy.build_engine import build
+    from aftexport.deploy.engine_table import engine_table
 
     console = Console(emoji=False)
     with stage(console, f"Checking {options.bundle}"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import make_parser
+from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from aftexport import __version__
+from aftexport._version import __version__
 from aftexport.cli import triton
-from aftexport.cli.options import add_loading_options, lengths, make_parser, positive
+from aftexport.cli.options import add_loading_options
 from aftexport.console import escape
+from aftexport.system.arguments import lengths, make_parser, positive
 from aftexport.system.gc import collection_paused
 
 if TYPE_CHECKING:

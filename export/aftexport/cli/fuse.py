@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import make_parser
+from aftexport.system.arguments import make_parser
 
 _EPILOG = """\
 Recognised, however they are written: AFT-full, AFT-local, AFT-simple, AFT-conv, Efficient

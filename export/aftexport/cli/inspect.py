@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_loading_options, make_parser
+from aftexport.cli.options import add_loading_options
+from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:
@@ -18,7 +19,7 @@ def run(words: list[str]) -> int:
 
     from aftexport.bundle.bundle import MANIFEST, is_bundle
     from aftexport.errors import BundleError
-    from aftexport.inspection import show_bundle, show_checkpoint
+    from aftexport.report.inspection import show_bundle, show_checkpoint
 
     if is_bundle(options.path):
         show_bundle(options.path, Console(emoji=False))

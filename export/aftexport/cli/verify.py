@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftexport.cli.options import add_reference_options, lengths, make_parser, positive
+from aftexport.cli.options import add_reference_options
+from aftexport.system.arguments import lengths, make_parser, positive
 
 _EPILOG = """\
 Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is
@@ -47,12 +48,13 @@ def run(words: list[str]) -> int:
     add("--json", type=Path, metavar="FILE", help="write the results there")
     options = parser.parse_args(words)
 
-    from aftexport.bundle.bundle import Bundle, write_json
-    from aftexport.bundle.manifest import SCORES
+    from aftexport.bundle.bundle import Bundle
     from aftexport.bundle.output_path import check_reports
-    from aftexport.console import escape, parity_table, stage
+    from aftexport.console import escape, stage
+    from aftexport.contract import SCORES
     from aftexport.report.page import write_page
-    from aftexport.system.files import replacing_file
+    from aftexport.report.tables import parity_table
+    from aftexport.system.files import replacing_file, write_json
     from aftexport.verify.check import Request, check
 
     check_reports(

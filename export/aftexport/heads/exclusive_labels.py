@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from torch import nn
 
-from aftexport.bundle.manifest import GIVE_TWO_LABELS, MIN_LABELS, ONE_LABEL
+from aftexport.contract import GIVE_TWO_LABELS, MIN_LABELS, ONE_LABEL
 from aftexport.errors import UsageError
 
 _OTHER_TASKS = re.compile(r"multi[\W_]*(label|target|output)|regression", re.IGNORECASE)

@@ -4,32 +4,21 @@ ONNX with bare custom nodes first; then the portable bodies, attached last, beca
 exporter would inline them.
 """
 
-from collections import Counter, defaultdict
-
 import onnx
 import onnx.inliner
-import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
-from aftexport.capture.attempts import AXES
 from aftexport.capture.shape_guards import Taken, noting_sizes
 from aftexport.capture.torch_logs import quiet
+from aftexport.contract import AXES
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.exact_rules import exactly
+from aftexport.lowering.file_format import lower_format
 from aftexport.lowering.size_floats import cast_size_floats
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
-from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION, opset_of
-from aftexport.operators.registry import ALL_OPERATORS
-from aftexport.passes.boolean_triangles import widen_boolean_triangles
-from aftexport.passes.file_format import lower_format
-from aftexport.passes.fuse_encoder import fuse_encoder
-from aftexport.passes.fuse_fastformer import fuse_fastformer
-from aftexport.passes.fuse_pooling import fuse_pooling
-from aftexport.passes.optimizer_faults import avoid_optimizer_faults
-from aftexport.passes.position_bias import choose_precisions
-from aftexport.passes.small_sigmoids import keep_small_sigmoids
+from aftexport.operators.domain import opset_of
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -133,75 +122,6 @@ def _keep_strides(program: ExportedProgram) -> None:
             node.target, node.args, node.kwargs = _aten.copy_.default, (node.args[0], result), {}
             result.meta.update(node.meta)
     program.graph_module.recompile()
-
-
-def finish(
-    lowered: onnx.ModelProto, *, precision: str = "fp32", fuse: bool = True
-) -> onnx.ModelProto:
-    """Fuses what surrounds the attention, and gives every custom node its portable body.
-
-    Args:
-        lowered: see ``lower``; not changed.
-        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
-        fuse: make operators of what surrounds the attention, and products of sums over the tokens.
-            TensorRT fuses that itself, and their bodies would have it multiply in float32.
-    """
-    graph = ir.from_proto(lowered)
-    if fuse:
-        products = "fp32" if precision == "fp16" else precision
-        fuse_fastformer(graph, precision=products)
-        fuse_encoder(graph, precision=products)
-        fuse_pooling(graph)
-    model = ir.to_proto(graph)
-    widen_boolean_triangles(model)
-    keep_small_sigmoids(model)
-    avoid_optimizer_faults(model)
-    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
-    del model.graph.value_info[:]
-    choose_precisions(model, precision)
-    return attach_bodies(model)
-
-
-def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Gives every custom operator in ``model`` its portable body, one function per operator.
-
-    A function cannot branch on an attribute, so where nodes of one operator differ
-    in a setting, the commonest keeps the operator and the body of the others is
-    inlined in standard ops.
-    """
-    opset = opset_of(model)
-    nodes = [n for n in model.graph.node if n.domain == DOMAIN]
-    by_operator: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for node in nodes:
-        for name, value in PLUGIN_ATTRIBUTES.items():
-            if not any(a.name == name for a in node.attribute):
-                node.attribute.append(onnx.helper.make_attribute(name, value))
-        by_operator[node.op_type][_settings(node)] += 1
-
-    inlined = []
-    for op_type, counts in sorted(by_operator.items()):
-        operator = ALL_OPERATORS[op_type]
-        for rank, (chosen, _) in enumerate(counts.most_common()):
-            names = [a.name for a in operator.settings]
-            function = operator.function(dict(zip(names, chosen, strict=True)), opset)
-            if rank:
-                function.name = f"{op_type}_{'_'.join(chosen)}"
-                inlined.append((DOMAIN, function.name))
-                for node in nodes:
-                    if node.op_type == op_type and _settings(node) == chosen:
-                        node.op_type = function.name
-            model.functions.append(function)
-    if nodes and not any(o.domain == DOMAIN for o in model.opset_import):
-        model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, VERSION))
-    if inlined:
-        model = onnx.inliner.inline_selected_functions(model, inlined)
-    return model
-
-
-def _settings(node: onnx.NodeProto) -> tuple[str, ...]:
-    operator = ALL_OPERATORS[node.op_type]
-    chosen = operator.attributes_of(node)
-    return tuple(str(chosen[a.name]) for a in operator.settings)
 
 
 def _strip_metadata(model: onnx.ModelProto) -> None:

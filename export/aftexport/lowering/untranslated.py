@@ -7,9 +7,8 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._errors import DispatchError
 
-from aftexport.capture.error_advice import first_line
 from aftexport.capture.shape_guards import last_own_line
-from aftexport.errors import TraceError
+from aftexport.errors import TraceError, first_line
 
 _REMEDY = "Replace it by operators that ONNX has."
 

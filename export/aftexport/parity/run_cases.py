@@ -9,8 +9,8 @@ import onnx
 
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.bundle.golden import Array, Case
-from aftexport.bundle.manifest import EVIDENCE
 from aftexport.chunked.runner import ChunkedModel
+from aftexport.contract import EVIDENCE
 from aftexport.engines import Engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider
 from aftexport.errors import EngineError

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from aftexport.bundle.manifest import EVIDENCE
+from aftexport.contract import EVIDENCE
 from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"

@@ -14,10 +14,13 @@ import onnx
 from numpy.typing import NDArray
 
 from aftexport.bundle.manifest import Pooling
-from aftexport.chunked.summaries import WholeOnlyError
 from aftexport.operators.domain import DOMAIN
 
 Array = NDArray[np.generic]
+
+
+class WholeOnlyError(Exception):
+    """Why a model's documents cannot be taken apart."""
 
 
 class Kind(Enum):

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from aftexport import __version__
+from aftexport._version import __version__
 from aftexport.bundle.bundle import (
     CHUNKED,
     PARITY,
@@ -20,18 +20,17 @@ from aftexport.bundle.bundle import (
     TOKENIZER,
     Bundle,
     write_golden,
-    write_json,
     write_manifest,
-    write_model,
 )
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import SCORES, Manifest
+from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_destination
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
+from aftexport.capture.precision import PRECISIONS
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.chunked.archive import write_chunked
-from aftexport.chunked.summaries import WholeOnlyError
-from aftexport.console import escape, operator_table, parity_table, size_table, stage
+from aftexport.console import escape, operator_table, size_table, stage
+from aftexport.contract import SCORES
 from aftexport.deploy.export_engine import build_into, check_options, show_engine
 from aftexport.engines import onnxruntime as ort
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
@@ -40,18 +39,21 @@ from aftexport.errors import ParityError, TraceError, UsageError
 from aftexport.heads.exclusive_labels import check_count, check_output, check_task
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
 from aftexport.nn import DocumentClassifier
+from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
 from aftexport.passes.position_bias import position_biases
+from aftexport.passes.token_flow import WholeOnlyError
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
-from aftexport.pipeline.trace import PRECISIONS, Traced, trace
+from aftexport.pipeline.trace import Traced, trace
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.report.report import Report, inputs_of
-from aftexport.system.files import aside_folder, move_into_place, sha256
+from aftexport.report.tables import parity_table
+from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
 from aftexport.system.memory import give_back
 
 TARGETS = ("onnx", *ENGINE_TARGETS)

@@ -11,32 +11,23 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from aftexport.bundle.golden import Case
-from aftexport.bundle.manifest import MAX_TOKENS
 from aftexport.capture.capture import capture, copied
 from aftexport.capture.forward_signature import ForwardSignature
 from aftexport.capture.input_spec import InputSpec, input_spec
+from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import ReferenceModule
 from aftexport.checkpoint import Checkpoint
+from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.passes.evidence import NoEvidenceError, add_evidence
+from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import widen_sums
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.recognition.graph.normalize import normalised
 from aftexport.recognition.recognizer import Recognition, recognise
 from aftexport.system.memory import give_back
-
-PRECISIONS = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.float32,
-    "int8": torch.float32,
-    "auto": torch.float32,
-}
-"""Precision to the type of weights and activations; bf16 and int8 round inside the products."""
-ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The same for TensorRT, which takes its types from the graph."""
 
 
 @dataclass(frozen=True)

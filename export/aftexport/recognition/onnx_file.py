@@ -9,15 +9,14 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 
-from aftexport.bundle.bundle import MAX_MODEL_BYTES
 from aftexport.bundle.golden import Case
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
-from aftexport.lowering.to_onnx import attach_bodies
-from aftexport.onnx_io import files_beside, load_weights
+from aftexport.lowering.file_format import lower_format
+from aftexport.onnx_io import MAX_MODEL_BYTES, files_beside, load_weights
 from aftexport.operators.domain import DOMAIN
+from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
-from aftexport.passes.file_format import lower_format
 from aftexport.passes.optimizer_faults import avoid_optimizer_faults
 from aftexport.recognition.graph.normalize import normalised
 from aftexport.recognition.graph.random_nodes import random_node

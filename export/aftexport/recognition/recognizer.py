@@ -29,6 +29,7 @@ from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.recognition.read import layout
+from aftexport.recognition.read.formulas import FORMULAS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.writer import Writer
 
@@ -164,7 +165,7 @@ class _Recogniser:
         self._measured = measured
         self._opset = model.opset_imports[""]
         # From the last node on: nothing that is read later rests on what was replaced before.
-        self._reader = Reader(measured, model.graph)
+        self._reader = Reader(measured, FORMULAS, model.graph)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []

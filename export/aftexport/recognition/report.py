@@ -6,10 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from aftexport.bundle.bundle import write_json
 from aftexport.console import escape, plain_table
 from aftexport.recognition.recognizer import Recognition
-from aftexport.system.files import replacing_file
+from aftexport.system.files import replacing_file, write_json
 
 
 def show_recognition(found: Recognition, console: Console) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jinja2
 
-from aftexport.bundle.manifest import SCORES
+from aftexport.contract import SCORES
 from aftexport.report.plots import error_plot
 from aftexport.report.report import Report, tolerance_of
 

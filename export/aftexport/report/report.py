@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from aftexport.bundle.golden import Array, Case
-from aftexport.bundle.manifest import SCORES, Manifest
+from aftexport.bundle.manifest import Manifest
+from aftexport.contract import SCORES
 from aftexport.parity.comparison import Comparison, worst
 from aftexport.parity.tolerance import TOLERANCES, Tolerance
 from aftexport.report.layers import Layers

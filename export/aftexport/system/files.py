@@ -1,12 +1,16 @@
 """Writing that never leaves half a file, or half a folder, in place of a good one."""
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 
 @contextmanager
@@ -103,3 +107,16 @@ def sha256(path: Path) -> str:
 def sha256_of(content: bytes) -> str:
     """Hex digest of bytes."""
     return hashlib.sha256(content).hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON whose bytes depend on the content alone."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
+    # The name of a file may have bytes that are no UTF-8; replaced so, they are escapes of JSON.
+    path.write_text(text + "\n", "utf-8", "backslashreplace")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON form")

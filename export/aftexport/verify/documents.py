@@ -8,7 +8,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from aftexport.bundle.golden import Array
-from aftexport.bundle.manifest import MAX_TOKENS, Manifest
+from aftexport.bundle.manifest import Manifest
+from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
 
 Inputs = dict[str, Array]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aftexport.cli.options import make_parser, path
+from aftexport.system.arguments import make_parser, path
 from aftexport.system.cores import usable_cores
 from aftexport.system.signals import exit_status, interruptible
 

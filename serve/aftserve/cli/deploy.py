@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aftexport.cli.options import make_parser
+from aftexport.system.arguments import make_parser
 from aftexport.system.signals import interruptible
 
 _EPILOG = """\

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftexport.chunked.summaries import DOMAIN, WholeOnlyError, reach, summary
+from aftexport.chunked.summaries import DOMAIN, reach, summary
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.mechanisms import OPERATORS
 from aftexport.operators.numerics import MASKED
 from aftexport.parity import TOLERANCES
+from aftexport.passes.token_flow import WholeOnlyError
 
 OPSET = 20
 HEADS, DIM = 2, 8

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.chunked.softmax_as_mean import as_means
-from aftexport.chunked.summaries import WholeOnlyError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
-from aftexport.passes.token_flow import Kind, classify
+from aftexport.passes.token_flow import Kind, WholeOnlyError, classify
 
 
 class Positions(nn.Module):

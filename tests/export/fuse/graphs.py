@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import attach_bodies
+from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
 from aftexport.recognition.graph.normalize import normalised
 from aftexport.recognition.recognizer import Recognition, recognise

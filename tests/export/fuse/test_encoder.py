@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aftexport.lowering.to_onnx import attach_bodies
+from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
 from aftexport.passes.fuse_encoder import fuse_encoder
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.lowering.to_onnx import attach_bodies
 from aftexport.lowering.translations import translations
 from aftexport.nn.fastformer import Fastformer
+from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
 from aftexport.passes.fuse_encoder import fuse_encoder
 from aftexport.passes.fuse_fastformer import fuse_fastformer

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.passes.finish import finish
 
 DIM = 8
 

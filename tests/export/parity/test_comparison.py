@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aftexport.bundle.bundle import write_json
 from aftexport.bundle.golden import Case
 from aftexport.parity import TOLERANCES, Comparison, compare, worst
 from aftexport.parity.comparison import Differences
+from aftexport.system.files import write_json
 
 IDS = {"input_ids": np.zeros((2, 3), np.int64)}
 

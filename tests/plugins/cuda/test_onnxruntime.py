@@ -16,8 +16,9 @@ import toy
 import aftplugins
 from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
-from aftexport.lowering.to_onnx import finish, lower
+from aftexport.lowering.to_onnx import lower
 from aftexport.parity import TOLERANCES
+from aftexport.passes.finish import finish
 from aftexport.passes.position_bias import safe_precision
 
 from .. import encoder_runner

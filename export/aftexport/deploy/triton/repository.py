@@ -15,12 +15,13 @@ import onnx
 from rich.console import Console
 
 import aftplugins
-from aftexport import __version__
-from aftexport.bundle.bundle import MODEL, MODEL_DATA, TOKENIZER, Bundle, is_bundle
+from aftexport._version import __version__
+from aftexport.bundle.bundle import TOKENIZER, Bundle, is_bundle
 from aftexport.bundle.output_path import check_can_be_made
 from aftexport.deploy.build_engine import build, wanted_here
 from aftexport.engines.tensorrt.settings import MAX_BATCH
 from aftexport.errors import UsageError
+from aftexport.onnx_io import MODEL, MODEL_DATA
 from aftexport.system.files import aside_folder, move_into_place
 
 CONFIG = "config.pbtxt"

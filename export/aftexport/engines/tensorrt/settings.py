@@ -7,14 +7,13 @@ from typing import Annotated, Literal, Self
 from annotated_types import Ge, Le, Len
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
 
 MAX_COUNT = (1 << 31) - 1
 """The largest number in a bundle: runtimes keep sizes in 32 bits."""
 Count = Annotated[int, Ge(1), Le(MAX_COUNT)]
-LONGEST = 1 << 20
-"""Most tokens that any document may have; see ``aftexport.bundle.manifest.MAX_TOKENS``."""
-Length = Annotated[int, Ge(1), Le(LONGEST)]
+Length = Annotated[int, Ge(1), Le(MAX_TOKENS)]
 _MAX_BATCH = 1 << 16
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
@@ -145,9 +144,9 @@ def build_settings(
 
 def _check_sizes(options: EngineOptions) -> None:
     sizes = {
-        "--min-length": (options.min_length, LONGEST),
-        "--opt-length": (max(options.opt_lengths, default=None), LONGEST),
-        "--max-length": (options.max_length, LONGEST),
+        "--min-length": (options.min_length, MAX_TOKENS),
+        "--opt-length": (max(options.opt_lengths, default=None), MAX_TOKENS),
+        "--max-length": (options.max_length, MAX_TOKENS),
         "--max-batch": (options.max_batch, _MAX_BATCH),
         "--workspace": (options.workspace_mib, MAX_COUNT),
     }

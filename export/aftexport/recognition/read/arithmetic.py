@@ -4,7 +4,6 @@ True is 1 and false 0.
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -12,16 +11,14 @@ from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import free, negation, plus, times
 from aftexport.recognition.formula.axes import Dims
 from aftexport.recognition.formula.terms import Function, Product, one
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
-def _identity(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return reader.read(reader.input(node, 0), dims)
 
 
-def _cast(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _cast(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     measured, source, result = reader.measured, reader.input(node, 0), node.outputs[0]
     keeps = measured.is_float(source) and measured.is_float(result)
     if keeps or (
@@ -31,63 +28,63 @@ def _cast(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     return reader.leaf(result, dims)
 
 
-def _mul(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _mul(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return times(*reader.arguments(node, dims))
 
 
-def _div(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _div(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     numerator, denominator = reader.arguments(node, dims)
     return times(numerator, algebra.power(denominator, -1.0))
 
 
-def _reciprocal(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _reciprocal(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return algebra.power(reader.arguments(node, dims)[0], -1.0)
 
 
-def _sqrt(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _sqrt(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     (argument,) = reader.arguments(node, dims)
     if argument.factors:
         return one(Function("Sqrt", (argument,), node.outputs[0], dims))
     return algebra.power(argument, 0.5)
 
 
-def _pow(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _pow(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     base, exponent = reader.arguments(node, dims)
     if exponent.factors or exponent.coefficient not in (-2.0, -1.0, 1.0, 2.0):
         return one(Function("Pow", (base, exponent), node.outputs[0], dims))
     return algebra.power(base, exponent.coefficient)
 
 
-def _neg(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _neg(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return algebra.scaled(reader.arguments(node, dims)[0], -1.0)
 
 
-def _add(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _add(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return plus(reader.arguments(node, dims), node.outputs[0], dims)
 
 
-def _sub(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _sub(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     first, second = reader.arguments(node, dims)
     return plus((first, algebra.scaled(second, -1.0)), node.outputs[0], dims)
 
 
-def _exp(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return algebra.exponential(reader.arguments(node, dims)[0])
 
 
-def _and(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _and(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return times(*reader.arguments(node, dims))
 
 
-def _or(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _or(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return negation(times(*map(negation, reader.arguments(node, dims))))
 
 
-def _not(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _not(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     return negation(reader.arguments(node, dims)[0])
 
 
-def _where(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     condition, first, second = reader.arguments(node, dims)
     for truth, kept, other in ((condition, first, second), (negation(condition), second, first)):
         # What is decided for each entry by itself, as in a ReLU, is a function of the entry.

@@ -1,7 +1,6 @@
 """Tensors put together along an axis, where a slice takes one of them out again."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -9,13 +8,11 @@ import onnx_ir as ir
 from aftexport.recognition.formula.algebra import occurring
 from aftexport.recognition.formula.axes import Axis, Dims, Part, Sizes, flat
 from aftexport.recognition.formula.terms import Product, number
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
 def cut(
-    reader: "Reader", node: ir.Node, dims: Dims, firsts: Sequence[Sizes]
+    reader: Reader, node: ir.Node, dims: Dims, firsts: Sequence[Sizes]
 ) -> tuple[Dims, dict[Axis, Part]]:
     """The dims of what a slice reads, and the parts it takes of them where its steps are 1.
 
@@ -42,7 +39,7 @@ def are_read(formula: Product, parts: Mapping[Axis, Part]) -> bool:
 
 
 def padded(
-    reader: "Reader", node: ir.Node, dims: Dims, pads: list[tuple[int, int]], filling: float
+    reader: Reader, node: ir.Node, dims: Dims, pads: list[tuple[int, int]], filling: float
 ) -> Product | None:
     """A part of what has a constant at the end of one axis: what is there, or the constant."""
     changed = [axis for axis, pad in enumerate(pads) if pad != (0, 0)]
@@ -60,7 +57,7 @@ def padded(
     return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
 
 
-def _concat(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _concat(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     axis = node.attributes.get_int("axis") % len(dims)
     part = _part(reader, dims, axis)
     if part is None:
@@ -78,7 +75,7 @@ def _concat(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return None
 
 
-def _part(reader: "Reader", dims: Dims, axis: int) -> Part | None:
+def _part(reader: Reader, dims: Dims, axis: int) -> Part | None:
     axes = flat(dims[axis])
     return reader.parts.get(axes[0]) if len(axes) == 1 else None
 

@@ -1,7 +1,5 @@
 """Products of tensors: a product of entries, summed over the axes that are contracted."""
 
-from typing import TYPE_CHECKING
-
 import onnx_ir as ir
 
 from aftexport.recognition.formula import algebra
@@ -9,12 +7,10 @@ from aftexport.recognition.formula.algebra import plus, times
 from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import Product
 from aftexport.recognition.formula.windows import over
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
-def _matmul(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _matmul(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     first, second = reader.input(node, 0), reader.input(node, 1)
     ranks = len(reader.shape(first)), len(reader.shape(second))
     if min(ranks) < 2:
@@ -30,7 +26,7 @@ def _matmul(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     )
 
 
-def _gemm(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _gemm(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     first, second = reader.input(node, 0), reader.input(node, 1)
     summed = fresh(reader.shape(first)[0 if node.attributes.get_int("transA", 0) else 1])
     rows: Dims = (dims[0], summed)
@@ -48,7 +44,7 @@ def _gemm(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
     return plus((product, bias), node.outputs[0], dims)
 
 
-def _einsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     left, arrow, right = node.attributes.get_string("equation").replace(" ", "").partition("->")
     terms = left.split(",")
     if "..." in right:

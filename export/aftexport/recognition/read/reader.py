@@ -6,7 +6,7 @@ every product of tensors becomes a sum over the axis it contracts, softmax becom
 else), a leaf stands.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -25,7 +25,6 @@ from aftexport.recognition.formula.terms import (
 )
 from aftexport.recognition.formula.windows import has_window
 from aftexport.recognition.graph.shape_probe import Measured, rests_on_inputs
-from aftexport.recognition.read import FORMULAS, layout
 from aftexport.recognition.read.horizon import within_horizon
 
 ELEMENTWISE = frozenset({
@@ -39,8 +38,9 @@ _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 _OF_THEIR_WEIGHTS = ("Conv", "Gather", "GatherND", "Pad")
 """Operators whose formula depends on whether what they are of ``is_of_weights``."""
 _OF_THEIR_FIRST = frozenset((
-    *layout.FORMULAS, "CumSum", "Gather", "GatherND", "Pad", "ReduceLogSumExp", "ReduceMax",
-    "ReduceMean", "ReduceSum", "Slice", "Trilu",
+    "CumSum", "Expand", "Flatten", "Gather", "GatherND", "Pad", "ReduceLogSumExp", "ReduceMax",
+    "ReduceMean", "ReduceSum", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Trilu",
+    "Unsqueeze",
 ))  # fmt: skip
 """Operators whose other inputs say how, and are not read."""
 _TWICE = ("LogSoftmax", "Slice", "Softmax")
@@ -58,9 +58,18 @@ class Reader:
         shapes: the shape operand of each reshape, with the resulting dims.
     """
 
-    def __init__(self, measured: Measured, nodes: Iterable[ir.Node] = ()) -> None:
-        """Takes the nodes of the graph in its order; values of others are leaves."""
+    def __init__(
+        self, measured: Measured, formulas: "Mapping[str, Formula]", nodes: Iterable[ir.Node] = ()
+    ) -> None:
+        """Make a reader that has read nothing.
+
+        Args:
+            measured: the graph's values.
+            formulas: the formula of each standard operator, by its ONNX name.
+            nodes: the nodes of the graph in its order; values of others are leaves.
+        """
         self.measured = measured
+        self._formulas = formulas
         self.maxima: list[Greatest] = []
         self.ends: dict[ir.Value, None] = {}
         self.parts: dict[Axis, Part] = {}
@@ -78,7 +87,7 @@ class Reader:
 
     def anew(self) -> "Reader":
         """One that has read nothing yet, but knows which values are of weights."""
-        reader = Reader(self.measured)
+        reader = Reader(self.measured, self._formulas)
         reader._of_weights, reader._positions = self._of_weights, self._positions
         reader._shapes, reader._linear = self._shapes, self._linear
         return reader
@@ -141,7 +150,7 @@ class Reader:
                 return self._end(value, dims)
             if node.op_type == "Add":
                 return plus(self.arguments(node, dims, through_linear=True), value, dims)
-        formula = FORMULAS.get(node.op_type)
+        formula = self._formulas.get(node.op_type)
         if formula is not None and value is node.outputs[0]:
             found = formula(self, node, dims)
             return found if found is not None else self._end(value, dims)
@@ -152,7 +161,9 @@ class Reader:
     def _horizon(self, value: ir.Value, *, through_linear: bool) -> set[ir.Value]:
         def above(of: ir.Value, level: int) -> list[tuple[ir.Value, int]]:
             node = of.producer()
-            known = node is not None and (node.op_type in FORMULAS or node.op_type in ELEMENTWISE)
+            known = node is not None and (
+                node.op_type in self._formulas or node.op_type in ELEMENTWISE
+            )
             if node is None or not known:
                 return []
             # A linear layer is up to two nodes.
@@ -282,3 +293,10 @@ class Reader:
 def _named(node: ir.Node) -> str:
     given: dict[str, Any] = {name: a.value for name, a in sorted(node.attributes.items())}
     return node.op_type + (str(given) if given else "")
+
+
+Formula = Callable[[Reader, ir.Node, Dims], Product | None]
+"""An operator as a formula, from the reader, the node, and the axes of the dims of its output.
+
+None says that a leaf stands for the node.
+"""

@@ -1,7 +1,6 @@
 """Sums, means and maxima over axes, running sums, and softmax."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -10,12 +9,10 @@ from aftexport.recognition.formula.algebra import plus, times
 from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, fresh
 from aftexport.recognition.formula.terms import ONE, Function, Greatest, Product, UpTo, number, one
 from aftexport.recognition.formula.windows import over
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
-def _reduced(reader: "Reader", node: ir.Node, dims: Dims) -> tuple[Product, list[Axis]]:
+def _reduced(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, list[Axis]]:
     """What a reduction reads, and the axes it reduces."""
     source = reader.input(node, 0)
     sizes = reader.shape(source)
@@ -33,7 +30,7 @@ def _reduced(reader: "Reader", node: ir.Node, dims: Dims) -> tuple[Product, list
     return reader.read(source, tuple(inner)), [a for dim in axes for a in inner[dim]]
 
 
-def _axes(reader: "Reader", node: ir.Node, rank: int) -> list[int]:
+def _axes(reader: Reader, node: ir.Node, rank: int) -> list[int]:
     given: Sequence[int] | None = None
     if "axes" in node.attributes:
         given = node.attributes.get_ints("axes")
@@ -47,31 +44,31 @@ def _axes(reader: "Reader", node: ir.Node, rank: int) -> list[int]:
     return sorted(a % rank for a in given)
 
 
-def _reduce_sum(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _reduce_sum(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
     return over(axes, body)
 
 
-def _reduce_mean(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _reduce_mean(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
     count = over(axes, ONE)
     return times(over(axes, body), algebra.power(count, -1.0))
 
 
-def _reduce_max(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _reduce_max(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
     found = algebra.greatest(axes, body)
     reader.maxima += [a for a, _ in found.factors if isinstance(a, Greatest)]
     return found
 
 
-def _reduce_log_sum_exp(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _reduce_log_sum_exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
     total = over(axes, algebra.exponential(body))
     return one(Function("Log", (total,), node.outputs[0], dims))
 
 
-def _softmax_parts(reader: "Reader", node: ir.Node, dims: Dims) -> tuple[Product, Product]:
+def _softmax_parts(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, Product]:
     source = reader.input(node, 0)
     axis = node.attributes.get_int("axis", -1) % len(dims)
     summed = fresh(reader.shape(source)[axis])
@@ -80,18 +77,18 @@ def _softmax_parts(reader: "Reader", node: ir.Node, dims: Dims) -> tuple[Product
     return reader.read(source, dims), total
 
 
-def _softmax(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _softmax(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     logits, total = _softmax_parts(reader, node, dims)
     return times(algebra.exponential(logits), algebra.power(total, -1.0))
 
 
-def _log_softmax(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _log_softmax(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     logits, total = _softmax_parts(reader, node, dims)
     log = one(Function("Log", (total,), node.outputs[0], dims))
     return plus((logits, algebra.scaled(log, -1.0)), node.outputs[0], dims)
 
 
-def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _cumsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     attributes = node.attributes
     if attributes.get_int("exclusive", 0) or attributes.get_int("reverse", 0):
         return None
@@ -109,7 +106,7 @@ def _cumsum(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return over(summed, times(reach, reader.read(reader.input(node, 0), inner)))
 
 
-def _constant_of_shape(reader: "Reader", node: ir.Node, dims: Dims) -> Product:
+def _constant_of_shape(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     value = node.attributes.get_tensor("value") if "value" in node.attributes else None
     return number(0.0 if value is None else float(value.numpy().reshape(())))
 

@@ -1,7 +1,5 @@
 """Triangles of a matrix: what a causal mask keeps."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_ir as ir
 
@@ -10,12 +8,10 @@ from aftexport.recognition.formula.algebra import times
 from aftexport.recognition.formula.axes import Axis, Dims
 from aftexport.recognition.formula.terms import Product, UpTo, one
 from aftexport.recognition.graph.shape_probe import rests_on_inputs
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
-def _trilu(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _trilu(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     diagonal = 0
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         given = reader.measured.steady(node.inputs[1])
@@ -32,7 +28,7 @@ def _trilu(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return times(kept, body)
 
 
-def _compared(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _compared(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     """Positions that are compared: a triangle that is made for each length."""
     value = node.outputs[0]
     places = [place for place, axes in enumerate(dims) if axes]

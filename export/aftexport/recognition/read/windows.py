@@ -6,7 +6,6 @@ there is to know.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -17,12 +16,10 @@ from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import Product, Window, one
 from aftexport.recognition.formula.windows import has_window, over
 from aftexport.recognition.read import parts
-
-if TYPE_CHECKING:
-    from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader
 
 
-def _conv(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     source, weight = reader.input(node, 0), reader.input(node, 1)
     sizes, kernel = reader.shape(source), reader.shape(weight)
     spatial = len(sizes) - 2
@@ -73,7 +70,7 @@ def _pads_before(node: ir.Node, spans: list[int]) -> Sequence[int] | None:
     return None
 
 
-def _pad(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _pad(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     source = reader.input(node, 0)
     sizes = reader.shape(source)
     rank = len(sizes)
@@ -94,7 +91,7 @@ def _pad(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
     return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
 
 
-def _slice(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     source = reader.input(node, 0)
     sizes = reader.shape(source)
     rank = len(sizes)
@@ -126,7 +123,7 @@ def _slice(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
 
 
 def _shifted(
-    reader: "Reader", source: ir.Value, dims: Dims, places: list[tuple[int, int]]
+    reader: Reader, source: ir.Value, dims: Dims, places: list[tuple[int, int]]
 ) -> Product | None:
     """``source`` read, in each dim, at ``shift + step * position``, and 0 outside of it."""
     sizes = reader.shape(source)
@@ -146,19 +143,19 @@ def _shifted(
     return over([window.key for window in windows], body)
 
 
-def _gather(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _gather(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     sizes = reader.shape(reader.input(node, 0))
     return _taken(reader, node, dims, node.attributes.get_int("axis", 0) % len(sizes), False)
 
 
-def _gather_nd(reader: "Reader", node: ir.Node, dims: Dims) -> Product | None:
+def _gather_nd(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     index = reader.shape(reader.input(node, 1))
     if node.attributes.get_int("batch_dims", 0) or set(index[-1]) != {1}:
         return None
     return _taken(reader, node, dims, 0, True)
 
 
-def _taken(reader: "Reader", node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
+def _taken(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
     """Entries of an axis, where which ones is a sum of positions; ``listed``: one to a list."""
     source, index = reader.input(node, 0), reader.input(node, 1)
     if not reader.is_windowed(source):
@@ -198,7 +195,7 @@ def _places(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
     return shift, steps
 
 
-def _steady(reader: "Reader", node: ir.Node, index: int) -> NDArray[np.generic] | None:
+def _steady(reader: Reader, node: ir.Node, index: int) -> NDArray[np.generic] | None:
     return reader.measured.steady(node.inputs[index]) if len(node.inputs) > index else None
 
 

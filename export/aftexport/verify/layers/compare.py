@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from aftexport.bundle.bundle import MODEL, write_model
 from aftexport.bundle.golden import Array, Case
 from aftexport.engines.cast_graph import has_bfloat16, widen
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, Provider, operator_paths
-from aftexport.onnx_io import read_model
+from aftexport.onnx_io import MODEL, read_model, write_model
 from aftexport.operators.domain import DOMAIN
 from aftexport.parity.comparison import Differences
 from aftexport.report.layers import Layer, Layers

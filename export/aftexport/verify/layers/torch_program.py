@@ -17,10 +17,10 @@ from torch.export import ExportedProgram
 from aftexport.bundle.golden import Array
 from aftexport.bundle.manifest import Manifest
 from aftexport.capture.capture import capture, prepared
+from aftexport.capture.precision import ENGINE_PRECISIONS, PRECISIONS
 from aftexport.capture.reference_module import float64_by_default
 from aftexport.checkpoint import Checkpoint
 from aftexport.lowering.to_onnx import DEFAULT_OPSET, decomposed
-from aftexport.pipeline.trace import ENGINE_PRECISIONS, PRECISIONS
 
 Double = NDArray[np.float64]
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)

@@ -7,8 +7,9 @@ from rich.console import Console
 
 import aftplugins
 from aftexport.bundle.bundle import PARITY, Bundle
-from aftexport.bundle.manifest import MAX_TOKENS, SCORES, EnginePlan, Manifest
+from aftexport.bundle.manifest import EnginePlan, Manifest
 from aftexport.console import escape, operator_table, plain_table, size_table
+from aftexport.contract import MAX_TOKENS, SCORES
 from aftexport.deploy.build_engine import find, wanted_here
 from aftexport.deploy.export_engine import show_engine
 from aftexport.engines.onnxruntime import operator_paths

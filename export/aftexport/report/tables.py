@@ -1,0 +1,25 @@
+"""Parity as a table of the terminal."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from aftexport.console import escape, plain_table, shape_text
+from aftexport.parity import Comparison
+
+
+def parity_table(results: Sequence[Comparison], reference: str) -> Table:
+    """Each case's error beside its bound; ``reference`` is the type PyTorch computed in."""
+    table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
+    formula = "max |output - reference| / max(1, max |reference|)"
+    table.caption = f"error: {formula}, {reference} reference"
+    table.caption_justify = "left"
+    for result in results:
+        verdict = "[green]within[/]" if result.passed else "[bold red]OUTSIDE[/]"
+        subject = result.case if result.subject == "model" else f"{result.subject}, {result.case}"
+        if result.engine != "onnxruntime":
+            subject += f", {result.engine}"
+        numbers = (f"{result.error:.1e}", f"{result.bound:.0e}", f"{result.max_ulps:.0f}")
+        flips = str(result.label_flips) if result.subject.startswith("model") else ""
+        table.add_row(escape(subject), shape_text(result.shape), *numbers, flips, verdict)
+    return table
