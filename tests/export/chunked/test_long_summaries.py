@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from .test_summary import DIM, HEADS, SETTINGS, SUMMARISERS
+from .test_summaries import DIM, HEADS, SETTINGS, SUMMARISERS
 
 TOKENS = 1_048_576
 
