@@ -29,7 +29,7 @@ from aftexport.contract import MAX_TOKENS
 
 _NOT_THE_USERS = {"aftexport", "torch", *sys.stdlib_module_names}
 """Packages of whose lines an error does not speak."""
-_FOLDERS = tuple(str(Path(f).parent) for f in (torch.__file__, __file__))
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _STARTS = ("aftexport.capture.attempts", "aftexport.capture.capture", "aftexport.lowering.to_onnx")
 """Where torch is called, and what is above has no part in the model."""
 _LOOP = re.compile(r"\bfor\b.*\brange\(")

@@ -1,62 +1,40 @@
 """From a model file to a verified bundle."""
 
-import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnxscript
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from aftexport._version import __version__
-from aftexport.bundle.bundle import (
-    CHUNKED,
-    PARITY,
-    PARITY_PAGE,
-    TOKENIZER,
-    Bundle,
-    write_golden,
-    write_manifest,
-)
+from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
 from aftexport.bundle.output_path import check_destination
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
-from aftexport.capture.precision import PRECISIONS
 from aftexport.checkpoint import Checkpoint, from_factory, load
-from aftexport.chunked.archive import write_chunked
 from aftexport.console import escape, operator_table, size_table, stage
 from aftexport.contract import SCORES
-from aftexport.deploy.export_engine import build_into, check_options, show_engine
+from aftexport.deploy.export_engine import build_into, show_engine
 from aftexport.engines import onnxruntime as ort
-from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
-from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
-from aftexport.errors import ParityError, TraceError, UsageError
-from aftexport.heads.exclusive_labels import check_count, check_output, check_task
+from aftexport.engines.tensorrt.settings import BuildSettings, EngineOptions, build_settings
+from aftexport.errors import ParityError, UsageError
+from aftexport.heads.exclusive_labels import check_output, check_task
 from aftexport.lowering.to_onnx import DEFAULT_OPSET
-from aftexport.nn import DocumentClassifier
-from aftexport.onnx_io import write_model
-from aftexport.operators.domain import VERSION as OPERATOR_VERSION
-from aftexport.operators.domain import operators_in
 from aftexport.parity import TOLERANCES, Comparison, worst
 from aftexport.parity.run_cases import verify
 from aftexport.parity.stock_session import verify_stock
-from aftexport.passes.position_bias import position_biases
-from aftexport.passes.token_flow import WholeOnlyError
 from aftexport.pipeline.auto_precision import Advice, advise, measurements
+from aftexport.pipeline.draft import make_manifest, write_draft
+from aftexport.pipeline.labels import class_names
+from aftexport.pipeline.options import ExportOptions, find_places
 from aftexport.pipeline.trace import Traced, trace
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.report.report import Report, inputs_of
 from aftexport.report.tables import parity_table
-from aftexport.system.files import aside_folder, move_into_place, sha256, write_json
+from aftexport.system.files import aside_folder, move_into_place, write_json
 from aftexport.system.memory import give_back
-
-TARGETS = ("onnx", *ENGINE_TARGETS)
 
 
 def export(
@@ -80,7 +58,7 @@ def export(
     tokenizer: str | Path | None = None,
     console: Console | None = None,
 ) -> Bundle:
-    """Exports a model file to a bundle and compares it with PyTorch.
+    """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
         path: any of the five kinds that ``aftexport.load`` reads; None for the module as the
@@ -113,258 +91,199 @@ def export(
             nothing written; ParityError with the bundle kept at ``<out>.failed``, or, with auto,
             nothing written where fp32 is outside ``tolerance`` too.
     """
-    console = console or Console(emoji=False)
-    fresh = path is None
-    path, out = _places(path, out, factory)
-    _check_choice("--to", to, TARGETS)
-    _check_choice("--precision", precision, tuple(PRECISIONS))
-    asked = replace(engine or EngineOptions(), max_length=max_length)
-    _check_auto(precision, tolerance, to=to)
-    check_options(to, asked, precision=precision, timing_cache=timing_cache)
-    failed_out = out.with_name(f"{out.name}.failed")
-    check_destination(out, path, force)
-    check_destination(failed_out, path, force=True)
+    source, folder = find_places(path, out, factory)
+    options = ExportOptions(
+        source=source,
+        is_from_factory=path is None,
+        out=folder,
+        to=to,
+        precision=precision,
+        tolerance=tolerance,
+        max_length=max_length,
+        vocab_size=vocab_size,
+        engine=engine or EngineOptions(),
+        timing_cache=timing_cache,
+        opset=opset,
+        check_parity=check_parity,
+        batching=batching,
+        force=force,
+        factory=factory,
+        allow_pickle=allow_pickle,
+        labels=labels,
+        tokenizer=tokenizer,
+    )
+    return _Export(options.checked(), console or Console(emoji=False)).run()
 
-    with stage(console, f"Reading {path}"):
-        checkpoint = (
-            from_factory(factory or "")
-            if fresh
-            else load(path, factory=factory, allow_pickle=allow_pickle)
-        )
-        check_task(checkpoint.path, checkpoint.module)
-        text = _tokenizer_text(checkpoint, tokenizer)
-    with stage(console, "Tracing to ONNX") as progress:
-        traced = trace(
-            checkpoint,
-            to,
-            precision,
-            max_length,
-            opset,
-            batching=batching,
-            vocab_size=vocab_size,
-            progress=progress,
-        )
-        give_back()  # the graphs between
-    advice = _advice(traced, tolerance, console) if precision == "auto" else None
-    settings = None
-    if to != "onnx":
-        settings = build_settings(
-            to, asked, precision=traced.precision, max_tokens=traced.spec.max_tokens
-        )
-    check_output(traced.lowered)
-    names = _labels(checkpoint, labels, traced)
-    if max_length is None and (most := traced.spec.max_tokens) is not None:
-        console.print(f"[yellow]Documents of at most {most} tokens: the model takes no longer.[/]")
-    notes = _notes(traced, batching=batching)
-    for note in notes:
-        console.print(f"[yellow]{escape(note)}[/]")
-    if traced.recognition is not None:
-        show_recognition(traced.recognition, console)
-    check_vocabulary(traced.spec.vocab_size)
-    if text is not None:
-        check_tokenizer(text, traced.spec.vocab_size)
 
-    with aside_folder(out) as folder:
-        with stage(console, "Writing the bundle"):
-            manifest = _manifest(checkpoint, traced, names, opset, batching=batching)
-            if advice is not None:
-                manifest = _advised(manifest, advice)
-            if to == "onnx":
-                manifest = _in_chunks(folder, traced, manifest)
-            draft = _draft(folder, manifest, traced, text)
-        cases = traced.cases
-        del checkpoint, traced  # the weights, three times, and an engine is to have them next
-        give_back()
-        paths = ort.operator_paths(draft.model_path)
-        results: list[Comparison] = []
-        if check_parity:
-            with stage(console, "Comparing with PyTorch"):
-                results = verify(draft)
-            if all(r.passed for r in results):
-                with stage(console, "Comparing in a stock session"):
-                    results += verify_stock(draft, cases)
-            record = {"checked": True, "cases": [r.to_dict() for r in results]}
-            record["reference"] = manifest.reference
-        else:
-            record = {"checked": False, "cases": []}
-        if settings is not None and all(r.passed for r in results):
-            manifest, compared = build_into(
-                draft, settings, timing_cache=timing_cache, parity=check_parity, console=console
+class _Export:
+    """The steps of an export, in the order of ``run``."""
+
+    def __init__(self, options: ExportOptions, console: Console) -> None:
+        self._options = options
+        self._console = console
+
+    def run(self) -> Bundle:
+        checkpoint, tokenizer = self._read()
+        traced = self._trace(checkpoint)
+        advice = self._advice(traced)
+        settings = self._engine_settings(traced)
+        check_output(traced.lowered)
+        given = self._options.labels
+        labels = class_names(
+            given if given is not None else checkpoint.labels, traced.cases[0].expected
+        )
+        notes = self._tell(traced)
+        check_vocabulary(traced.spec.vocab_size)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, traced.spec.vocab_size)
+        with aside_folder(self._options.out) as folder:
+            with stage(self._console, "Writing the bundle"):
+                manifest = make_manifest(checkpoint, traced, labels, self._options, advice)
+                chunks = self._options.to == "onnx"
+                draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
+            cases = traced.cases
+            del checkpoint, traced  # the weights, three times, and an engine is to have them next
+            give_back()
+            paths = ort.operator_paths(draft.model_path)
+            results = self._verify(draft, cases)
+            record = self._record(results, draft.manifest)
+            manifest = draft.manifest
+            if settings is not None and all(r.passed for r in results):
+                manifest, compared = self._build_engine(draft, settings)
+                results += compared
+                record["engine"] = _engine_record(manifest, compared)
+            write_json(folder / PARITY, record)
+            write_page(folder / PARITY_PAGE, _report(manifest, results, cases, notes))
+            write_manifest(folder, manifest)
+            passed = all(r.passed for r in results)
+            self._publish(folder, passed=passed)
+        return self._finish(paths, results, passed=passed)
+
+    def _read(self) -> tuple[Checkpoint, str | None]:
+        """Return the model, and the text of its tokenizer."""
+        options = self._options
+        with stage(self._console, f"Reading {options.source}"):
+            if options.is_from_factory:
+                checkpoint = from_factory(options.factory or "")
+            else:
+                checkpoint = load(
+                    options.source, factory=options.factory, allow_pickle=options.allow_pickle
+                )
+            check_task(checkpoint.path, checkpoint.module)
+            return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
+
+    def _trace(self, checkpoint: Checkpoint) -> Traced:
+        options = self._options
+        with stage(self._console, "Tracing to ONNX") as progress:
+            traced = trace(
+                checkpoint,
+                options.to,
+                options.precision,
+                options.max_length,
+                options.opset,
+                batching=options.batching,
+                vocab_size=options.vocab_size,
+                progress=progress,
             )
-            results += compared
-            record["engine"] = {
-                "deferred": manifest.engine.deferred if manifest.engine else (),
-                "cases": [r.to_dict() for r in compared],
-            }
-        write_json(folder / PARITY, record)
-        write_page(folder / PARITY_PAGE, _report(manifest, results, cases, notes))
-        write_manifest(folder, manifest)
-        failed = not all(r.passed for r in results)
-        if failed:
-            out = failed_out
-        check_destination(out, path, force or failed)  # another may have been written meanwhile
+            give_back()  # the graphs between
+        return traced
+
+    def _advice(self, traced: Traced) -> Advice | None:
+        """Return the precision of each node, with ``--precision auto``."""
+        if self._options.precision != "auto":
+            return None
+        asked = self._options.tolerance
+        bound = TOLERANCES["fp32"].bound if asked is None else asked
+        with Progress(console=self._console, transient=True) as bar:
+            task = bar.add_task("Measuring each node", total=measurements(traced.model))
+            return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
+
+    def _engine_settings(self, traced: Traced) -> BuildSettings | None:
+        """Return the settings of a TensorRT engine, where one is asked for."""
+        options = self._options
+        if options.to == "onnx":
+            return None
+        return build_settings(
+            options.to,
+            options.engine,
+            precision=traced.precision,
+            max_tokens=traced.spec.max_tokens,
+        )
+
+    def _tell(self, traced: Traced) -> list[str]:
+        """Print what the export does otherwise than a user may expect; return the notes."""
+        if self._options.max_length is None and (longest := traced.spec.max_tokens) is not None:
+            self._console.print(
+                f"[yellow]Documents of at most {longest} tokens: the model takes no longer.[/]"
+            )
+        notes = _notes(traced, batching=self._options.batching)
+        for note in notes:
+            self._console.print(f"[yellow]{escape(note)}[/]")
+        if traced.recognition is not None:
+            show_recognition(traced.recognition, self._console)
+        return notes
+
+    def _verify(self, draft: Bundle, cases: Sequence[Case]) -> list[Comparison]:
+        if not self._options.check_parity:
+            return []
+        with stage(self._console, "Comparing with PyTorch"):
+            results = verify(draft)
+        if all(r.passed for r in results):
+            with stage(self._console, "Comparing in a stock session"):
+                results += verify_stock(draft, cases)
+        return results
+
+    def _record(self, results: Sequence[Comparison], manifest: Manifest) -> dict[str, Any]:
+        """Return the content of parity.json, without an engine."""
+        if not self._options.check_parity:
+            return {"checked": False, "cases": []}
+        cases = [r.to_dict() for r in results]
+        return {"checked": True, "cases": cases, "reference": manifest.reference}
+
+    def _build_engine(
+        self, draft: Bundle, settings: BuildSettings
+    ) -> tuple[Manifest, list[Comparison]]:
+        return build_into(
+            draft,
+            settings,
+            timing_cache=self._options.timing_cache,
+            parity=self._options.check_parity,
+            console=self._console,
+        )
+
+    def _publish(self, folder: Path, *, passed: bool) -> None:
+        options = self._options
+        out = options.out if passed else options.failed_out
+        # Another bundle may have been written meanwhile.
+        check_destination(out, options.source, options.force or not passed)
         move_into_place(folder, out)
 
-    bundle = Bundle.open(out)
-    _print_summary(console, bundle, paths, results)
-    if failed:
-        raise _outside(worst(results), out, precision)
-    return bundle
+    def _finish(
+        self, paths: dict[str, str], results: Sequence[Comparison], *, passed: bool
+    ) -> Bundle:
+        """Print the summary; return the bundle, or raise ParityError."""
+        options = self._options
+        bundle = Bundle.open(options.out if passed else options.failed_out)
+        _print_summary(self._console, bundle, paths, results)
+        if not passed:
+            raise _outside(worst(results), bundle.path, options.precision)
+        return bundle
 
 
-def _places(
-    path: str | Path | None, out: str | Path | None, factory: str | None
-) -> tuple[Path, Path]:
-    """Where the model is, or else the name of its factory, and where the bundle is to be."""
-    path = Path((factory or "").rpartition(":")[2] if path is None else path)
-    if out is None:
-        # "." has no name of its own to put the suffix on.
-        out = (path if path.name else path.resolve()).with_suffix(".bundle")
-    out = Path(out) if Path(out).name else Path(out).resolve()
-    if not out.name:
-        raise UsageError(f"--out {out} is no folder that can be made.", "Choose another folder.")
-    return path, out
-
-
-def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UsageError(
-            f"{option} {value!r} is not known.", f"Choose one of {', '.join(choices)}."
-        )
-
-
-def _check_auto(precision: str, tolerance: float | None, *, to: str) -> None:
-    if precision != "auto" and tolerance is not None:
-        raise UsageError("--tolerance is for --precision auto.", "Leave it out, or add that.")
-    if precision == "auto" and to != "onnx":
-        raise UsageError(
-            "--precision auto is for --to onnx: an engine has one precision.",
-            "Choose one of fp32, fp16 and bf16.",
-        )
-    if tolerance is not None and not 0 < tolerance < float("inf"):
-        raise UsageError(f"--tolerance {tolerance} is no bound.", "Give a number above 0.")
-
-
-def _advice(traced: Traced, tolerance: float | None, console: Console) -> Advice:
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("Measuring each node", total=measurements(traced.model))
-        bound = TOLERANCES["fp32"].bound if tolerance is None else tolerance
-        return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
-
-
-def _advised(manifest: Manifest, advice: Advice) -> Manifest:
-    changes = {
-        "precision": advice.coarsest,
-        "tolerance": advice.tolerance,
-        "node_precisions": advice.nodes,
-    }
-    return manifest.model_copy(update=changes)
-
-
-def _tokenizer_text(checkpoint: Checkpoint, given: str | Path | None) -> str | None:
-    if given is None:
+def _tokenizer_text(checkpoint: Checkpoint, path: str | Path | None) -> str | None:
+    if path is None:
         return checkpoint.tokenizer
     try:
-        return Path(given).read_text("utf-8")
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--tokenizer {given}: {error}.", "Check the path.") from error
+        raise UsageError(f"--tokenizer {path}: {error}.", "Check the path.") from error
 
 
-def _labels(checkpoint: Checkpoint, given: Sequence[str] | None, traced: Traced) -> tuple[str, ...]:
-    logits = traced.cases[0].expected
-    if logits.ndim != 2:
-        raise TraceError(
-            f"The model puts out a tensor of shape {logits.shape}.",
-            "Export a classifier, logits [batch, classes]; any other model by torch.onnx.export, "
-            "and run aftexport fuse.",
-        )
-    count = logits.shape[1]
-    check_count(count)
-    names = given if given is not None else checkpoint.labels
-    if names is None:
-        return tuple(f"class_{i}" for i in range(count))
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise UsageError("The labels are not a list of names.", "Give one name for each class.")
-    if not all(map(_is_unicode, names)):
-        raise UsageError("The labels are not UTF-8.", "Give them in a locale of UTF-8.")
-    if len(names) != count or len(set(names)) != count or not all(names):
-        raise UsageError(
-            f"There are {len(set(filter(None, names)))} different labels for {count} classes.",
-            "Give one name for each class.",
-        )
-    return tuple(names)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that its locale has no letters for
-        return False
-    return True
-
-
-def _manifest(
-    checkpoint: Checkpoint,
-    traced: Traced,
-    labels: tuple[str, ...],
-    opset: int,
-    *,
-    batching: bool,
-) -> Manifest:
-    module = checkpoint.module
-    config: dict[str, Any] | None = None
-    if isinstance(module, DocumentClassifier):
-        config = module.config.to_dict()
-    evidence = traced.evidence
-    digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
-    return Manifest.model_validate(
-        {
-            "source": {"kind": checkpoint.kind, "sha256": digest},
-            "config": config,
-            "inputs": traced.spec.names,
-            "vocab_size": traced.spec.vocab_size,
-            "max_tokens": traced.spec.max_tokens,
-            "batching": batching,
-            "labels": labels,
-            "precision": traced.precision,
-            "reference": traced.reference,
-            "opset": opset,
-            "operators": operators_in(traced.model),
-            "position_biases": position_biases(traced.model),
-            "operator_version": OPERATOR_VERSION,
-            "hardware": "any",
-            "evidence": None if isinstance(evidence, str) else evidence,
-            "no_evidence": evidence if isinstance(evidence, str) else None,
-            "versions": {
-                "aftexport": __version__,
-                "onnx": onnx.__version__,
-                "onnxruntime": ort.VERSION,
-                "onnxscript": onnxscript.__version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-            },
-        }
-    )
-
-
-def _in_chunks(folder: Path, traced: Traced, manifest: Manifest) -> Manifest:
-    """Writes the graphs for documents longer than memory, where the model has them."""
-    try:
-        plan = write_chunked(folder / CHUNKED, traced.lowered, precision=traced.precision)
-        give_back()  # what it was cut into
-    except WholeOnlyError as reason:
-        (folder / CHUNKED).unlink(missing_ok=True)
-        return manifest.model_copy(update={"whole_only": str(reason)})
-    return manifest.model_copy(update={"chunked": plan})
-
-
-def _draft(folder: Path, manifest: Manifest, traced: Traced, tokenizer: str | None) -> Bundle:
-    """Writes what a bundle holds whatever its parity is; its manifest is not final."""
-    write_model(folder, traced.model)
-    write_golden(folder, list(traced.cases))
-    if tokenizer is not None:
-        (folder / TOKENIZER).write_text(tokenizer, "utf-8")
-    return Bundle(folder, manifest, {}, "")
+def _engine_record(manifest: Manifest, compared: Sequence[Comparison]) -> dict[str, Any]:
+    return {
+        "deferred": manifest.engine.deferred if manifest.engine else (),
+        "cases": [r.to_dict() for r in compared],
+    }
 
 
 def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:

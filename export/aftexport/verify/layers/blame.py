@@ -13,6 +13,7 @@ Each differs from the next in one thing alone, so the largest step names the cau
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,10 @@ from aftexport.bundle.golden import Array
 from aftexport.engines.onnxruntime import Provider
 from aftexport.parity.comparison import Differences
 from aftexport.report.layers import Blame
+from aftexport.verify.layers.steps import Steps, Verdict, judge
 from aftexport.verify.layers.subgraph import Cone
 from aftexport.verify.layers.torch_program import Program, Span
 
-_FAR = 10
-"""Times the rounding of a body that a kernel may differ from it."""
 Mask = NDArray[np.bool_] | None
 
 
@@ -42,17 +42,17 @@ def find_blame(
     bound: float,
     provider: Provider = "cpu",
 ) -> Blame:
-    """Finds the operator to blame for the first tensor out of tolerance, and the cause.
+    """Find the operator to blame for the first tensor out of tolerance, and the cause.
 
     Args:
-        model: as served.
+        model: the graph as it is served.
         program: PyTorch's side.
         observed: the inputs, and every tensor that was seen.
-        first: the first tensor that leaves tolerance.
-        path: of each tensor's operator.
-        counting: which numbers of each tensor count.
+        first: the name of the first tensor that leaves tolerance.
+        path: the path of each tensor's operator, such as ``fused kernel``.
+        counting: the numbers of each tensor that count; None for all.
         bound: the tolerance.
-        provider: what ran the graph.
+        provider: the execution provider that ran the graph.
     """
     suspects = {name: _alone(program, observed, name, counting[name]) for name in path}
     names = list(path)
@@ -60,61 +60,21 @@ def find_blame(
     # An error may be small where it is made, and grow on its way.
     tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
     known = {name: value for name, value in observed.items() if name != tensor}
-    cone = Cone(model, tensor, known)
+    runs = _Runs(
+        cone=Cone(model, tensor, known),
+        program=program,
+        known=known,
+        tensor=tensor,
+        counting=counting[tensor],
+        fused=path[tensor] == "fused kernel",
+        provider=provider,
+    )
     span = program.span(tensor, known)
-    fused = path[tensor] == "fused kernel"
-
-    served = cone.run(fused=fused, provider=provider)
-    plain = cone.in_float32() if fused else None
-    narrowest = plain.run(fused=True, provider=provider) if plain else served
-    body = cone.run(fused=False, provider=provider)
-    wide, defined = cone.run_wide(), cone.run_defined()
-    rounded = program.run([tensor], known, exact=False)[tensor]
-    exact = program.run([tensor], known)[tensor]
-
-    def apart(a: Array, b: Array) -> float:
-        return _apart(a, b, counting[tensor])
-
-    own = _own(program, tensor, known)
-    steps = {
-        "served again": apart(observed[tensor], served),
-        "kernel": apart(narrowest, body) if fused else 0.0,
-        "precision of the kernel": apart(served, narrowest) if fused else 0.0,
-        "precision of the body": apart(body, wide),
-        "body": apart(wide, defined),
-        "definition": apart(defined, rounded),
-        "precision of the weights": apart(rounded, exact),
-        "PyTorch in the same types": np.inf if own is None else apart(own, rounded),
-    }
-    kernel = max(steps["kernel"], steps["served again"])
-    # Two kernels that are both right differ by their rounding, and where numbers overflow both
-    # may lose different ones.
-    rounding = max(steps["precision of the body"], steps["precision of the weights"])
-    broken = fused and kernel > max(bound, _FAR * rounding)
-    formula = _lost_by_formula(steps, bound)
-    if formula:
-        rounding = steps["precision of the weights"]
-    shares = {
-        "export": max(steps["definition"], 0.0 if fused else steps["body"], formula),
-        "precision": max(steps["precision of the kernel"], rounding, 0.0 if broken else kernel),
-        "kernel": kernel if broken else 0.0,
-    }
-    cause = max(shares, key=lambda name: shares[name])
-    findings = []
-    if cause == "export" and formula == shares["export"]:
-        findings.append(
-            f"PyTorch computes it in the same types to {steps['PyTorch in the same types']:.1e}: "
-            "the formula in the file loses digits."
-        )
-    elif cause == "export":
-        findings = _weights(cone, program, span) or _transposed(cone, rounded, apart)
-        if not fused and steps["body"] > steps["definition"]:
-            findings.append("Its portable body in the file is not the operator's definition.")
-        if not findings:
-            findings.append(
-                "Its weights are those of PyTorch: an axis, an attribute or an input is wrong."
-            )
-    if cause == "precision" and (lost := _overflowed(served)):
+    served = runs.served()
+    steps = runs.measure(observed[tensor], served)
+    verdict = judge(steps, bound, fused=runs.fused)
+    findings = runs.findings(steps, verdict, span)
+    if verdict.cause == "precision" and (lost := _overflowed(served)):
         findings.append(
             f"It overflows: {lost} of its {served.size} numbers are beyond {served.dtype}."
         )
@@ -123,13 +83,71 @@ def find_blame(
     return Blame(
         tensor,
         span.modules,
-        cone.node.op_type,
+        runs.cone.node.op_type,
         path[tensor],
-        cause,
+        verdict.cause,
         suspects[tensor],
-        steps,
+        steps.to_dict(),
         findings,
     )
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of one operator, each on the inputs that it was served with."""
+
+    cone: Cone
+    program: Program
+    known: Mapping[str, Array]
+    tensor: str
+    counting: Mask
+    fused: bool
+    provider: Provider
+
+    def served(self) -> Array:
+        return self.cone.run(fused=self.fused, provider=self.provider)
+
+    def rounded(self) -> Array:
+        return self.program.run([self.tensor], self.known, exact=False)[self.tensor]
+
+    def measure(self, observed: Array, served: Array) -> Steps:
+        """Return how far each run is from the next."""
+        plain = self.cone.in_float32() if self.fused else None
+        narrowest = plain.run(fused=True, provider=self.provider) if plain else served
+        body = self.cone.run(fused=False, provider=self.provider)
+        wide, defined = self.cone.run_wide(), self.cone.run_defined()
+        rounded, exact = self.rounded(), self.program.run([self.tensor], self.known)[self.tensor]
+        own = _own(self.program, self.tensor, self.known)
+        return Steps(
+            served_again=self.apart(observed, served),
+            kernel=self.apart(narrowest, body) if self.fused else 0.0,
+            kernel_precision=self.apart(served, narrowest) if self.fused else 0.0,
+            body_precision=self.apart(body, wide),
+            body=self.apart(wide, defined),
+            definition=self.apart(defined, rounded),
+            weight_precision=self.apart(rounded, exact),
+            torch_in_same_types=np.inf if own is None else self.apart(own, rounded),
+        )
+
+    def findings(self, steps: Steps, verdict: Verdict, span: Span) -> list[str]:
+        """Return sentences on a fault of the export; empty for other causes."""
+        if verdict.cause != "export":
+            return []
+        if verdict.loses_digits:
+            return [
+                f"PyTorch computes it in the same types to {steps.torch_in_same_types:.1e}: "
+                "the formula in the file loses digits."
+            ]
+        findings = _weights(self.cone, self.program, span)
+        findings = findings or _transposed(self.cone, self.rounded(), self.apart)
+        if not self.fused and steps.body > steps.definition:
+            findings.append("Its portable body in the file is not the operator's definition.")
+        return findings or [
+            "Its weights are those of PyTorch: an axis, an attribute or an input is wrong."
+        ]
+
+    def apart(self, a: Array, b: Array) -> float:
+        return _apart(a, b, self.counting)
 
 
 def _own(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | None:
@@ -137,12 +155,6 @@ def _own(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | N
         return program.run_own(tensor, known)
     except RuntimeError:  # PyTorch has no such operator for float16 on the CPU
         return None
-
-
-def _lost_by_formula(steps: Mapping[str, float], bound: float) -> float:
-    """The error of the body that its types are not the reason for; 0 where they are."""
-    lost, own = steps["precision of the body"], steps["PyTorch in the same types"]
-    return lost if own <= min(bound, lost / _FAR) else 0.0
 
 
 def _alone(program: Program, observed: Mapping[str, Array], name: str, counting: Mask) -> float:

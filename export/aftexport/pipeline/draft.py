@@ -1,0 +1,134 @@
+"""The files of a bundle that do not depend on the result of its parity check."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxscript
+import torch
+
+from aftexport._version import __version__
+from aftexport.bundle.bundle import CHUNKED, TOKENIZER, Bundle, write_golden
+from aftexport.bundle.manifest import Manifest
+from aftexport.checkpoint import Checkpoint
+from aftexport.chunked.archive import write_chunked
+from aftexport.engines import onnxruntime as ort
+from aftexport.nn import DocumentClassifier
+from aftexport.onnx_io import write_model
+from aftexport.operators.domain import VERSION as OPERATOR_VERSION
+from aftexport.operators.domain import operators_in
+from aftexport.passes.position_bias import position_biases
+from aftexport.passes.token_flow import WholeOnlyError
+from aftexport.pipeline.auto_precision import Advice
+from aftexport.pipeline.options import ExportOptions
+from aftexport.pipeline.trace import Traced
+from aftexport.system.files import sha256
+from aftexport.system.memory import give_back
+
+
+def write_draft(
+    folder: Path, manifest: Manifest, traced: Traced, tokenizer: str | None, *, chunks: bool
+) -> Bundle:
+    """Write model, golden cases, tokenizer and, where the model can be cut, the chunked graphs.
+
+    Args:
+        folder: an empty folder.
+        manifest: the manifest so far.
+        traced: the model.
+        tokenizer: the text of a tokenizer.json; None where there is none.
+        chunks: whether graphs for documents longer than memory are tried.
+
+    Returns:
+        The bundle, whose manifest is not written yet; it says whether documents run in chunks.
+    """
+    if chunks:
+        manifest = _write_chunks(folder / CHUNKED, traced, manifest)
+    write_model(folder, traced.model)
+    write_golden(folder, list(traced.cases))
+    if tokenizer is not None:
+        (folder / TOKENIZER).write_text(tokenizer, "utf-8")
+    return Bundle(folder, manifest, {}, "")
+
+
+def make_manifest(
+    checkpoint: Checkpoint,
+    traced: Traced,
+    labels: tuple[str, ...],
+    options: ExportOptions,
+    advice: Advice | None,
+) -> Manifest:
+    """Return the manifest of a model in ONNX, without engine and chunks.
+
+    Args:
+        checkpoint: the model as it was read.
+        traced: the model in ONNX.
+        labels: the names of its classes.
+        options: the options of the export.
+        advice: the precision of each node, with ``--precision auto``.
+    """
+    manifest = Manifest.model_validate(
+        {
+            "source": _source(checkpoint),
+            "config": _config(checkpoint),
+            "inputs": traced.spec.names,
+            "vocab_size": traced.spec.vocab_size,
+            "max_tokens": traced.spec.max_tokens,
+            "batching": options.batching,
+            "labels": labels,
+            "precision": traced.precision,
+            "reference": traced.reference,
+            "opset": options.opset,
+            "operators": operators_in(traced.model),
+            "position_biases": position_biases(traced.model),
+            "operator_version": OPERATOR_VERSION,
+            "hardware": "any",
+            **_evidence(traced.evidence),
+            "versions": _versions(),
+        }
+    )
+    if advice is None:
+        return manifest
+    changes = {
+        "precision": advice.coarsest,
+        "tolerance": advice.tolerance,
+        "node_precisions": advice.nodes,
+    }
+    return manifest.model_copy(update=changes)
+
+
+def _source(checkpoint: Checkpoint) -> dict[str, str | None]:
+    digest = sha256(checkpoint.path) if checkpoint.path.is_file() else None
+    return {"kind": checkpoint.kind, "sha256": digest}
+
+
+def _config(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    module = checkpoint.module
+    return module.config.to_dict() if isinstance(module, DocumentClassifier) else None
+
+
+def _evidence(evidence: tuple[float, ...] | str) -> dict[str, Any]:
+    if isinstance(evidence, str):
+        return {"evidence": None, "no_evidence": evidence}
+    return {"evidence": evidence, "no_evidence": None}
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "aftexport": __version__,
+        "onnx": onnx.__version__,
+        "onnxruntime": ort.VERSION,
+        "onnxscript": onnxscript.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _write_chunks(path: Path, traced: Traced, manifest: Manifest) -> Manifest:
+    try:
+        plan = write_chunked(path, traced.lowered, precision=traced.precision)
+        give_back()  # the graphs that it was cut into
+    except WholeOnlyError as reason:
+        path.unlink(missing_ok=True)
+        return manifest.model_copy(update={"whole_only": str(reason)})
+    return manifest.model_copy(update={"chunked": plan})

@@ -1,0 +1,107 @@
+"""The options of an export, checked before anything is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from aftexport.bundle.output_path import check_destination
+from aftexport.capture.precision import PRECISIONS
+from aftexport.deploy.export_engine import check_options
+from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
+from aftexport.engines.tensorrt.settings import EngineOptions
+from aftexport.errors import UsageError
+
+TARGETS = ("onnx", *ENGINE_TARGETS)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of ``pipeline.export.export``, under their names there.
+
+    Attributes:
+        source: the model file or folder; the name of the factory where there is no file.
+        is_from_factory: whether the factory's own module is exported, without a file.
+        out: the folder of the bundle.
+    """
+
+    source: Path
+    is_from_factory: bool
+    out: Path
+    to: str
+    precision: str
+    tolerance: float | None
+    max_length: int | None
+    vocab_size: int | None
+    engine: EngineOptions
+    timing_cache: Path | None
+    opset: int
+    check_parity: bool
+    batching: bool
+    force: bool
+    factory: str | None
+    allow_pickle: bool
+    labels: Sequence[str] | None
+    tokenizer: str | Path | None
+
+    @property
+    def failed_out(self) -> Path:
+        """The folder that keeps a bundle outside its tolerance."""
+        return self.out.with_name(f"{self.out.name}.failed")
+
+    def checked(self) -> Self:
+        """Return the options with ``max_length`` in those of the engine.
+
+        Raises:
+            UsageError: if two options do not fit together, or ``out`` cannot be written.
+        """
+        _check_choice("--to", self.to, TARGETS)
+        _check_choice("--precision", self.precision, tuple(PRECISIONS))
+        _check_tolerance(self.precision, self.tolerance, to=self.to)
+        engine = replace(self.engine, max_length=self.max_length)
+        check_options(self.to, engine, precision=self.precision, timing_cache=self.timing_cache)
+        check_destination(self.out, self.source, self.force)
+        check_destination(self.failed_out, self.source, force=True)
+        return replace(self, engine=engine)
+
+
+def find_places(
+    path: str | Path | None, out: str | Path | None, factory: str | None
+) -> tuple[Path, Path]:
+    """Return the path of the model, or the name of its factory, and the folder of the bundle.
+
+    Raises:
+        UsageError: if ``out`` is a folder without a name, such as ``/``.
+    """
+    source = Path((factory or "").rpartition(":")[2] if path is None else path)
+    if out is None:
+        # "." has no name of its own to put the suffix on.
+        out = (source if source.name else source.resolve()).with_suffix(".bundle")
+    folder = Path(out) if Path(out).name else Path(out).resolve()
+    if not folder.name:
+        raise UsageError(
+            f"--out must name a folder that can be made, got {folder}.", "Choose another folder."
+        )
+    return source, folder
+
+
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(
+            f"{option} {value!r} is not known.", f"Choose one of {', '.join(choices)}."
+        )
+
+
+def _check_tolerance(precision: str, tolerance: float | None, *, to: str) -> None:
+    if precision != "auto" and tolerance is not None:
+        raise UsageError("--tolerance is for --precision auto.", "Leave it out, or add that.")
+    if precision == "auto" and to != "onnx":
+        raise UsageError(
+            "--precision auto is for --to onnx: an engine has one precision.",
+            "Choose one of fp32, fp16 and bf16.",
+        )
+    if tolerance is not None and not 0 < tolerance < float("inf"):
+        raise UsageError(
+            f"--tolerance must be a finite number above 0, got {tolerance}.",
+            "Give such a number, or leave it out.",
+        )
