@@ -260,7 +260,7 @@ def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:
 def _power(curve: Sequence[Measurement]) -> float:
     """The power of the tokens that the seconds grow with; 1 unless it is clearly more.
 
-    Taken over a wide span: one slow moment of the machine must not make a model quadratic.
+    ShapeGuard over a wide span: one slow moment of the machine must not make a model quadratic.
     """
     high = curve[-1]
     low = next((m for m in reversed(curve) if m.tokens * _SPAN <= high.tokens), high)

@@ -8,7 +8,7 @@ from aftexport.errors import UsageError
 from aftexport.system.files import aside_folder, is_device
 
 
-def check_destination(out: Path, path: Path, force: bool) -> None:
+def check_output_path(out: Path, path: Path, force: bool) -> None:
     """Refuses a folder that cannot be made, or holds what is not to be lost.
 
     Args:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config
 
-from aftexport.capture.error_advice import failed_in_torch, violation
-from aftexport.capture.shape_guards import Taken, noting_sizes
+from aftexport.capture.complaints import failed_in_torch, violation
+from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.size_arithmetic import free_sizes_in_math
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES
@@ -24,7 +24,7 @@ class Failure:
     """Why torch.export did not capture a model, and what it took for given of its sizes."""
 
     error: Exception
-    sizes: list[Taken]
+    sizes: list[ShapeGuard]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Attempt:
     Attributes:
         may_be_one: a size that is not 1 in the example, as of ``x[:, ::2]``, is taken never to be,
             which a short document's is; told otherwise, torch goes the way that does for 1 too.
-        decide: see ``noting_sizes``.
+        decide: see ``record_shape_guards``.
         strict: read the forward's code rather than run it, so that ``int(tokens * 0.5)`` stays
             free.
     """
@@ -93,12 +93,12 @@ def _run(
 ) -> ExportedProgram | Failure:
     # With functions of math that give tensors, unless one of these is asked for its value.
     for has_math in (False,) if attempt.strict else (True, False):
-        sizes: list[Taken] = []
+        sizes: list[ShapeGuard] = []
         free: AbstractContextManager[list[str]] = (
             free_sizes_in_math(model) if has_math else nullcontext([])
         )
         options: Any = _config.patch(backed_size_oblivious=attempt.may_be_one)  # type: ignore[attr-defined]
-        noting = noting_sizes(sizes, decide=attempt.decide)
+        noting = record_shape_guards(sizes, decide=attempt.decide)
         with options, quiet(), torch.no_grad(), free as tensors, noting:
             try:
                 return torch.export.export(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from aftexport.capture.error_advice import cause
+from aftexport.capture.complaints import cause
 from aftexport.capture.forward_signature import with_plain_inputs
 
 

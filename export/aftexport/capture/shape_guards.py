@@ -39,7 +39,7 @@ _FEW = range(1, 65)
 
 
 @dataclass(frozen=True)
-class Taken:
+class ShapeGuard:
     """A condition that holds for the sizes of the example, and not for all.
 
     Attributes:
@@ -130,7 +130,7 @@ class Taken:
 
 
 @contextmanager
-def noting_sizes(found: list[Taken], *, decide: bool = False) -> Iterator[None]:
+def record_shape_guards(found: list[ShapeGuard], *, decide: bool = False) -> Iterator[None]:
     """Adds what torch takes for given to ``found``, as long as the block runs, in this thread.
 
     Args:
@@ -149,7 +149,9 @@ def noting_sizes(found: list[Taken], *, decide: bool = False) -> Iterator[None]:
             of_inputs = condition.free_symbols <= env.backed_var_to_val.keys()
             if of_inputs and threading.get_ident() == thread and "suppressed" not in prefix:
                 example = {s: int(env.backed_var_to_val[s]) for s in condition.free_symbols}
-                found.append(Taken(condition, sources, *_where(), example, _ranges(env, condition)))
+                found.append(
+                    ShapeGuard(condition, sources, *_where(), example, _ranges(env, condition))
+                )
             log(env, prefix, condition, forcing_spec)
 
         @wraps(static)  # with the methods of its cache

@@ -9,7 +9,7 @@ import onnx.inliner
 import torch
 from torch.export import ExportedProgram
 
-from aftexport.capture.shape_guards import Taken, noting_sizes
+from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES
 from aftexport.errors import TraceError, UsageError
@@ -81,9 +81,9 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
     cast_size_floats(program)
-    taken: list[Taken] = []
+    taken: list[ShapeGuard] = []
     try:
-        with quiet(), exactly(), noting_sizes(taken):
+        with quiet(), exactly(), record_shape_guards(taken):
             exported = torch.onnx.export(
                 program,
                 (),

@@ -19,7 +19,7 @@ _SCALES = frozenset((
 ))  # fmt: skip
 
 
-def widen_sums(model: onnx.ModelProto) -> None:
+def accumulate_in_float32(model: onnx.ModelProto) -> None:
     """Rewrites a lowered graph in place: what is pooled is rounded to 16 bits once, for the head.
 
     Args:

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from aftexport.bundle.bundle import PARITY, PARITY_PAGE, Bundle, write_manifest
 from aftexport.bundle.golden import Case
 from aftexport.bundle.manifest import Manifest
-from aftexport.bundle.output_path import check_destination
+from aftexport.bundle.output_path import check_output_path
 from aftexport.bundle.tokenizer import check_tokenizer, check_vocabulary
 from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.console import escape, operator_table, size_table, stage
@@ -255,7 +255,7 @@ class _Export:
         options = self._options
         out = options.out if passed else options.failed_out
         # Another bundle may have been written meanwhile.
-        check_destination(out, options.source, options.force or not passed)
+        check_output_path(out, options.source, options.force or not passed)
         move_into_place(folder, out)
 
     def _finish(

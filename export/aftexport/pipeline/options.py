@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from aftexport.bundle.output_path import check_destination
+from aftexport.bundle.output_path import check_output_path
 from aftexport.capture.precision import PRECISIONS
 from aftexport.deploy.export_engine import check_options
 from aftexport.engines.tensorrt.settings import TARGETS as ENGINE_TARGETS
@@ -60,8 +60,8 @@ class ExportOptions:
         _check_tolerance(self.precision, self.tolerance, to=self.to)
         engine = replace(self.engine, max_length=self.max_length)
         check_options(self.to, engine, precision=self.precision, timing_cache=self.timing_cache)
-        check_destination(self.out, self.source, self.force)
-        check_destination(self.failed_out, self.source, force=True)
+        check_output_path(self.out, self.source, self.force)
+        check_output_path(self.failed_out, self.source, force=True)
         return replace(self, engine=engine)
 
 

@@ -23,7 +23,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.operators.domain import operators_in
 from aftexport.passes.evidence import NoEvidenceError, add_evidence
 from aftexport.passes.finish import finish
-from aftexport.passes.float32_sums import widen_sums
+from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.recognition.graph.normalize import normalised
 from aftexport.recognition.recognizer import Recognition, recognise
@@ -104,7 +104,7 @@ def trace(
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
         lowered, recognition = _recognised(lowered, progress)
-    widen_sums(lowered)
+    accumulate_in_float32(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
     reference = ReferenceModule(copied(module)) if program is not checkpoint.program else module

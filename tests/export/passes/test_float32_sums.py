@@ -17,7 +17,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple
 from aftexport.parity import TOLERANCES
 from aftexport.passes.finish import finish
-from aftexport.passes.float32_sums import widen_sums
+from aftexport.passes.float32_sums import accumulate_in_float32
 
 TOKENS = 100_000
 
@@ -67,7 +67,7 @@ class ByRoot(Pooled):
 def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> None:
     module = kind().eval()
     lowered = lower(capture(module, dtype=torch.float16))
-    widen_sums(lowered)
+    accumulate_in_float32(lowered)
     plan = write_chunked(tmp_path / CHUNKED, lowered, precision="fp16")
     chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1)
     model = finish(lowered, precision="fp16").SerializeToString()

@@ -25,7 +25,7 @@ from aftexport.engines.onnxruntime import Provider
 from aftexport.parity.comparison import Differences
 from aftexport.report.layers import Blame
 from aftexport.verify.layers.steps import Steps, Verdict, judge
-from aftexport.verify.layers.subgraph import Cone
+from aftexport.verify.layers.subgraph import Subgraph
 from aftexport.verify.layers.torch_program import Program, Span
 
 Mask = NDArray[np.bool_] | None
@@ -61,7 +61,7 @@ def find_blame(
     tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
     known = {name: value for name, value in observed.items() if name != tensor}
     runs = _Runs(
-        cone=Cone(model, tensor, known),
+        subgraph=Subgraph(model, tensor, known),
         program=program,
         known=known,
         tensor=tensor,
@@ -83,7 +83,7 @@ def find_blame(
     return Blame(
         tensor,
         span.modules,
-        runs.cone.node.op_type,
+        runs.subgraph.node.op_type,
         path[tensor],
         verdict.cause,
         suspects[tensor],
@@ -96,7 +96,7 @@ def find_blame(
 class _Runs:
     """The runs of one operator, each on the inputs that it was served with."""
 
-    cone: Cone
+    subgraph: Subgraph
     program: Program
     known: Mapping[str, Array]
     tensor: str
@@ -105,17 +105,17 @@ class _Runs:
     provider: Provider
 
     def served(self) -> Array:
-        return self.cone.run(fused=self.fused, provider=self.provider)
+        return self.subgraph.run(fused=self.fused, provider=self.provider)
 
     def rounded(self) -> Array:
         return self.program.run([self.tensor], self.known, exact=False)[self.tensor]
 
     def measure(self, observed: Array, served: Array) -> Steps:
         """Return how far each run is from the next."""
-        plain = self.cone.in_float32() if self.fused else None
+        plain = self.subgraph.in_float32() if self.fused else None
         narrowest = plain.run(fused=True, provider=self.provider) if plain else served
-        body = self.cone.run(fused=False, provider=self.provider)
-        wide, defined = self.cone.run_wide(), self.cone.run_defined()
+        body = self.subgraph.run(fused=False, provider=self.provider)
+        wide, defined = self.subgraph.run_wide(), self.subgraph.run_defined()
         rounded, exact = self.rounded(), self.program.run([self.tensor], self.known)[self.tensor]
         own = _own(self.program, self.tensor, self.known)
         return Steps(
@@ -138,8 +138,8 @@ class _Runs:
                 f"PyTorch computes it in the same types to {steps.torch_in_same_types:.1e}: "
                 "the formula in the file loses digits."
             ]
-        findings = _weights(self.cone, self.program, span)
-        findings = findings or _transposed(self.cone, self.rounded(), self.apart)
+        findings = _weights(self.subgraph, self.program, span)
+        findings = findings or _transposed(self.subgraph, self.rounded(), self.apart)
         if not self.fused and steps.body > steps.definition:
             findings.append("Its portable body in the file is not the operator's definition.")
         return findings or [
@@ -197,9 +197,9 @@ def _overflowed(array: Array) -> int:
     return int((~(wide < float(limits.max))).sum())
 
 
-def _weights(cone: Cone, program: Program, span: Span) -> list[str]:
+def _weights(subgraph: Subgraph, program: Program, span: Span) -> list[str]:
     """Which parameters of PyTorch's the graph has otherwise."""
-    stored = {t.name: onnx.numpy_helper.to_array(t) for t in cone.model.graph.initializer}
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in subgraph.model.graph.initializer}
     floats = {name: array for name, array in stored.items() if array.dtype.kind == "f"}
     findings = []
     for name in span.parameters:
@@ -235,12 +235,14 @@ def _differing(array: Array, wanted: Array) -> tuple[int, float] | None:
     return min(found, default=None)
 
 
-def _transposed(cone: Cone, rounded: Array, apart: Callable[[Array, Array], float]) -> list[str]:
+def _transposed(
+    subgraph: Subgraph, rounded: Array, apart: Callable[[Array, Array], float]
+) -> list[str]:
     """Which square weight, turned round, makes the difference go."""
-    before = apart(cone.run_defined(), rounded)
-    for tensor in cone.model.graph.initializer:
+    before = apart(subgraph.run_defined(), rounded)
+    for tensor in subgraph.model.graph.initializer:
         if len(tensor.dims) == 2 and tensor.dims[0] == tensor.dims[1] > 1:
-            turned = cone.transposed(tensor.name).run_defined()
+            turned = subgraph.transposed(tensor.name).run_defined()
             if apart(turned, rounded) < before / 100:
                 return [f"{tensor.name} is transposed: turned round, the difference is gone."]
     return []

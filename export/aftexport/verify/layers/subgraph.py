@@ -10,7 +10,7 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.verify.layers.float64 import run_bodies, run_definitions
 
 
-class Cone:
+class Subgraph:
     """What computes one tensor of a model from others, as a model of its own.
 
     Args:
@@ -36,7 +36,7 @@ class Cone:
             for name, value in self.inputs.items()
         ]
         graph = onnx.helper.make_graph(
-            nodes, "cone", inputs, [onnx.ValueInfoProto(name=target)], weights
+            nodes, "subgraph", inputs, [onnx.ValueInfoProto(name=target)], weights
         )
         self._target = target
         self.model = onnx.helper.make_model(
@@ -65,7 +65,7 @@ class Cone:
         """Computes the tensor in float64, custom operators by their definitions."""
         return run_definitions(self.model, self.inputs)
 
-    def in_float32(self) -> "Cone | None":
+    def in_float32(self) -> "Subgraph | None":
         """The same with its products in float32; None where all of them are."""
         changed = self._copy()
         found = [
@@ -79,7 +79,7 @@ class Cone:
             attribute.s = b"fp32"
         return changed if found else None
 
-    def transposed(self, weight: str) -> "Cone":
+    def transposed(self, weight: str) -> "Subgraph":
         """The same with a square weight transposed."""
         changed = self._copy()
         for tensor in changed.model.graph.initializer:
@@ -88,8 +88,8 @@ class Cone:
                 tensor.CopyFrom(onnx.numpy_helper.from_array(array, weight))
         return changed
 
-    def _copy(self) -> "Cone":
-        copy = object.__new__(Cone)
+    def _copy(self) -> "Subgraph":
+        copy = object.__new__(Subgraph)
         copy.inputs, copy._target = self.inputs, self._target
         copy.model = onnx.ModelProto()
         copy.model.CopyFrom(self.model)

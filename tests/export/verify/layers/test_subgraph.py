@@ -9,7 +9,7 @@ from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
 from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.operators.schema import OnnxOperator
 from aftexport.pipeline.golden_cases import _operator_inputs
-from aftexport.verify.layers.subgraph import Cone
+from aftexport.verify.layers.subgraph import Subgraph
 
 OPSET = 20
 
@@ -42,8 +42,8 @@ def test_a_body_in_float64_is_the_definition(op_type: str) -> None:
     inputs = _operator_inputs(operator, {"num_heads": 2}, 100.0, np.dtype(np.float32))
     model = model_of(operator, 2)
     for output in operator.outputs:
-        cone = Cone(model, output, inputs)
-        wide, defined = cone.run_wide(), cone.run_defined()
+        subgraph = Subgraph(model, output, inputs)
+        wide, defined = subgraph.run_wide(), subgraph.run_defined()
         assert wide.dtype == defined.dtype == np.float64
         rows = np.arange(wide.shape[1]) < inputs.get("lengths", np.array([67, 67]))[:, None]
         np.testing.assert_allclose(wide[rows], defined[rows], rtol=1e-7, atol=1e-9)
@@ -59,10 +59,10 @@ def test_it_starts_from_what_is_given_and_holds_no_more() -> None:
     graph = helper.make_graph(nodes, "graph", [], [], [a, b])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     one = np.ones(1, np.float32)
-    whole = Cone(model, "w", {"x": one})
+    whole = Subgraph(model, "w", {"x": one})
     assert [node.op_type for node in whole.model.graph.node] == ["Mul", "Add", "Sub"]
     assert whole.run(fused=False) == 3
-    part = Cone(model, "z", {"x": one, "y": 10 * one, "w": one})
+    part = Subgraph(model, "z", {"x": one, "y": 10 * one, "w": one})
     assert [node.op_type for node in part.model.graph.node] == ["Add"]
     assert set(part.inputs) == {"y"}
     assert part.run(fused=False) == part.run_wide() == part.run_defined() == 13

@@ -1,14 +1,13 @@
-"""What torch.export complains of, in words that help whoever wrote the model."""
+"""Advice to the author of a model that torch.export does not capture."""
 
 import re
-import traceback
 from collections.abc import Sequence
 
 from torch import nn
 
-from aftexport.capture.shape_guards import Taken, axis_names, is_the_users, line_of
+from aftexport.capture.complaints import violation
+from aftexport.capture.shape_guards import Taken
 from aftexport.contract import MAX_TOKENS
-from aftexport.errors import first_line
 
 _RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
 _INSTEAD = {
@@ -22,13 +21,11 @@ _INSTEAD = {
     "rnn_relu": _RECURRENT,
 }
 """What to write in place of an operator that torch.export does not capture for every length."""
-
-
 IN_TORCH = (
     "Slice in that line from the start or in other steps, or pad the tokens before; or write it in "
     "other operators."
 )
-"""What to do where torch fails itself, see ``failed_in_torch``."""
+"""The advice where torch itself fails, see ``complaints.failed_in_torch``."""
 BRANCHES = "Take branches on the number of tokens out of forward."
 ONE_WAY = "Or export the one way: --max-length {}."
 _TABLE = "Give the table of that line a row for every token."
@@ -136,48 +133,3 @@ def remedy(
     if violation(complaint) is not None:
         return "Take branches on shapes out of forward." + bounded
     return otherwise
-
-
-def violation(complaint: str) -> str | None:
-    """What torch.export says of the first axis it cannot keep free, below a line that does not."""
-    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
-    if found is None:
-        return None
-    # What follows in the line is of mark_dynamic, which the user did not call, or of a log.
-    said = re.split(r" If you're using|Specializations unexpectedly", found[1])[0].rstrip(". ")
-    return re.sub(r"(\w+) = \1\b", r"\1", axis_names(said))
-
-
-def failed_in_torch(error: BaseException) -> bool:
-    """Whether an assertion of torch's own fails, as of slices whose sizes it cannot compare."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    inside = bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("torch.")
-    return isinstance(error, AssertionError) and inside
-
-
-def learned_length(complaint: str) -> int | None:
-    """The most tokens that torch.export says a model takes, as it slices what it has learned."""
-    bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
-    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
-    # [1, rows, D] it counts the numbers, D to a row.
-    bounds += [
-        int(whole) // int(each or 1) - int(more or 0) - 1
-        for more, each, whole in re.findall(
-            r"(?:\((\d+) \+ |\((\d+)\*)?L\['input_ids'\]\.size\(\)\[1\]\)? != (\d+)", complaint
-        )
-    ]
-    return min(bounds, default=0) if min(bounds, default=0) > 1 else None
-
-
-def cause(error: BaseException) -> str:
-    """The type of the innermost cause, what it says, and the user's line that led to it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    kind, words = type(error).__name__, first_line(error)
-    said = kind if words == kind else f"{kind}: {words}".rstrip(".")
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if is_the_users(frame):
-            return f"{said} ({line_of(frame, line)})"
-    return said
