@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from aftexport.capture.complaints import violation
-from aftexport.capture.shape_guards import Taken
+from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.contract import MAX_TOKENS
 
 _RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
@@ -51,12 +51,12 @@ _FLOAT = (
 _PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
 
 
-def is_of_pieces(taken: Taken) -> bool:
+def is_of_pieces(taken: ShapeGuard) -> bool:
     """Whether it is the number of pieces of a tensor, which is not the same for every length."""
     return taken.operator.rpartition(".")[2] in _PIECES
 
 
-def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | None:
+def decisive(taken: Sequence[ShapeGuard], again: Sequence[ShapeGuard] = ()) -> ShapeGuard | None:
     """What keeps a model from being captured, of all that torch.export took for given.
 
     Args:
@@ -74,14 +74,14 @@ def decisive(taken: Sequence[Taken], again: Sequence[Taken] = ()) -> Taken | Non
     return next(iter(kept or own or restricting or again))
 
 
-def _restricts(taken: Taken) -> bool:
+def _restricts(taken: ShapeGuard) -> bool:
     return taken.excludes("batch") or taken.excludes("tokens")
 
 
 def remedy(
     model: nn.Module,
     complaint: str,
-    taken: Taken | None = None,
+    taken: ShapeGuard | None = None,
     one_way: int | None = None,
     *,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.advice import BRANCHES, IN_TORCH, ONE_WAY, decisive, is_of_pieces, remedy
 from aftexport.capture.attempts import Failure, attempt_export, examples
 from aftexport.capture.complaints import cause, failed_in_torch, learned_length, violation
-from aftexport.capture.shape_guards import Taken
+from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.capture.torch_logs import quiet
 from aftexport.errors import TraceError
 
@@ -64,7 +64,7 @@ def _most_tokens(failures: Sequence[Failure], limit: int) -> int:
 
 
 def _one_way(
-    model: nn.Module, names: Sequence[str], taken: Taken | None, bound: int, limit: int
+    model: nn.Module, names: Sequence[str], taken: ShapeGuard | None, bound: int, limit: int
 ) -> int | None:
     """The most tokens up to which the model computes all in one way; None where it has no such.
 
@@ -83,7 +83,7 @@ def _refusal(
     model: nn.Module,
     names: Sequence[str],
     error: Exception,
-    taken: Taken | None,
+    taken: ShapeGuard | None,
     one_way: int | None,
 ) -> TraceError:
     """The error that says why a model cannot be captured, and what to do."""
