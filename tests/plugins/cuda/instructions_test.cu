@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "async_copy.cuh"
 #include "device.h"
+#include "device/async_copy.cuh"
+#include "device/launch.cuh"
+#include "device/mma.cuh"
 #include "float16.h"
-#include "head_context.cuh"
-#include "launch.cuh"
-#include "mma.cuh"
+#include "mechanisms/shared/head_context.cuh"
 
 namespace {
 

@@ -27,7 +27,7 @@ def _without(text: str, removed: str = "__syncthreads();\n") -> tuple[str, str]:
 MUTATIONS = [
     *_of(
         "aft_simple",
-        "aft_simple.cu",
+        "mechanisms/aft_simple.cu",
         _without("shared.sums[tile.warp][tile.column * N + c] = sums[c];\n  __syncthreads();\n"),
         ("numerator = sums[c].numerator * rescale", "numerator = sums[c].numerator"),
         ("active = channel < s.channels;", "active = true;"),
@@ -40,19 +40,23 @@ MUTATIONS = [
     ),
     *_of(
         "aft_simple",
-        "running_sum.cuh",
+        "mechanisms/shared/running_softmax.cuh",
         ("maximum = fmaxf(maximum, other.maximum);", "maximum = other.maximum;"),
     ),
     *_of(
         "aft_simple",
-        "element.cuh",
+        "device/load_store.cuh",
         ("return machine::pack_bfloat(low, high);", "return machine::pack_bfloat(high, low);"),
     ),
-    *_of("aft_simple", "launch.cuh", ("b * tensor.batch_stride + t", "t")),
-    *_of("aft_simple", "gate.cuh", ("machine::fast_exp(-query)", "machine::fast_exp(query)")),
+    *_of("aft_simple", "device/launch.cuh", ("b * tensor.batch_stride + t", "t")),
+    *_of(
+        "aft_simple",
+        "mechanisms/shared/gate.cuh",
+        ("machine::fast_exp(-query)", "machine::fast_exp(query)"),
+    ),
     *_of(
         "aft_full",
-        "aft_full.cu",
+        "mechanisms/aft_full/aft_full.cu",
         ("if (u + 1 >= visible) high = 0.0f;", ""),
         ("if (next <= rows.least_visible)", "if (u <= rows.least_visible)"),
         ("entries[stage ^ 1], next", "entries[stage], next"),
@@ -63,24 +67,24 @@ MUTATIONS = [
     ),
     *_of(
         "aft_full",
-        "aft_full_tile.cuh",
+        "mechanisms/aft_full/aft_full_tile.cuh",
         ("first_key + column + k < visible[i] ?", "true ?"),
         ("counted ? machine::fast_exp(key[i][c] - maximum[c]) : 0.0f", "1.0f"),
     ),
     *_of(
         "aft_full",
-        "aft_full_cell.cuh",
+        "mechanisms/aft_full/aft_full_cell.cuh",
         ("kTrustedPerKey<Half> = 0.25f", "kTrustedPerKey<Half> = 0.0f"),
         ("if (!all_trusted) {", "if (false) {"),
     ),
     *_of(
         "aft_full",
-        "aft_full_maxima.cuh",
+        "mechanisms/aft_full/aft_full_maxima.cuh",
         ("maxima.keys[(b * maxima.blocks + block)", "maxima.keys[(block)"),
     ),
     *_of(
         "aft_full_gemm",
-        "aft_full_gemm.cu",
+        "mechanisms/aft_full/aft_full_gemm.cu",
         ("if (s.causal) return 1;", ""),
         ("if (u < length) {", "{"),
         ("store(entries + s.channels, denominator);", "store(entries + s.channels, numerator);"),
@@ -90,7 +94,7 @@ MUTATIONS = [
     ),
     *_of(
         "aft_local",
-        "aft_local.cu",
+        "mechanisms/aft_local.cu",
         ("distance >= -static_cast<int>(p.sums.left)", "distance > -static_cast<int>(p.sums.left)"),
         ("&& !(p.sums.causal && weight_key > row)", ""),
         ("end = static_cast<int>(last < span ? last : span);", "end = static_cast<int>(span);"),
@@ -102,12 +106,12 @@ MUTATIONS = [
     ),
     *_of(
         "aft_local",
-        "aft_local_product.cuh",
+        "mechanisms/aft_local_product.cuh",
         ("[key + lane % 16][column + n * 8", "[key + lane % 8][column + n * 8"),
     ),
     *_of(
         "aft_local",
-        "window_sums.cuh",
+        "mechanisms/shared/window_sums.cuh",
         ("begin = (rows - left % rows) % rows", "begin = left % rows"),
         ("end = cut < length ? cut : length;", "end = cut;"),
         _without("shared.sums[warp][lane] = own;\n  __syncthreads();\n"),
@@ -115,7 +119,7 @@ MUTATIONS = [
     ),
     *_of(
         "aft_conv",
-        "aft_conv.cu",
+        "mechanisms/aft_conv.cu",
         ("call.taps - 1 : (call.taps - 1) / 2", "call.taps - 1 : call.taps / 2"),
         ("!(call.sequence.causal && j >= table.taps)", "true"),
         ("head * table.pitch + i] =", "i] ="),
@@ -129,23 +133,27 @@ MUTATIONS = [
         ("!total.trusted(denominator, kTrustedDenominator)", "false"),
         ("s.causal && t + 1 < last ? t + 1 : last", "last"),
     ),
-    *_of("aft_conv", "window_sums.cuh", ("+ channel / channels_per_key", "+ channel")),
+    *_of(
+        "aft_conv",
+        "mechanisms/shared/window_sums.cuh",
+        ("+ channel / channels_per_key", "+ channel"),
+    ),
     *_of(
         "linear_attention",
-        "head_context.cuh",
+        "mechanisms/shared/head_context.cuh",
         ("if (column + k < columns) store", "store"),
         ("low = to_tf32(x - __uint_as_float(high));", "low = 0;"),
         ("(states < most ? states : most);", "all_heads;"),
     ),
     *_of(
         "linear_attention",
-        "head_passes.cuh",
+        "mechanisms/shared/head_passes.cuh",
         ("const int count = at_most(end - t, kTokens) - first_row;", "const int count = kTokens;"),
         ("for (int g = 1; g < Sizes::kGroups", "for (int g = 2; g < Sizes::kGroups"),
     ),
     *_of(
         "linear_attention",
-        "head_causal.cuh",
+        "mechanisms/shared/head_causal.cuh",
         ("shared.queries[r][c] = c <= r ? x : 0.0f;", "shared.queries[r][c] = x;"),
         ("i < kTokens; i += Lanes::kLanes", "i < kTokens / 2; i += Lanes::kLanes"),
         ("key_sum += all;", "key_sum += sum;"),
@@ -153,19 +161,19 @@ MUTATIONS = [
     ),
     *_of(
         "linear_attention",
-        "linear_attention.cu",
+        "mechanisms/linear_attention.cu",
         ("positive + machine::fast_exp(fminf(x, 0.0f))", "positive + machine::fast_exp(x)"),
     ),
     *_of(
         "efficient_attention",
-        "head_passes.cuh",
+        "mechanisms/shared/head_passes.cuh",
         ("if (i < count) highest = fmaxf(highest, key[i]);", ";"),
         _without("      sum *= factor;\n", "sum *= factor;"),
         ("context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });", ""),
     ),
     *_of(
         "efficient_attention",
-        "head_causal.cuh",
+        "mechanisms/shared/head_causal.cuh",
         ("constexpr float kSafeSpread = 40.0f;", "constexpr float kSafeSpread = 400.0f;"),
         ("warp < kHeadWarps; ++warp) cut", "warp < 1; ++warp) cut"),
         ("if (r >= first && r < last) shared.queries[r][column]", "shared.queries[r][column]"),
@@ -175,18 +183,18 @@ MUTATIONS = [
     ),
     *_of(
         "efficient_attention",
-        "head_context.cuh",
+        "mechanisms/shared/head_context.cuh",
         ("total * machine::fast_exp(maximum - highest)", "total"),
     ),
     *_of(
         "efficient_attention",
-        "efficient_attention.cu",
+        "mechanisms/efficient_attention.cu",
         ("if (lane + i * kLanes < width) highest", "highest"),
         ("keys > 1 ? keys : 1", "keys"),
     ),
     *_of(
         "fastformer",
-        "head_pool.cuh",
+        "mechanisms/shared/head_softmax_pool.cuh",
         ("token + i >= place.counted || channel", "token + i >= place.rows || channel"),
         ("kept *= 1.0f - share[i][c];", "kept = 1.0f - share[i][c];"),
         _without("x[i][c] = mean;\n    }\n  }\n  __syncthreads();\n"),
@@ -196,7 +204,7 @@ MUTATIONS = [
     ),
     *_of(
         "fastformer",
-        "fastformer.cu",
+        "mechanisms/fastformer.cu",
         (
             "t < place.counted ? machine::fast_exp(logit[i] - highest) : 0.0f",
             "machine::fast_exp(logit[i] - highest)",
@@ -208,7 +216,7 @@ MUTATIONS = [
     ),
     *_of(
         "layer_norm_fastformer",
-        "layer_norm_pool.cuh",
+        "encoder/layer_norm_softmax_pool.cuh",
         ("total * shared.factors[r] + sum", "total + sum"),
         ("sum.denominator * factor + share", "sum.denominator + share"),
         ("lane + j * kWarp < count ? machine::fast_exp", "true ? machine::fast_exp"),
@@ -218,7 +226,7 @@ MUTATIONS = [
     ),
     *_of(
         "layer_norm_fastformer",
-        "tile_product.cuh",
+        "device/tile_product.cuh",
         ("right.copy_to(operands.right[stage]);", "right.copy_to(operands.right[0]);"),
         ("lane % 16][k + lane / 16 * 8]", "lane % 16][k]"),
         ("a[i], {b[2], b[3]}", "a[i], {b[0], b[1]}"),
@@ -227,7 +235,7 @@ MUTATIONS = [
     ),
     *_of(
         "layer_norm_fastformer",
-        "layer_norm_fastformer.cu",
+        "encoder/layer_norm_fastformer.cu",
         ("x * global_key[k]", "x"),
         ("static_cast<int>(length_of(s, tile.batch))", "extent"),
         ("p.global_query[at] * pooled", "pooled"),

@@ -23,8 +23,8 @@
 // norm applied to the product, n F = (X F - mean 1 F) / deviation, cancels where the mean is large; logits apart from
 // sums read X from memory twice for each pooling; Wq and W in turn, 4BTD^2, spare short documents F, not done.
 
-#include "layer_norm_pool.cuh"
-#include "tile_product.cuh"
+#include "device/tile_product.cuh"
+#include "encoder/layer_norm_softmax_pool.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -12,8 +12,8 @@
 //
 // Each thread takes a vector of 16 bytes of channels, several of them at once in prepare.
 
-#include "aft_full_cell.cuh"
-#include "aft_full_maxima.cuh"
+#include "mechanisms/aft_full/aft_full_cell.cuh"
+#include "mechanisms/aft_full/aft_full_maxima.cuh"
 
 namespace aft::cuda {
 namespace {

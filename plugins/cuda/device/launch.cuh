@@ -1,9 +1,9 @@
 // From the C interface to kernels: launching, shared memory, choosing template arguments, workspace.
 #pragma once
 
-#include "element.cuh"
+#include "device/device.cuh"
+#include "device/load_store.cuh"
 #include "kernels.h"
-#include "machine.cuh"
 
 namespace aft::cuda {
 

@@ -5,11 +5,11 @@
 // with one softmax per head, whose logits are products of whole rows with a column for each head, and which weighs
 // whole rows. A block works on a chunk of a document for kGroup heads, kPoolTokens tokens at a time and of these
 // kSlab channels: once for the logits, and again for the sums, which lie in the workspace relative to the largest
-// logit so far. Chunks are merged as any pooling's (head_pool.cuh), with rows as wide as all heads' sums.
+// logit so far. Chunks are merged as any pooling's (head_softmax_pool.cuh), with rows as wide as all heads' sums.
 #pragma once
 
-#include "head_context.cuh"
-#include "head_pool.cuh"
+#include "mechanisms/shared/head_context.cuh"
+#include "mechanisms/shared/head_softmax_pool.cuh"
 
 namespace aft::cuda {
 

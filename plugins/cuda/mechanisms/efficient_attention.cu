@@ -8,14 +8,14 @@
 //
 // The softmax of the keys is over all tokens, so its maximum is known at the end alone. A chunk keeps a running
 // maximum of each channel and scales its rows of S down when that grows; chunks are merged relative to the larger
-// one (head_context.cuh). Causal, every row divides by the sums up to its own: the maximum stays for a tile, and is
+// one (shared/head_context.cuh). Causal, every row divides by the sums up to its own: the maximum stays for a tile, and is
 // raised in the midst of one only for a key so far above it that its weight would leave float32's range.
 //
 // Versions considered: a pass for the maxima before one for the sums needs no scaling, and reads the keys once
 // more, 5BTD; one maximum for all channels of a head saves d of them, and a channel whose keys all lie 90 below
 // the largest would have no weights at all.
 
-#include "head_launch.cuh"
+#include "mechanisms/shared/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -6,7 +6,7 @@
 // its padding. A segment costs a tile 128 KiB of traffic, 1% of the time that its multiply-adds take.
 #pragma once
 
-#include "element.cuh"
+#include "device/load_store.cuh"
 
 namespace aft::cuda {
 

@@ -1,7 +1,7 @@
 // Copies from global to shared memory that go on while the thread computes.
 #pragma once
 
-#include "machine.cuh"
+#include "device/device.cuh"
 
 namespace aft::cuda {
 

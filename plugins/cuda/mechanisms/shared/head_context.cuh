@@ -9,10 +9,10 @@
 // read from 32 banks.
 #pragma once
 
-#include "element.cuh"
-#include "launch.cuh"
-#include "mma.cuh"
-#include "running_sum.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
+#include "device/mma.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -4,10 +4,10 @@
 
 #include <type_traits>
 
-#include "aft_full_segments.cuh"
-#include "gate.cuh"
-#include "launch.cuh"
-#include "running_sum.cuh"
+#include "device/launch.cuh"
+#include "mechanisms/aft_full/aft_full_segments.cuh"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -1,7 +1,7 @@
 // Tensor elements, float32, float16 or bfloat16, read and written as vectors of float32.
 #pragma once
 
-#include "machine.cuh"
+#include "device/device.cuh"
 
 namespace aft::cuda {
 

@@ -2,7 +2,7 @@
 // launches; under a C++ compiler emulator.h (in tests/plugins/cuda/emulator) defines the same names and the
 // few words of CUDA that kernels use (threadIdx, __syncthreads, __shfl_xor_sync, ...).
 //
-// Kernels call the typed wrappers: launch.cuh, element.cuh, mma.cuh, async_copy.cuh.
+// Kernels call the typed wrappers: launch.cuh, load_store.cuh, mma.cuh, async_copy.cuh.
 #pragma once
 
 #include <cstdint>

@@ -18,11 +18,11 @@
 // own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
 // goes over the tokens again, still in registers, with what lies before them.
 
-#include "element.cuh"
-#include "gate.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
 #include "kernels.h"
-#include "launch.cuh"
-#include "running_sum.cuh"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 namespace {

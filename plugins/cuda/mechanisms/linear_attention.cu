@@ -8,14 +8,14 @@
 // keys; causal 6BTD, keys and values being read twice. Heads of over 64 channels have 2 or 8 blocks with a slice of
 // the values each, which read the same keys and queries, mostly from the second-level cache.
 //
-// Not causal: sum_context for the chunks, merge_states, apply_context (head_passes.cuh). Causal: sum_context,
-// merge_states as a scan, causal_context (head_causal.cuh).
+// Not causal: sum_context for the chunks, merge_states, apply_context (shared/head_passes.cuh). Causal: sum_context,
+// merge_states as a scan, causal_context (shared/head_causal.cuh).
 //
 // Versions considered: one block that takes a head from its first token to its last, as the recurrence is written,
 // leaves a GPU idle at B = 1; atomic additions into S need no merge, but their order, and so the last bits, are
 // the scheduler's; 16-bit operands for the products, twice as fast, lose digits of phi, and float16 its range.
 
-#include "head_launch.cuh"
+#include "mechanisms/shared/head_launch.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -9,7 +9,7 @@
 // FLOPs and reads k and v 1 + (62 + 2s) / 64 times, all but one of the reads from the second-level cache where the
 // batch fits. Bound by memory to about s = 32 (tensor cores; FMA: about 8), by arithmetic from there.
 //
-// window_sums.cuh gives what lies outside the span. Inside it exp(K + w) is split into exp(K - m) and
+// shared/window_sums.cuh gives what lies outside the span. Inside it exp(K + w) is split into exp(K - m) and
 // exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
 // exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has not the digits). Keys and
 // rows whose maxima do not meet lose range that way; cells whose denominator comes out too small to be trusted
@@ -21,12 +21,12 @@
 // long windows and nearly double the product of short ones; weights kept in the workspace, T (2s-1) of them,
 // are read by every group of channels at the cost of computing them.
 
-#include "aft_local_product.cuh"
-#include "element.cuh"
-#include "gate.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
 #include "kernels.h"
-#include "launch.cuh"
-#include "window_sums.cuh"
+#include "mechanisms/aft_local_product.cuh"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // How linear and Efficient Attention are launched.
 #pragma once
 
-#include "head_causal.cuh"
-#include "head_passes.cuh"
+#include "mechanisms/shared/head_causal.cuh"
+#include "mechanisms/shared/head_passes.cuh"
 
 namespace aft::cuda {
 

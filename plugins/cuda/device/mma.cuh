@@ -10,7 +10,7 @@
 //   b[0] = b[t][g]   b[1] = b[t+4][g]
 #pragma once
 
-#include "element.cuh"
+#include "device/load_store.cuh"
 
 namespace aft::cuda {
 

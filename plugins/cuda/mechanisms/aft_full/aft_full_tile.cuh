@@ -2,8 +2,8 @@
 // not depend on how the products are taken.
 #pragma once
 
-#include "aft_full_cell.cuh"
-#include "aft_full_maxima.cuh"
+#include "mechanisms/aft_full/aft_full_cell.cuh"
+#include "mechanisms/aft_full/aft_full_maxima.cuh"
 
 namespace aft::cuda {
 

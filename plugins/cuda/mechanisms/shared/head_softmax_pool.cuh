@@ -8,9 +8,9 @@
 // every step is between two numbers of the input's size, whatever the logits are.
 #pragma once
 
-#include "element.cuh"
-#include "launch.cuh"
-#include "running_sum.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 

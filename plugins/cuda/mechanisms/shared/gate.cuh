@@ -1,8 +1,8 @@
 // The gates of the AFT mechanisms: gate(query) * context.
 #pragma once
 
+#include "device/device.cuh"
 #include "kernels.h"
-#include "machine.cuh"
 
 namespace aft::cuda {
 

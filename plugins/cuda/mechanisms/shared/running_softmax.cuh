@@ -3,7 +3,7 @@
 // Merging two such triples is associative, so the tokens may be cut anywhere.
 #pragma once
 
-#include "machine.cuh"
+#include "device/device.cuh"
 
 namespace aft::cuda {
 

@@ -6,8 +6,8 @@
 // lie on keys that do not count loses range, no more.
 #pragma once
 
-#include "launch.cuh"
-#include "running_sum.cuh"
+#include "device/launch.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 

@@ -24,10 +24,10 @@
 // channels a thread. Split tf32 would take three products for each and was not tried. Beyond kSegmentKeys keys the
 // workspace holds totals as well, 64 KiB a tile. 16-bit products need none: the tensor cores add 16 keys at once.
 
-#include "aft_full_segments.cuh"
-#include "aft_full_tile.cuh"
-#include "async_copy.cuh"
-#include "mma.cuh"
+#include "device/async_copy.cuh"
+#include "device/mma.cuh"
+#include "mechanisms/aft_full/aft_full_segments.cuh"
+#include "mechanisms/aft_full/aft_full_tile.cuh"
 
 namespace aft::cuda {
 namespace {

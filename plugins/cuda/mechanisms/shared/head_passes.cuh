@@ -11,7 +11,7 @@
 // where kLanes neighbouring lanes hold channels lane, lane + kLanes, ... of a query row.
 #pragma once
 
-#include "head_context.cuh"
+#include "mechanisms/shared/head_context.cuh"
 
 namespace aft::cuda {
 

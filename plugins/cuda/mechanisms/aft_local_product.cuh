@@ -1,9 +1,9 @@
 // AFT-local's product of a block: kLocalRows rows of weights with the entries of kLocalChannels channels.
 #pragma once
 
-#include "element.cuh"
-#include "mma.cuh"
-#include "window_sums.cuh"
+#include "device/load_store.cuh"
+#include "device/mma.cuh"
+#include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
 

@@ -16,8 +16,8 @@
 // token, which bounds it by that from 4 heads on; tensor cores take the tile's logits for 16 heads at once. Rows kept
 // in shared memory between logits and sums would spare the second read and allow one block a multiprocessor only.
 
-#include "head_context.cuh"
-#include "head_pool.cuh"
+#include "mechanisms/shared/head_context.cuh"
+#include "mechanisms/shared/head_softmax_pool.cuh"
 
 namespace aft::cuda {
 namespace {

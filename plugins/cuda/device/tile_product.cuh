@@ -1,11 +1,11 @@
 // Products of large matrices, a tile of the result by each block of kHeadThreads threads: steps of kTileDepth go
 // through two stages of shared memory, one read ahead of the other. 16-bit elements are multiplied as such, float32
-// as two tf32 numbers each (head_context.cuh); sums are float32.
+// as two tf32 numbers each (mechanisms/shared/head_context.cuh); sums are float32.
 //
 // Strides put the rows that a warp reads at once, 16 bytes of each or a float of each, into different banks.
 #pragma once
 
-#include "head_context.cuh"
+#include "mechanisms/shared/head_context.cuh"
 
 namespace aft::cuda {
 

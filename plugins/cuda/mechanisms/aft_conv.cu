@@ -11,7 +11,7 @@
 // any row is finished, and (s-1) / 128 of another BTD for what neighbouring tiles share, both mostly from the
 // second-level cache where a batch fits it.
 //
-// window_sums.cuh gives what lies outside the span of a tile of 128 rows. The span goes through shared memory
+// shared/window_sums.cuh gives what lies outside the span of a tile of 128 rows. The span goes through shared memory
 // once, in panels of 64 keys, as exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows
 // of 4 channels, all of one head, and goes by blocks of 8 keys: the blocks its rows' windows reach it multiplies,
 // 8 x 8, by 15 weights that depend on the distance of row and key alone; all others, weight exp(0), come as sums
@@ -22,11 +22,11 @@
 // memory bounds s; tensor cores would multiply 128 x (127 + s) weights where 128 s count, and are not needed below
 // s = 30.
 
-#include "element.cuh"
-#include "gate.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
 #include "kernels.h"
-#include "launch.cuh"
-#include "window_sums.cuh"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_sums.cuh"
 
 namespace aft::cuda {
 namespace {

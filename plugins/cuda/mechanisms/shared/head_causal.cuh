@@ -3,7 +3,7 @@
 // queries and keys.
 #pragma once
 
-#include "head_passes.cuh"
+#include "mechanisms/shared/head_passes.cuh"
 
 namespace aft::cuda {
 

@@ -10,10 +10,10 @@
 // pieces every `rows` tokens: 1.5 bytes per token and channel at 64 rows, 0.75 at 128, half of it in causal form.
 #pragma once
 
-#include "element.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
 #include "kernels.h"
-#include "launch.cuh"
-#include "running_sum.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
 
 namespace aft::cuda {
 
