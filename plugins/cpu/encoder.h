@@ -27,6 +27,9 @@ struct PackedWeight {
 std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
                                                 Precision precision);
 
+// Converts `count` numbers of float16.
+void half_to_float(const void* halves, int64_t count, float* floats);
+
 struct LayerNorm {
   const float *weight, *bias;
   float epsilon;

@@ -1,13 +1,16 @@
-// LayerNormFastformer, the attention half of a Fastformer layer (Wu et al., arXiv 2108.09084), heads of width d:
+// LayerNormFastformer, the attention half of a Fastformer layer (Wu et al., arXiv 2108.09084), heads of width d.
 //
-//   N = layer_norm(X)
-//   alpha = softmax_t(N A),               g_q = (sum_t alpha_t N_t) Wq + bq       each head its own columns of Wq
-//   beta  = softmax_t(N Wk diag(g_q) B),  g_k = g_q * ((sum_t beta_t N_t) Wk + bk)
-//   Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
-//
-// Query and key do not exist for every token: two sweeps over X pool its normalised rows, 8 T D h FLOPs, and a third
-// multiplies them. Bound by the multiply-adds of that: with one matrix per document 2 T D^2 + 2 D^3, else, for
-// documents of fewer than D tokens, with Wq and W in turn 4 T D^2, queries living in the second-level cache.
+// Computes: N = layer_norm(X)
+//           alpha = softmax_t(N A),               g_q = (sum_t alpha_t N_t) Wq + bq
+//           beta  = softmax_t(N Wk diag(g_q) B),  g_k = g_q * ((sum_t beta_t N_t) Wk + bk)
+//           Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
+//           In g_q and g_k each head has its own columns of Wq and Wk.
+// Cost:     two sweeps over X pool its normalized rows, 8 T D h FLOPs, and a third multiplies them. Bound by the
+//           multiply-adds of the third: with one matrix per document 2 T D^2 + 2 D^3; with Wq and W in turn, for
+//           documents of fewer than D tokens, 4 T D^2.
+// Method:   query and key are not computed for every token: the poolings are of the normalized rows. With Wq and W in
+//           turn, queries stay in the second-level cache.
+// See:      row_softmax_pool.h, row_blocks.h, layer_norm.h
 
 #include "encoder/layer_norm.h"
 #include "encoder/row_blocks.h"
@@ -153,7 +156,7 @@ class FastformerLayer {
                      const float* x = read_elements(p_.element, p_.input, first * width_, rows * width_, converted);
                      const OutputRows output(p_.element, p_.output, first, rows, width_, converted);
                      multiply_and_add(left, *weight.packed, rows, x, bias, output.data());
-                     output.finish();
+                     output.write_back();
                    });
   }
 
@@ -179,7 +182,7 @@ class FastformerLayer {
                      }
                      const OutputRows output(p_.element, p_.output, first, rows, width_, queries + rows * width_);
                      multiply_and_add(left, *p_.weight, rows, queries, p_.bias, output.data());
-                     output.finish();
+                     output.write_back();
                    });
   }
 

@@ -1,12 +1,13 @@
-// LayerNormFeedForward:
+// LayerNormFeedForward.
 //
-//   Y = X + gelu(layer_norm(X) W_in + b_in) W_out + b_out
-//
-// Bound by multiply-adds: 4 D F FLOPs per row against 8 D bytes; the hidden layer, F = 4 D wide as a rule, would
-// be another 8 F bytes at each step between its two products. Here it never reaches memory. A task normalises a
-// block of rows into the second-level cache. Then, for one chunk of hidden columns after the other: the product
-// with those columns of W_in; bias and gelu on each tile, which leaves the chunk encoded as a left side; its
-// product with those rows of W_out, added to the output, which begins as X + b_out and stays in the cache.
+// Computes: Y = X + gelu(layer_norm(X) W_in + b_in) W_out + b_out
+// Cost:     bound by multiply-adds: 4 D F FLOPs per row against 8 D bytes. The hidden layer, F = 4 D wide as a rule,
+//           would be another 8 F bytes at each step between its two products; here it never reaches memory.
+// Method:   a task normalizes a block of rows into the second-level cache. Then, for one chunk of hidden columns after
+//           the other: the product with those columns of W_in; bias and gelu on each tile, which leaves the chunk
+//           encoded as a left side; its product with those rows of W_out, added to the output, which begins as X +
+//           b_out and stays in the cache.
+// See:      row_blocks.h, gelu.h, layer_norm.h, matmul/matrix_product.h
 
 #include "encoder/gelu.h"
 #include "encoder/layer_norm.h"
@@ -53,7 +54,7 @@ class FeedForwardBlock {
       multiply(hidden_, 0, *p_.weight_out, chunk, 0, width_, rows_,
                AddTo(output_.data(), width_, input_, p_.bias_out, chunk == 0));
     }
-    output_.finish();
+    output_.write_back();
   }
 
  private:
@@ -78,13 +79,13 @@ class FeedForwardBlock {
                  if (last > 0) x += load(sum + v * kLanes);
                  activated[v] = gelu(x);
                }
-               finish(activated, row, column - begin, sum);
+               encode_tile(activated, row, column - begin, sum);
              });
     if constexpr (Product::kScaled)
       for (int64_t r = 0; r < rows_; ++r) Product::encode(sums_ + r * kSums, end - begin, hidden_.words(0, r));
   }
 
-  AFT_INLINE void finish(const Vec (&activated)[kTileVectors], int64_t row, int64_t column, float* sum) const {
+  AFT_INLINE void encode_tile(const Vec (&activated)[kTileVectors], int64_t row, int64_t column, float* sum) const {
     if constexpr (Product::kScaled)
       for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, activated[v]);
     else

@@ -1,9 +1,10 @@
-// LinearResidual:
+// LinearResidual.
 //
-//   Y = R + X W + b
-//
-// Bound by multiply-adds: 2 E D FLOPs per row against 4 (E + 2 D) bytes. A task encodes a block of rows into the
-// second-level cache, multiplies them with W, panel by panel, and adds bias and residual on the way out.
+// Computes: Y = R + X W + b
+// Cost:     bound by multiply-adds: 2 E D FLOPs per row against 4 (E + 2 D) bytes.
+// Method:   a task encodes a block of rows into the second-level cache, multiplies them by W, panel by panel, and adds
+//           bias and residual in the epilogue.
+// See:      row_blocks.h, matmul/matrix_product.h
 
 #include "encoder/row_blocks.h"
 
@@ -24,7 +25,7 @@ void linear_residual(const LinearResidual& p, const Parallel& parallel) {
                      const float* residual =
                          read_elements(p.element, p.residual, first * outputs, rows * outputs, converted);
                      multiply_and_add(left, *p.weight, rows, residual, p.bias, output.data());
-                     output.finish();
+                     output.write_back();
                    });
   });
 }

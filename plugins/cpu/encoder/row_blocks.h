@@ -28,13 +28,12 @@ void for_row_blocks(int64_t rows, int64_t fixed, int64_t per_row, const Parallel
 // Elements of a tensor from `offset` on as float32: where they are, or `count` of float16 converted to `memory`.
 inline const float* read_elements(Element element, const void* tensor, int64_t offset, int64_t count, float* memory) {
   if (element == Element::kFloat32) return static_cast<const float*>(tensor) + offset;
-  const Half* from = static_cast<const Half*>(tensor) + offset;
-  for (int64_t i = 0; i < count; i += kLanes) store(memory + i, load(from + i, count - i), count - i);
+  to_float(static_cast<const Half*>(tensor) + offset, count, memory);
   return memory;
 }
 
 // Rows of an output, `width` wide, while they are computed in float32: where they belong, or in `memory`, from which
-// finish() converts them to float16.
+// write_back() converts them to float16.
 class OutputRows {
  public:
   // Room per row in `memory`.
@@ -46,7 +45,7 @@ class OutputRows {
         count_(rows * width) {}
 
   float* data() const { return data_; }
-  void finish() const {
+  void write_back() const {
     if (!half_) return;
     for (int64_t i = 0; i < count_; i += kLanes) store(half_ + i, load(data_ + i, count_ - i), count_ - i);
   }

@@ -1,7 +1,8 @@
-// Softmax-weighted means of whole token rows, one mean per head: head_softmax_pool.h pools only the head's own
-// channels.
-// Sums are (sum exp(l - m) x, sum exp(l - m), m = max l), with one row of sums per head, and can be built piece by
-// piece.
+// Softmax-weighted means of whole token rows, one mean per head.
+//
+// Computes: (sum exp(l - m) x, sum exp(l - m), m = max l), with one row of sums per head, whereas head_softmax_pool.h
+//           pools only the head's own channels.
+// Method:   sums can be built piece by piece.
 #pragma once
 
 #include "mechanisms/shared/head_softmax_pool.h"
@@ -10,9 +11,7 @@ namespace aft::AFT_ISA {
 
 class RowPool {
  public:
-  static int64_t floats(const PoolShape& shape) {
-    return shape.heads * shape.padded_channels + 2 * shape.padded_heads;
-  }
+  static int64_t floats(const PoolShape& shape) { return shape.heads * shape.padded_channels + 2 * shape.padded_heads; }
 
   RowPool(const PoolShape& shape, float* memory)
       : shape_(shape),

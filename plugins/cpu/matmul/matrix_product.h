@@ -1,9 +1,11 @@
 // The product of a block of rows with a packed weight matrix.
 //
-// Bound by multiply-adds. A tile of kTileRows rows by kPanel columns is summed in registers: per step one vector
-// load for each vector of the panel and one broadcast per row feed kTileVectors multiply-adds per row. The rows of
-// a block lie in the second-level cache, a panel of weights in the first while they all pass it. What is done with
-// a finished tile is the caller's: bias, activation and residual cost no pass over memory.
+// Cost:     bound by multiply-adds: per step one vector load for each vector of the panel and one broadcast per row
+//           feed kTileVectors multiply-adds per row.
+// Method:   a tile of kTileRows rows by kPanel columns is summed in registers. The rows of a block lie in the
+//           second-level cache, a panel of weights in the first while they all pass it. The epilogue of a tile is the
+//           caller's: bias, activation and residual cost no pass over memory.
+// See:      packed_weight.h, select_product.h
 #pragma once
 
 #include "matmul/packed_weight.h"

@@ -1,6 +1,6 @@
-// The product of AFT-full's weights with its entries in whole numbers: that of product_int8.h or product_int16.h, with
-// weights exp(w - row maximum) as the left side, of which the largest whole number stands for 1. That factor is the same
-// for numerator and denominator, so that a row needs no scale.
+// The product of AFT-full's weights with its entries in integers: that of product_int8.h or product_int16.h, with
+// weights exp(w - row maximum) as the left side, of which the largest integer stands for 1. That factor is the same for
+// numerator and denominator, so that a row needs no scale.
 //
 // The right side, exp(K - maximum) V and exp(K - maximum), has a scale for each channel of each block of keys. Most of
 // its numbers may lie below half a step of the largest: rounded to nearest they would all vanish, however many they

@@ -1,17 +1,17 @@
-// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter
-// of s taps each:
+// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter of s taps
+// each.
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
-//
-// where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
-// (s-1)/2 ("same" padding) or s-1 in causal form.
-//
-// Bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
-// exponential; from about s = 30 the multiply-adds take as long.
-//
-// shared/windowed_sums.h has the method. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m)
-// for all heads, so that denominators are summed as further channels. The weight of a row and key depends
-// only on their distance: the tile is a table of the filter, widened by the weight of bias 0 at both ends.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
+//           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
+//           (s-1)/2 ("same" padding) or s-1 in causal form.
+// Cost:     bound by memory at small s: 12 bytes per token and channel in float32 against 2 s FLOPs and the gate's
+//           exponential; from about s = 30 the multiply-adds take as long.
+// Method:   shared/windowed_sums.h. The entries of a key are exp(K - m) V for all channels, followed by exp(K - m) for
+//           all heads, so that denominators are summed as further channels. The weight of a row and a key depends only
+//           on their distance: the tile is a table of the filter, widened by the weight of bias 0 at both ends.
+// Numerics: entries are relative to the largest key, weights to the largest tap of their head. Cells whose denominator
+//           is too small to be trusted are summed again by the definition (shared/exact_fallback.h).
+// See:      shared/windowed_sums.h, shared/channel_to_head.h, shared/exact_fallback.h
 
 #include "mechanisms/shared/channel_to_head.h"
 #include "mechanisms/shared/exact_fallback.h"
@@ -25,10 +25,10 @@ template <class T, Gate gate>
 struct ConvWindow {
   static constexpr int kRows = 4;
   static constexpr int kVecs = 1;
-  static constexpr int64_t kGranules = 2;
-  static constexpr int64_t kBlockTiles = 6;   // whose sums wait for the output
+  static constexpr int64_t kBufferBlocks = 2;
+  static constexpr int64_t kGroupTiles = 6;   // whose sums wait for the output
   static constexpr int kPanels = 2;           // taken together where they have the same weights
-  static constexpr int64_t kKeysAhead = 128;  // over a segment: its keys are read alone first, by raise()
+  static constexpr int64_t kKeysAhead = 128;  // over a segment: its keys are read alone first, by update_maximum()
 
   const AftConv& p;
   const Output<T>& output;
@@ -37,7 +37,7 @@ struct ConvWindow {
   int64_t width, value_panels, head_panels, panels, left, right;
   int64_t table_rows;  // taps, and kRows - 1 at either end
   const T *query, *key, *value, *filter;
-  Scratch table, outside;  // [panels, table_rows, kLanes] and [panels, kLanes]
+  Scratch table, outside_weights;  // [panels, table_rows, kLanes] and [panels, kLanes]
 
   ConvWindow(const AftConv& p, const Output<T>& output)
       : p(p),
@@ -56,7 +56,7 @@ struct ConvWindow {
         value(static_cast<const T*>(p.value)),
         filter(static_cast<const T*>(p.filter)),
         table(panels * table_rows * kLanes),
-        outside(panels * kLanes) {
+        outside_weights(panels * kLanes) {
     for (int64_t panel = 0; panel < panels; ++panel) fill_table(panel);
   }
 
@@ -75,19 +75,19 @@ struct ConvWindow {
   }
 
   void fill_table(int64_t panel) {
-    Vec highest{};
-    for (int64_t j = 0; j < p.taps; ++j) highest = maximum_of(taps_of(panel, j), highest);
-    const Vec zero_bias = exp(-highest);
-    store(outside.data() + panel * kLanes, zero_bias);
+    Vec largest{};
+    for (int64_t j = 0; j < p.taps; ++j) largest = maximum_of(taps_of(panel, j), largest);
+    const Vec outside_weight = exp(-largest);
+    store(outside_weights.data() + panel * kLanes, outside_weight);
     for (int64_t i = 0; i < table_rows; ++i) {
       const int64_t j = i - (kRows - 1);
-      const Vec beyond = p.causal && j >= p.taps ? Vec{} : zero_bias;
+      const Vec beyond = p.causal && j >= p.taps ? Vec{} : outside_weight;
       store(table.data() + (panel * table_rows + i) * kLanes,
-            j >= 0 && j < p.taps ? exp(taps_of(panel, j) - highest) : beyond);
+            j >= 0 && j < p.taps ? exp(taps_of(panel, j) - largest) : beyond);
     }
   }
 
-  int64_t memory_floats() const { return kBlockTiles * kRows * panels * kLanes; }
+  int64_t memory_floats() const { return kGroupTiles * kRows * panels * kLanes; }
 
   // Key channels belong to heads; panels [i * width, (i + 1) * width) of the values are those of the heads of
   // panel i. Calls f(first panel, end, c) with c the first channel of the first panel.
@@ -97,13 +97,12 @@ struct ConvWindow {
     for (int64_t panel = head_panel * width; panel < end; ++panel) f(panel, (panel - head_panel * width) * kLanes);
   }
 
-  void raise(int64_t b, int64_t first, int64_t last, float* reference) const {
+  void update_maximum(int64_t b, int64_t first, int64_t last, float* maximum) const {
     for (int64_t i = 0; i < head_panels; ++i) {
-      float* highest = reference + (value_panels + i) * kLanes;
-      for (int64_t u = first; u < last; ++u) store(highest, maximum_of(head_keys(b, u, i), load(highest)));
-      value_panels_of(i, [&](int64_t panel, int64_t c) {
-        store(reference + panel * kLanes, channel_heads.spread(highest, c));
-      });
+      float* own = maximum + (value_panels + i) * kLanes;
+      for (int64_t u = first; u < last; ++u) store(own, maximum_of(head_keys(b, u, i), load(own)));
+      value_panels_of(i,
+                      [&](int64_t panel, int64_t c) { store(maximum + panel * kLanes, channel_heads.spread(own, c)); });
     }
   }
 
@@ -112,7 +111,7 @@ struct ConvWindow {
   }
 
   template <class Use>
-  AFT_INLINE void for_entries(int64_t b, int64_t first, int64_t last, const float* reference, const Use& use) const {
+  AFT_INLINE void for_entries(int64_t b, int64_t first, int64_t last, const float* maximum, const Use& use) const {
     float weights[kKeyBlock * kLanes];
     for (int64_t u = first; u < last; u += kKeyBlock) {
       const int64_t count = min(kKeyBlock, last - u);
@@ -120,25 +119,24 @@ struct ConvWindow {
         prefetch(key + (b * p.tokens + u + kKeysAhead) * p.heads + i);
       for (int64_t i = 0; i < head_panels; ++i) {
         const int64_t head_panel = value_panels + i;
-        const Vec m = load(reference + head_panel * kLanes);
+        const Vec m = load(maximum + head_panel * kLanes);
         for (int64_t k = 0; k < count; ++k) store(weights + k * kLanes, exp(head_keys(b, u + k, i) - m));
-        use(head_panel, u, count, [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE {
-          entry[0] = load(weights + k * kLanes);
-        });
+        use(head_panel, u, count,
+            [&](int64_t k, Vec(&entry)[1]) AFT_LAMBDA_INLINE { entry[0] = load(weights + k * kLanes); });
         value_panels_of(i, [&](int64_t panel, int64_t c) AFT_LAMBDA_INLINE {
           const T* from = value + (b * p.tokens + u) * p.channels + panel * kLanes;
           if (whole_vectors)
-            weigh_values<true>(panel, u, count, c, from, weights, use);
+            weight_values<true>(panel, u, count, c, from, weights, use);
           else
-            weigh_values<false>(panel, u, count, c, from, weights, use);
+            weight_values<false>(panel, u, count, c, from, weights, use);
         });
       }
     }
   }
 
   template <bool kWhole, class Use>
-  AFT_INLINE void weigh_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
-                               const Use& use) const {
+  AFT_INLINE void weight_values(int64_t panel, int64_t u, int64_t count, int64_t c, const T* from, const float* weights,
+                                const Use& use) const {
     const int64_t lanes = kWhole ? kLanes : p.channels - panel * kLanes;
     // This panel's share of a later block, in the order of memory and each of its lines once.
     const T* ahead = from + kPrefetchRows * p.channels + panel * (kKeyBlock - 1) * kLanes;
@@ -148,42 +146,42 @@ struct ConvWindow {
     });
   }
 
-  // A block of rows at a time: their sums panel by panel, so that all a panel's rows need stays in the first-level
+  // A group of tiles at a time: their sums panel by panel, so that all a panel's rows need stays in the first-level
   // cache, then the output row by row, in the order of memory.
-  void granule(const Granule<kVecs>& g) const {
+  void compute_block(const RowBlock<kVecs>& block) const {
     const int64_t pitch = panels * kLanes;
-    for (int64_t tile = 0; tile < g.tiles; tile += kBlockTiles) {
-      const int64_t tiles = min(kBlockTiles, g.tiles - tile), t = g.begin + tile * kRows;
+    for (int64_t tile = 0; tile < block.tiles; tile += kGroupTiles) {
+      const int64_t tiles = min(kGroupTiles, block.tiles - tile), t = block.begin + tile * kRows;
       int64_t panel = 0;
       if (width % (kPanels * kLanes) == 0)
-        for (; panel < value_panels; panel += kPanels) sum_rows<kPanels>(g, tile, tiles, panel);
-      for (; panel < panels; ++panel) sum_rows<1>(g, tile, tiles, panel);
-      for (int64_t r = 0; r < min(tiles * kRows, g.end - t); ++r)
+        for (; panel < value_panels; panel += kPanels) sum_rows<kPanels>(block, tile, tiles, panel);
+      for (; panel < panels; ++panel) sum_rows<1>(block, tile, tiles, panel);
+      for (int64_t r = 0; r < min(tiles * kRows, block.end - t); ++r)
         if (whole_vectors)
-          write_row<true>(g.document, t + r, g.memory + r * pitch);
+          write_row<true>(block.document, t + r, block.memory + r * pitch);
         else
-          write_row<false>(g.document, t + r, g.memory + r * pitch);
+          write_row<false>(block.document, t + r, block.memory + r * pitch);
     }
   }
 
-  // g.memory[row, panel] = the weighted sums over all keys, for the rows of some tiles and `count` panels with the
+  // block.memory[row, panel] = the weighted sums over all keys, for the rows of some tiles and `count` panels with the
   // same weights.
   template <int count>
-  void sum_rows(const Granule<kVecs>& g, int64_t first_tile, int64_t tiles, int64_t panel) const {
-    float* sums = g.memory + panel * kLanes;
-    const Vec zero_bias = load(outside.data() + panel * kLanes);
-    const int64_t pitch = g.entries.capacity * kLanes;
+  void sum_rows(const RowBlock<kVecs>& block, int64_t first_tile, int64_t tiles, int64_t panel) const {
+    float* sums = block.memory + panel * kLanes;
+    const Vec outside_weight = load(outside_weights.data() + panel * kLanes);
+    const int64_t pitch = block.entries.capacity * kLanes;
     for (int64_t tile = first_tile; tile < first_tile + tiles; ++tile) {
-      const int64_t t = g.begin + tile * kRows, first = max(0, t - left);
-      const int64_t last = min(g.last_key, t + kRows + right);
+      const int64_t t = block.begin + tile * kRows, first = max(0, t - left);
+      const int64_t last = min(block.last_key, t + kRows + right);
       const float* weight = table.data() + (panel * table_rows + first - t + left + kRows - 1) * kLanes;
-      const float* entries = g.entries.at(panel, first);
+      const float* entries = block.entries.at(panel, first);
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < count; ++v)
-          prefetch(query + (g.document * p.tokens + t + r) * p.channels + (panel + v) * kLanes);
+          prefetch(query + (block.document * p.tokens + t + r) * p.channels + (panel + v) * kLanes);
       Vec sum[kRows][count];
       for (int v = 0; v < count; ++v) {
-        const Vec rest = load(g.outside + ((panel + v) * g.tiles + tile) * kLanes) * zero_bias;
+        const Vec rest = load(block.outside_sums + ((panel + v) * block.tiles + tile) * kLanes) * outside_weight;
         for (int r = 0; r < kRows; ++r) sum[r][v] = rest;
       }
       for (int64_t k = 0; k < (last - first) * kLanes; k += kLanes) {
@@ -212,8 +210,7 @@ struct ConvWindow {
       if (kWhole)
         for (; panel + kPanels <= end; panel += kPanels)
           write_panels<kWhole, kPanels>(row, panel, (panel - first) * kLanes, sums, denominators);
-      for (; panel < end; ++panel)
-        write_panels<kWhole, 1>(row, panel, (panel - first) * kLanes, sums, denominators);
+      for (; panel < end; ++panel) write_panels<kWhole, 1>(row, panel, (panel - first) * kLanes, sums, denominators);
     }
   }
 
@@ -261,7 +258,7 @@ struct ConvWindow {
     for (int64_t t = begin; t < end; ++t)
       for (int64_t c = 0; c < p.channels; c += kLanes)
         output.write((b * p.tokens + t) * p.channels + c, Vec{}, p.channels - c);
-    output.finish();
+    output.fence();
   }
 };
 
@@ -273,7 +270,7 @@ void aft_conv(const AftConv& p, const Parallel& parallel) {
       using T = decltype(element);
       const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
       const ConvWindow<T, gate.value> window(p, output);
-      Windowed<ConvWindow<T, gate.value>>(window, p, parallel).run();
+      WindowedSums<ConvWindow<T, gate.value>>(window, p).run(parallel);
     });
   });
 }

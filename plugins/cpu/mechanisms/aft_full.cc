@@ -1,23 +1,21 @@
-// AFT-full (Zhai et al., arXiv 2105.14103, equation 2):
+// AFT-full (Zhai et al., arXiv 2105.14103, equation 2).
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / sum_u exp(K[u,c] + w[t,u])      causal: u <= t
-//
-// Bound by multiply-adds: 4 T FLOPs per token and channel (2 T in causal form).
-//
-// exp(K + w) = exp(w - row maximum) exp(K - m) exp(row maximum + m), and the last factor cancels: two matrix
-// products with the same left side, taken together by the products of matmul/matrix_product.h. The entries
-// (exp(K - m) V, exp(K - m)) are the right side, made once, in blocks of keys; m is the largest key per channel,
-// in causal form the largest up to the block's end. Per task a block of rows takes the blocks of keys one after
-// the other. Row maxima are found on the way: a row's sums are rescaled when a block raises its maximum, a
-// channel's when one raises m. Where the maxima of w and K lie far apart the products underflow; cells whose
-// denominator comes out too small to be trusted are summed again as they are defined.
-//
-// The weights exp(w - row maximum) of a constant w are kept in bfloat16 and in integers, relative to the maximum of the
-// whole row: half and a quarter of what is read otherwise, and a quarter less time. In float32 they are not: 3 % are
-// too little for a second matrix of T x T.
-//
-// In bfloat16 numerator and denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts
-// weight between keys, but a mean of equal values stays what it was.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / sum_u exp(K[u,c] + w[t,u])      causal: u <= t
+// Cost:     bound by multiply-adds: 4 T FLOPs per token and channel (2 T in causal form).
+// Method:   exp(K + w) = exp(w - row maximum) exp(K - m) exp(row maximum + m), and the last factor cancels: two matrix
+//           products with the same left side, computed together (matmul/matrix_product.h). The entries (exp(K - m) V,
+//           exp(K - m)) are the right side, computed once, in blocks of keys; m is the largest key per channel, in
+//           causal form the largest up to the block's end. Per task a block of rows takes the blocks of keys one after
+//           the other. Row maxima are found on the way: a row's sums are rescaled when a block has a larger bias, a
+//           channel's when a block has a larger key.
+//           The weights exp(w - row maximum) of a constant w are kept in bfloat16 and in integers, relative to the
+//           maximum of the whole row: half and a quarter of the memory traffic, and a quarter less time. In float32
+//           they are not kept: 3 % of the time are too little for a second matrix of T x T.
+// Numerics: where the maxima of w and K lie far apart the products underflow. Cells whose denominator is too small to
+//           be trusted are summed again by the definition (shared/exact_fallback.h). In bfloat16 numerator and
+//           denominator share the rounding of exp(w - row maximum) and of exp(K - m): it shifts weight between keys,
+//           but a mean of equal values stays exact.
+// See:      shared/bias_weights.h, matmul/matrix_product.h, matmul/product_bias_weights.h, shared/exact_fallback.h
 
 #include "mechanisms/shared/bias_weights.h"
 #include "mechanisms/shared/exact_fallback.h"
@@ -46,7 +44,7 @@ class FullChannels {
         key_(static_cast<const T*>(p.key) + first_channel),
         value_(static_cast<const T*>(p.value) + first_channel),
         bias_(static_cast<const T*>(p.position_bias)),
-        references_(p.batch * key_blocks_ * panels_ * kLanes),
+        key_maxima_(p.batch * key_blocks_ * panels_ * kLanes),
         scales_(Product::kScaled ? p.batch * key_blocks_ * panels_ * kPanel : 0),
         entries_(p.batch * steps(p.tokens) * panels_ * kPanel) {}
 
@@ -75,8 +73,8 @@ class FullChannels {
   static int64_t steps(int64_t keys) { return ceil_div(keys, Product::kPerWord); }
 
   // Of the block of keys that begins at u.
-  float* reference(int64_t b, int64_t u) const {
-    return references_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kLanes;
+  float* key_maximum(int64_t b, int64_t u) const {
+    return key_maxima_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kLanes;
   }
   float* scales(int64_t b, int64_t u) const {
     return scales_.data() + (b * key_blocks_ + u / kKeys) * panels_ * kPanel;
@@ -92,7 +90,7 @@ class FullChannels {
       Vec m = splat(kNoKey);
       for (int64_t key = u; key < end; ++key)
         m = maximum_of(load(key_ + (b * p_.tokens + key) * p_.channels + c, channels_ - c), m);
-      store(reference(b, u) + c, m);
+      store(key_maximum(b, u) + c, m);
     }
   }
 
@@ -100,17 +98,17 @@ class FullChannels {
     for (int64_t c = 0; c < channels_; c += kLanes) {
       Vec m = splat(kNoKey);
       for (int64_t u = 0; u < p_.tokens; u += kKeys) {
-        m = maximum_of(m, load(reference(b, u) + c));
-        store(reference(b, u) + c, m);
+        m = maximum_of(m, load(key_maximum(b, u) + c));
+        store(key_maximum(b, u) + c, m);
       }
       if (!p_.causal)
-        for (int64_t u = 0; u < p_.tokens; u += kKeys) store(reference(b, u) + c, m);
+        for (int64_t u = 0; u < p_.tokens; u += kKeys) store(key_maximum(b, u) + c, m);
     }
   }
 
   void fill_entries(int64_t b, int64_t u) const {
     const int64_t count = block_keys(b, u);
-    const float* m = reference(b, u);
+    const float* m = key_maximum(b, u);
     for (int64_t step = 0; step < steps(count); ++step)
       for (int64_t panel = 0; panel < panels_; ++panel) {
         Vec numerator[Product::kPerWord] = {}, denominator[Product::kPerWord] = {};
@@ -135,14 +133,13 @@ class FullChannels {
       const auto at = [&](const T* x, int64_t i) AFT_LAMBDA_INLINE {
         return load(x + (b * p_.tokens + u + i) * p_.channels + c, channels_ - c);
       };
-      Vec highest = splat(kNoKey), largest{}, sum{};
-      for (int64_t i = 0; i < count; ++i) highest = maximum_of(at(key_, i), highest);
+      Vec maximum = splat(kNoKey), largest{}, sum{};
+      for (int64_t i = 0; i < count; ++i) maximum = maximum_of(at(key_, i), maximum);
       const auto weight = [&](int64_t i) AFT_LAMBDA_INLINE {
-        return Product::rounded_weight(exp(at(key_, i) - highest) * Product::kLargestWeight, i);
+        return Product::rounded_weight(exp(at(key_, i) - maximum) * Product::kLargestWeight, i);
       };
-      const auto weighted = [&](int64_t i) AFT_LAMBDA_INLINE {
-        return weight(i) * (at(value_, i) / Product::kLargestWeight);
-      };
+      const auto weighted = [&](int64_t i)
+                                AFT_LAMBDA_INLINE { return weight(i) * (at(value_, i) / Product::kLargestWeight); };
       for (int64_t i = 0; i < count; ++i) {
         largest = maximum_of(absolute(weighted(i)), largest);
         sum += weight(i) + weighted(i);
@@ -160,7 +157,7 @@ class FullChannels {
         store(entry + kLanes, Product::pack_weights(denominator));
       }
       // Whole numbers hold no NaN: the scale does.
-      const Vec scale = exp(highest - load(reference(b, u) + c)) / Product::kLargestWeight + (sum - sum);
+      const Vec scale = exp(maximum - load(key_maximum(b, u) + c)) / Product::kLargestWeight + (sum - sum);
       store(scales(b, u) + panel * kPanel, scale * largest);
       store(scales(b, u) + panel * kPanel + kLanes, scale);
     }
@@ -172,22 +169,21 @@ class FullChannels {
     const int64_t keys = p_.causal ? counted : length, rows = round_up(counted - begin, kTileRows);
     float* sums = task_memory(rows_ * (width() + Weights::floats_per_row(kKeys) + 1));
     const Weights weights(sums + rows_ * width(), rows_);
-    float* highest = weights.words(0, rows_);  // per row
+    float* row_maxima = weights.words(0, rows_);
     __builtin_memset(sums, 0, rows * width() * sizeof(float));
-    for (int64_t r = 0; r < rows; ++r) highest[r] = kNoKey;
+    for (int64_t r = 0; r < rows; ++r) row_maxima[r] = kNoKey;
 
     for (int64_t u = 0; u < keys; u += kKeys) {
       const int64_t count = min(kKeys, keys - u);
       // In causal form the rows before the first key have no part in the block.
       const int64_t first = p_.causal ? max(0, u - begin) / kTileRows * kTileRows : 0;
-      if (u > 0)
-        raise_reference(reference(b, u - kKeys), reference(b, u), rows - first, sums + first * width());
+      if (u > 0) rescale_sums(key_maximum(b, u - kKeys), key_maximum(b, u), rows - first, sums + first * width());
       const float* left = weights.words(0, 0);
       if (p_.packed_bias)
         left = packed_weights<Product>(*p_.packed_bias).words(u / kKeys, begin);
       else if constexpr (!Product::kScaled)
         for (int64_t r = first; r < rows; ++r)
-          weigh(begin + r, u, count, highest[r], weights.words(0, r), sums + r * width());
+          compute_weights(begin + r, u, count, row_maxima[r], weights.words(0, r), sums + r * width());
       for (int64_t panel = 0; panel < panels_; ++panel) {
         const float* words = entries(b, u) + panel * steps(block_keys(b, u)) * kPanel;
         for (int64_t r = first; r < rows; r += kTileRows)
@@ -199,17 +195,17 @@ class FullChannels {
               });
       }
     }
-    for (int64_t t = begin; t < counted; ++t) finish(b, t, sums + (t - begin) * width());
+    for (int64_t t = begin; t < counted; ++t) write_row(b, t, sums + (t - begin) * width());
     for (int64_t t = counted; t < end; ++t)
       for (int64_t c = 0; c < channels_; c += kLanes)
         output_.write(first_channel_ + (b * p_.tokens + t) * p_.channels + c, Vec{}, channels_ - c);
-    output_.finish();
+    output_.fence();
   }
 
   // A row's sums: per panel its numerators and its denominators.
   int64_t width() const { return panels_ * kPanel; }
 
-  void raise_reference(const float* before, const float* after, int64_t rows, float* sums) const {
+  void rescale_sums(const float* before, const float* after, int64_t rows, float* sums) const {
     for (int64_t c = 0; c < panels_ * kLanes; c += kLanes, sums += kPanel) {
       const Vec from = load(before + c), to = load(after + c);
       if (!any((IntVec)(from != to))) continue;
@@ -222,20 +218,21 @@ class FullChannels {
   AFT_INLINE static void multiply_by(float* sum, Vec factor) { store(sum, load(sum) * factor); }
 
   // The weights of row t for keys [u, u + count), relative to the row's maximum so far.
-  void weigh(int64_t t, int64_t u, int64_t count, float& highest, float* words, float* sums) const {
+  void compute_weights(int64_t t, int64_t u, int64_t count, float& maximum, float* words, float* sums) const {
     const int64_t row = min(t, p_.tokens - 1), seen = p_.causal ? max(0, min(count, row + 1 - u)) : count;
     const T *bias = bias_ + row * p_.position_bias_width + u, *ahead = bias + kRowsAhead * p_.position_bias_width;
     for (int64_t i = 0; i < count; i += kLineElements<T>) prefetch(ahead + i);
-    const float raised = row_maximum(bias, seen, highest);
-    if (raised != highest) {
-      const Vec factor = exp(splat(highest - raised));
+    const float raised = row_maximum(bias, seen, maximum);
+    if (raised != maximum) {
+      const Vec factor = exp(splat(maximum - raised));
       for (int64_t i = 0; i < width(); i += kLanes) multiply_by(sums + i, factor);
-      highest = raised;
+      maximum = raised;
     }
     encode_weights<Product>(bias, seen, count, raised, words);
   }
 
-  void finish(int64_t b, int64_t t, const float* sums) const {
+  // The epilogue: ratio and gate.
+  void write_row(int64_t b, int64_t t, const float* sums) const {
     for (int64_t c = 0; c < channels_; c += kLanes, sums += kPanel) {
       const int64_t at = (b * p_.tokens + t) * p_.channels + c;
       Vec numerator = load(sums), denominator = load(sums + kLanes);
@@ -259,7 +256,7 @@ class FullChannels {
   const Output<T>& output_;
   const int64_t first_channel_, channels_, panels_, rows_, row_blocks_, key_blocks_;
   const T *query_, *key_, *value_, *bias_;
-  Scratch references_, scales_, entries_;
+  Scratch key_maxima_, scales_, entries_;
 };
 
 // What the products are computed in where `asked` is asked for and the biases lie close enough.

@@ -1,14 +1,14 @@
-// AFT-simple (Zhai et al., arXiv 2105.14103, equation 5):
+// AFT-simple (Zhai et al., arXiv 2105.14103, equation 5).
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / sum_u exp(K[u,c])        causal: u <= t
-//
-// Bound by memory: every element of q, k, v is read once and of y written once, 16 bytes per token and
-// channel in float32, for two exponentials and about ten other operations.
-//
-// (numerator, denominator, maximum) is an associative triple per channel. Not causal: tasks reduce
-// chunks of tokens to triples, the chunks are merged, and a second sweep applies the gate. Causal: the
-// channels are cut into tasks and each runs down the tokens; only where that gives fewer tasks than
-// threads are the tokens cut as well, at the price of reading k and v twice.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / sum_u exp(K[u,c])        causal: u <= t
+// Cost:     bound by memory: every element of q, k, v is read once and of y written once, 16 bytes per token and
+//           channel in float32, for two exponentials and about ten other operations.
+// Method:   (numerator, denominator, maximum) is an associative triple per channel. Not causal: tasks reduce chunks of
+//           tokens to triples, the chunks are merged, and a second sweep applies the gate. Causal: the channels are cut
+//           into tasks, and each runs down the tokens. Only where that gives fewer tasks than threads are the tokens
+//           cut as well; then k and v are read twice.
+// Numerics: sums are relative to the largest key. Long sums are compensated in causal form.
+// See:      shared/running_softmax.h, simd/compensated_sum.h
 
 #include "mechanisms/shared/running_softmax.h"
 #include "simd/compensated_sum.h"
@@ -25,21 +25,21 @@ template <class T, Gate gate>
 void gate_rows(const AftSimple& p, const Output<T>& output, const float* context, int64_t b, int64_t begin,
                int64_t end) {
   const T* query = static_cast<const T*>(p.query);
-  constexpr int kTogether = 2;  // a gate is a long chain of instructions
+  constexpr int kVecs = 2;  // at a time: a gate is a long chain of instructions
   const auto write = [&](auto vecs, int64_t at, int64_t c) AFT_LAMBDA_INLINE {
     constexpr int count = decltype(vecs)::value;
     Vec gated[count];
     for (int v = 0; v < count; ++v)
-      gated[v] = gated_ratio<gate>(load(query + at + v * kLanes, p.channels - c), load(context + c + v * kLanes),
-                                   splat(1.0f));
+      gated[v] =
+          gated_ratio<gate>(load(query + at + v * kLanes, p.channels - c), load(context + c + v * kLanes), splat(1.0f));
     for (int v = 0; v < count; ++v) output.write(at + v * kLanes, gated[v], p.channels - c);
   };
   for (int64_t t = begin; t < end; ++t) {
     const int64_t row = (b * p.tokens + t) * p.channels;
     int64_t c = 0;
-    for (; c + kTogether * kLanes <= p.channels; c += kTogether * kLanes) {
+    for (; c + kVecs * kLanes <= p.channels; c += kVecs * kLanes) {
       prefetch(query + row + c + kPrefetchRows * p.channels);
-      write(Constant<kTogether>{}, row + c, c);
+      write(Constant<kVecs>{}, row + c, c);
     }
     for (; c < p.channels; c += kLanes) write(Constant<1>{}, row + c, c);
   }
@@ -59,8 +59,8 @@ void whole(const AftSimple& p, const Parallel& parallel) {
     RunningSums sums(partials.data() + task * 3 * width, width);
     sums.clear();
     const int64_t first = b * p.tokens + begin;
-    sums.add(key + first * p.channels, value + first * p.channels,
-             min(begin + chunk, length_of(p, b)) - begin, p.channels, p.channels);
+    sums.add(key + first * p.channels, value + first * p.channels, min(begin + chunk, length_of(p, b)) - begin,
+             p.channels, p.channels);
   });
 
   const Output<T> output(p.output, p.batch * p.tokens * p.channels, p.channels);
@@ -73,35 +73,36 @@ void whole(const AftSimple& p, const Parallel& parallel) {
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk;
     gate_rows<T, gate>(p, output, partials.data() + b * chunks * 3 * width, b, begin, min(begin + chunk, p.tokens));
-    output.finish();
+    output.fence();
   });
 }
 
 // Takes one vector of channels down at most kSumBlock tokens. Within the block all sums are relative to one
 // maximum, known before the block is summed: the largest key up to its first token. Should a later key
-// exceed it by too much, the block is cut to that first token, for which the maximum is exact. `lost` is what the
-// sums have lost, numerators and then denominators.
+// exceed it by too much, the block is cut to that first token, for which the maximum is exact. `compensation` is
+// that of the sums, numerators and then denominators.
 template <class T, Gate gate>
 AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const Output<T>& output, int64_t at,
-                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* lost,
+                             int64_t tokens, int64_t stride, int64_t count, RunningSums& sums, float* compensation,
                              int64_t lane) {
   Vec numerator = load(sums.numerator + lane), denominator = load(sums.denominator + lane);
-  Vec numerator_lost = load(lost + lane), denominator_lost = load(lost + sums.width + lane);
-  Vec highest = load(sums.maximum + lane);
+  Vec numerator_compensation = load(compensation + lane);
+  Vec denominator_compensation = load(compensation + sums.width + lane);
+  Vec maximum = load(sums.maximum + lane);
   while (tokens > 0) {
     int64_t rows = tokens;
-    const Vec before = highest, reference = maximum_of(load(key + at, count), before);
-    highest = reference;
-    for (int64_t i = 1; i < rows; ++i) highest = maximum_of(load(key + at + i * stride, count), highest);
-    if (any((IntVec)(highest - reference > kSafeSpread))) {
+    const Vec before = maximum, reference = maximum_of(load(key + at, count), before);
+    maximum = reference;
+    for (int64_t i = 1; i < rows; ++i) maximum = maximum_of(load(key + at + i * stride, count), maximum);
+    if (any((IntVec)(maximum - reference > kSafeSpread))) {
       rows = 1;
-      highest = reference;
+      maximum = reference;
     }
     const Vec rescale = exp(before - reference);
     numerator *= rescale;
-    numerator_lost *= rescale;
+    numerator_compensation *= rescale;
     denominator *= rescale;
-    denominator_lost *= rescale;
+    denominator_compensation *= rescale;
     Vec n{}, d{};
     for (int64_t i = 0; i < rows; ++i, at += stride) {
       const int64_t ahead = at + kPrefetchRows * stride;
@@ -113,20 +114,20 @@ AFT_INLINE void causal_block(const T* query, const T* key, const T* value, const
       d += weight;
       output.write(at, gated_ratio<gate>(load(query + at, count), numerator + n, denominator + d), count);
     }
-    const Vec settle = exp(reference - highest);
-    add_compensated(numerator, numerator_lost, n);
-    add_compensated(denominator, denominator_lost, d);
-    numerator *= settle;
-    numerator_lost *= settle;
-    denominator *= settle;
-    denominator_lost *= settle;
+    const Vec block_rescale = exp(reference - maximum);
+    add_compensated(numerator, numerator_compensation, n);
+    add_compensated(denominator, denominator_compensation, d);
+    numerator *= block_rescale;
+    numerator_compensation *= block_rescale;
+    denominator *= block_rescale;
+    denominator_compensation *= block_rescale;
     tokens -= rows;
   }
   store(sums.numerator + lane, numerator);
   store(sums.denominator + lane, denominator);
-  store(lost + lane, numerator_lost);
-  store(lost + sums.width + lane, denominator_lost);
-  store(sums.maximum + lane, highest);
+  store(compensation + lane, numerator_compensation);
+  store(compensation + sums.width + lane, denominator_compensation);
+  store(sums.maximum + lane, maximum);
 }
 
 template <class T, Gate gate>
@@ -167,16 +168,15 @@ void causal(const AftSimple& p, const Parallel& parallel) {
     const int64_t channels = min(width, p.channels - first_channel);
     const int64_t first = b * p.tokens * p.channels + first_channel;
     RunningSums sums = sums_of(column, task % chunks);
-    float* lost = task_memory(2 * width);
-    __builtin_memset(lost, 0, 2 * width * sizeof(float));
+    float* compensation = task_memory(2 * width);
+    __builtin_memset(compensation, 0, 2 * width * sizeof(float));
     for (int64_t t = begin; t < counted; t += kSumBlock)
       for (int64_t c = 0; c < channels; c += kLanes)
         causal_block<T, gate>(query, key, value, output, first + t * p.channels + c, min(kSumBlock, counted - t),
-                              p.channels, channels - c, sums, lost, c);
+                              p.channels, channels - c, sums, compensation, c);
     for (int64_t t = max(begin, counted); t < end; ++t)
-      for (int64_t c = 0; c < channels; c += kLanes)
-        output.write(first + t * p.channels + c, Vec{}, channels - c);
-    output.finish();
+      for (int64_t c = 0; c < channels; c += kLanes) output.write(first + t * p.channels + c, Vec{}, channels - c);
+    output.fence();
   });
 }
 

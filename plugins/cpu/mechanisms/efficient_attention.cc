@@ -1,19 +1,19 @@
-// Efficient Attention (Shen et al., arXiv 1812.01243, equation 2), per head of width d:
+// Efficient Attention (Shen et al., arXiv 1812.01243, equation 2), per head of width d.
 //
-//   Y = scale * rho_q(Q) (rho_k(K)^T V)
-//
-//   softmax: rho_q is the softmax over the channels of a query, rho_k the softmax over the tokens of a key
-//            channel, in causal form over the tokens up to the query's.
-//   scaling: rho_q(Q) rho_k(K)^T = Q K^T / n, n the number of keys counted.
-//
-// At d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in float32 against 4 d FLOPs and two
-// exponentials, which on two Zen 5 cores take about as long as the memory traffic.
-//
-// Not causal: tasks sum contexts over chunks of tokens, each relative to the chunk's own maximum per key
-// channel, or to 0 where its keys are moderate; they are merged, normalised, and a second sweep applies them. Keys
-// and queries go, in the order in which memory holds them, to blocks that are read several times; a product fetches
-// the rows of the next block meanwhile. Causal: a task runs down the tokens with the contexts of a few heads in the
-// first-level cache; the normalisation of key channel c at token t goes into channel c of query t.
+// Computes: Y = scale * rho_q(Q) (rho_k(K)^T V)
+//           softmax: rho_q is the softmax over the channels of a query, rho_k the softmax over the tokens of a key
+//                    channel, in causal form over the tokens up to the query's.
+//           scaling: rho_q(Q) rho_k(K)^T = Q K^T / n, n the number of keys counted.
+// Cost:     at d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in float32 against 4 d FLOPs
+//           and two exponentials, which on two Zen 5 cores take about as long as the memory traffic.
+// Method:   not causal: tasks sum contexts over chunks of tokens; the contexts are merged and normalized, and a second
+//           sweep applies them. Keys and queries are copied, in the order of memory, to blocks that are read several
+//           times; a product prefetches the rows of the next block meanwhile. Causal: a task runs down the tokens with
+//           the contexts of a few heads in the first-level cache; the normalization of key channel c at token t goes
+//           into channel c of query t.
+// Numerics: a chunk's context is relative to its own maximum per key channel, or to 0 where its keys are moderate. In
+//           causal form long sums are compensated, and a block ends before a key that exceeds the maximum by too much.
+// See:      shared/head_context.h, shared/head_rows.h, shared/running_softmax.h
 
 #include "mechanisms/shared/head_context.h"
 #include "mechanisms/shared/head_rows.h"
@@ -33,10 +33,7 @@ struct Context {
   static int64_t floats(const HeadShape& shape) { return shape.padded * (shape.padded + 2); }
 
   Context(const HeadShape& shape, float* memory)
-      : matrix(memory),
-        sum(memory + shape.padded * shape.padded),
-        maximum(sum + shape.padded),
-        width(shape.padded) {}
+      : matrix(memory), sum(memory + shape.padded * shape.padded), maximum(sum + shape.padded), width(shape.padded) {}
 
   void clear(Normalization normalization) {
     zero(matrix, width * (width + 1));
@@ -63,38 +60,37 @@ struct Context {
       for (int lane = 0; lane < kLanes; ++lane) {
         float* row = matrix + (c + lane) * width;
         const float* other_row = other.matrix + (c + lane) * width;
-        for (int64_t e = 0; e < width; e += kLanes)
-          store(row + e, load(row + e) + load(other_row + e) * scale[lane]);
+        for (int64_t e = 0; e < width; e += kLanes) store(row + e, load(row + e) + load(other_row + e) * scale[lane]);
       }
       store(maximum + c, m);
     }
   }
 };
 
-// A context that the blocks of a document join one after the other, and what its sums have lost by that.
+// A context that the blocks of a document join one after the other, and the compensation of its sums.
 struct RunningContext {
-  Context sums, lost;
+  Context sums, compensation;
 
   static int64_t floats(const HeadShape& shape) { return 2 * Context::floats(shape); }
 
   RunningContext(const HeadShape& shape, float* memory)
-      : sums(shape, memory), lost(shape, memory + Context::floats(shape)) {}
+      : sums(shape, memory), compensation(shape, memory + Context::floats(shape)) {}
 
   void clear(Normalization normalization) {
     sums.clear(normalization);
-    lost.clear(normalization);
+    compensation.clear(normalization);
   }
 
   void move_maximum(int64_t c, Vec to) {
     const Vec factor = exp(load(sums.maximum + c) - to);
     sums.rescale(c, factor);
-    lost.rescale(c, factor);
+    compensation.rescale(c, factor);
     store(sums.maximum + c, to);
   }
 };
 
 // keys become exp(keys - maximum) with the maximum raised to cover them; adds their sum and rescales the context.
-void weigh_keys(const HeadShape& shape, float* keys, int64_t stride, int64_t tokens, Context& context) {
+void compute_key_weights(const HeadShape& shape, float* keys, int64_t stride, int64_t tokens, Context& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const Vec before = load(context.maximum + c);
     Vec m = before, sum{};
@@ -116,21 +112,24 @@ constexpr float kModerate = 16.0f;
 
 // rows = exp(x) if every x is moderate. Returns whether; if not, rows are undefined.
 template <class T>
-bool weigh_moderate(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
-                    const T* beside = nullptr) {
+bool compute_moderate_weights(const HeadShape& shape, const T* x, int64_t heads, int64_t tokens, float* rows,
+                              const T* beside = nullptr) {
   Vec largest{};
-  pack_rows(shape, x, heads, tokens, rows, [&](Vec v) AFT_LAMBDA_INLINE {
-    largest = maximum_of(absolute(v), largest);
-    return exp(v);
-  }, beside);
+  pack_rows(
+      shape, x, heads, tokens, rows,
+      [&](Vec v) AFT_LAMBDA_INLINE {
+        largest = maximum_of(absolute(v), largest);
+        return exp(v);
+      },
+      beside);
   return !any((IntVec)(largest > kModerate));
 }
 
 // rows = exp(query - shift), one shift per token and head, 0 where it can be.
 template <class T>
-Rows weigh_queries(const HeadShape& shape, const T* query, int64_t heads, int64_t tokens, float* memory) {
+Rows compute_query_weights(const HeadShape& shape, const T* query, int64_t heads, int64_t tokens, float* memory) {
   const Rows rows{memory, shape.row(heads)};
-  if (weigh_moderate(shape, query, heads, tokens, memory)) return rows;
+  if (compute_moderate_weights(shape, query, heads, tokens, memory)) return rows;
   copy_rows(shape, query, heads, tokens, memory);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t h = 0; h < heads; ++h) {
@@ -185,7 +184,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
       const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
       const Rows keys{key_memory, shape.row(p.heads)};
       const Rows values = packed_rows(shape, value + at, p.heads, tokens, value_memory);
-      moderate = moderate && weigh_moderate(shape, key + at, p.heads, tokens, key_memory, value + at);
+      moderate = moderate && compute_moderate_weights(shape, key + at, p.heads, tokens, key_memory, value + at);
       if (!moderate) copy_rows(shape, key + at, p.heads, tokens, key_memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const int64_t head = h * shape.padded;
@@ -195,7 +194,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
           zero(context.maximum, context.width);
           add_rows(shape, keys.from(head), tokens, context.sum);
         } else if (softmax) {
-          weigh_keys(shape, key_memory + head, keys.stride, tokens, context);
+          compute_key_weights(shape, key_memory + head, keys.stride, tokens, context);
         }
         add_to_context<T>(keys.from(head), values.from(head), tokens, shape.padded, context.matrix,
                           {key + next, value + next});
@@ -218,7 +217,7 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
     for (float& scale : scales) scale = p.scale;
     for (int64_t t = begin; t < end; t += kHeadTokens) {
       const int64_t tokens = min(kHeadTokens, end - t), at = (b * p.tokens + t) * p.channels;
-      const Rows queries = softmax ? weigh_queries(shape, query + at, p.heads, tokens, memory)
+      const Rows queries = softmax ? compute_query_weights(shape, query + at, p.heads, tokens, memory)
                                    : copy_rows(shape, query + at, p.heads, tokens, memory);
       for (int64_t h = 0; h < p.heads; ++h) {
         const Rows own = queries.from(h * shape.padded);
@@ -228,15 +227,16 @@ void whole(const EfficientAttention& p, const Parallel& parallel) {
                           query + at + kHeadTokens * p.channels + h * shape.width});
       }
     }
-    output.finish();
+    output.fence();
   });
 }
 
-// weigh_keys for a causal block: every weight is relative to the largest key up to the block's first token.
+// compute_key_weights for a causal block: every weight is relative to the largest key up to the block's first token.
 // Later keys may exceed it by kSafeSpread; the block ends before one that exceeds it by more. queries are
 // divided by the prefix sums of the weights. Returns the number of tokens taken.
 template <class T>
-int64_t weigh_causal_keys(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context, float* keys) {
+int64_t compute_causal_key_weights(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context,
+                                   float* keys) {
   const int64_t row = shape.row(1);
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const int64_t count = shape.width - c;
@@ -267,13 +267,13 @@ void divide_queries(const HeadShape& shape, const float* keys, int64_t tokens, R
       const Vec total = base + block;
       store(queries + at, total == 0.0f ? Vec{} : load(queries + at) / total);
     }
-    add_compensated(context.sums.sum + c, context.lost.sum + c, block);
+    add_compensated(context.sums.sum + c, context.compensation.sum + c, block);
   }
 }
 
 // Moves the maximum to the largest key of the block that was taken.
 template <class T>
-void settle(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context) {
+void move_maximum_past(const HeadShape& shape, const T* key, int64_t tokens, RunningContext& context) {
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     Vec m = load(context.sums.maximum + c);
     for (int64_t t = 1; t < tokens; ++t) m = maximum_of(load(key + t * shape.stride + c, shape.width - c), m);
@@ -306,8 +306,8 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
           const int64_t at = (b * p.tokens + t) * p.channels + (first_head + h) * shape.width;
           tokens = end - t;
           if (softmax) {
-            tokens = weigh_causal_keys(shape, key + at, tokens, context, keys);
-            query_scales(shape, weigh_queries(shape, query + at, 1, tokens, queries), tokens, p.scale, scales);
+            tokens = compute_causal_key_weights(shape, key + at, tokens, context, keys);
+            query_scales(shape, compute_query_weights(shape, query + at, 1, tokens, queries), tokens, p.scale, scales);
             divide_queries(shape, keys, tokens, context, queries);
           } else {
             copy_rows(shape, key + at, 1, tokens, keys);
@@ -318,26 +318,22 @@ void causal(const EfficientAttention& p, const Parallel& parallel) {
           zero(results, tokens * shape.padded);
           const int64_t row = shape.row(1);
           advance_context({queries, row}, {keys, row}, {values, row}, tokens, shape.padded, context.sums.matrix,
-                          context.lost.matrix, results);
+                          context.compensation.matrix, results);
           write_rows(shape, results, scales, tokens, output, at);
-          if (softmax) settle(shape, key + at, tokens, context);
+          if (softmax) move_maximum_past(shape, key + at, tokens, context);
         }
       }
     clear_rows(shape, output, b * p.tokens, length, p.tokens, first_head, heads);
-    output.finish();
+    output.fence();
   });
 }
 
 }  // namespace
 
 void efficient_attention(const EfficientAttention& p, const Parallel& parallel) {
-  with_element(p.element, [&](auto element) {
-    using T = decltype(element);
-    if (p.causal)
-      causal<T>(p, parallel);
-    else
-      whole<T>(p, parallel);
-  });
+  with_element_and_causality(
+      p, [&](auto element) { causal<decltype(element)>(p, parallel); },
+      [&](auto element) { whole<decltype(element)>(p, parallel); });
 }
 
 }  // namespace aft::AFT_ISA

@@ -1,14 +1,14 @@
-// Fastformer's additive attention (Wu et al., arXiv 2108.09084, equations 3 to 8), heads of width d:
+// Fastformer's additive attention (Wu et al., arXiv 2108.09084, equations 3 to 8), heads of width d.
 //
-//   alpha = softmax_t(Q A / sqrt(d)),  g_q = sum_t alpha_t Q_t,  P_t = g_q * K_t
-//   beta  = softmax_t(P B / sqrt(d)),  g_k = sum_t beta_t P_t,   Y_t = g_k * V_t     causal: sums up to t
-//
-// Bound by memory: 16 bytes per token and channel in float32 against 4 h + 4 FLOPs for h heads.
-//
-// Not causal: P need not be formed, since P B = K (diag(g_q) B) and g_k = g_q * sum_t beta_t K_t: two pooling
-// sweeps over chunks of tokens (Q, then K) and one product (V). Causal: g_q changes with every token, so beta
-// depends on the scan of alpha and Y on the scan of beta. The tokens go through in stretches whose P stays in
-// the cache; in each, tasks sum chunks, the sums are scanned, and the next sweep starts from them.
+// Computes: alpha = softmax_t(Q A / sqrt(d)),  g_q = sum_t alpha_t Q_t,  P_t = g_q * K_t
+//           beta  = softmax_t(P B / sqrt(d)),  g_k = sum_t beta_t P_t,   Y_t = g_k * V_t     causal: sums up to t
+// Cost:     bound by memory: 16 bytes per token and channel in float32 against 4 h + 4 FLOPs for h heads.
+// Method:   not causal: P need not be formed, since P B = K (diag(g_q) B) and g_k = g_q * sum_t beta_t K_t: two pooling
+//           sweeps over chunks of tokens (Q, then K) and one product (V). Causal: g_q changes with every token, so beta
+//           depends on the scan of alpha and Y on the scan of beta. The tokens go through in stretches whose P stays in
+//           the cache. In each stretch tasks sum chunks, the sums are scanned, and the next sweep starts from them.
+// Numerics: weights are relative to the largest logit of their head. Merges of sums are compensated.
+// See:      shared/head_softmax_pool.h
 
 #include "mechanisms/shared/head_softmax_pool.h"
 #include "simd/parallel.h"
@@ -30,8 +30,8 @@ void transpose_weight(const PoolShape& shape, const void* weight, float* rows) {
 // Pools x[b] over chunks of tokens into sums[b, chunk] with the weights prepare(b, memory) returns, then
 // merges a document's chunks into its first.
 template <class T, class Prepare>
-void pool(const Fastformer& p, const PoolShape& shape, const Parallel& parallel, const T* x, int64_t chunk,
-          float* sums, const Prepare& prepare) {
+void pool(const Fastformer& p, const PoolShape& shape, const Parallel& parallel, const T* x, int64_t chunk, float* sums,
+          const Prepare& prepare) {
   const int64_t chunks = ceil_div(p.tokens, chunk);
   parallel_for(parallel, p.batch * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, begin = task % chunks * chunk, end = min(begin + chunk, length_of(p, b));
@@ -49,8 +49,7 @@ void pool(const Fastformer& p, const PoolShape& shape, const Parallel& parallel,
   });
   for (int64_t b = 0; b < p.batch; ++b) {
     PoolSums total(shape, sums + b * chunks * shape.sums_floats());
-    for (int64_t i = 1; i < chunks; ++i)
-      total.merge(PoolSums(shape, sums + (b * chunks + i) * shape.sums_floats()));
+    for (int64_t i = 1; i < chunks; ++i) total.merge(PoolSums(shape, sums + (b * chunks + i) * shape.sums_floats()));
     total.divide();
   }
 }
@@ -67,8 +66,7 @@ void whole(const Fastformer& p, const Parallel& parallel) {
   transpose_weight<T>(shape, p.alpha_weight, alpha);
   transpose_weight<T>(shape, p.beta_weight, beta);
 
-  pool(p, shape, parallel, static_cast<const T*>(p.query), chunk, query_sums,
-       [&](int64_t, float*) { return alpha; });
+  pool(p, shape, parallel, static_cast<const T*>(p.query), chunk, query_sums, [&](int64_t, float*) { return alpha; });
   const auto global_query = [&](int64_t b) { return query_sums + b * chunks * shape.sums_floats(); };
   pool(p, shape, parallel, static_cast<const T*>(p.key), chunk, key_sums, [&](int64_t b, float* folded) {
     for (int64_t h = 0; h < shape.padded_heads; ++h)
@@ -97,7 +95,7 @@ void whole(const Fastformer& p, const Parallel& parallel) {
           scaled[v] = load(g_k + c + v * kLanes) * load(value + at + v * kLanes, count - v * kLanes);
         output.write(at, scaled, count);
       }
-    output.finish();
+    output.fence();
   });
 }
 
@@ -181,8 +179,7 @@ void causal(const Fastformer& p, const Parallel& parallel) {
           float* product = products + (piece * kCausalChunk + t) * shape.padded_channels;
           running.advance(query + at, p.channels, tokens, logits, memory, [&](int64_t i, int64_t c, Vec mean) {
             prefetch(key + at + (i + kPrefetchRows) * p.channels + c);
-            store(product + i * shape.padded_channels + c,
-                  mean * load(key + at + i * p.channels + c, p.channels - c));
+            store(product + i * shape.padded_channels + c, mean * load(key + at + i * p.channels + c, p.channels - c));
           });
           head_logits(shape, product, shape.padded_channels, tokens, beta, logits);
           __builtin_memcpy(weights, logits, tokens * row * sizeof(float));
@@ -206,7 +203,7 @@ void causal(const Fastformer& p, const Parallel& parallel) {
         for (int64_t t = counted; t < all; ++t)
           for (int64_t c = 0; c < p.channels; c += kLanes)
             output.write((first + t) * p.channels + c, Vec{}, p.channels - c);
-        output.finish();
+        output.fence();
       });
     }
 }
@@ -214,13 +211,9 @@ void causal(const Fastformer& p, const Parallel& parallel) {
 }  // namespace
 
 void fastformer(const Fastformer& p, const Parallel& parallel) {
-  with_element(p.element, [&](auto element) {
-    using T = decltype(element);
-    if (p.causal)
-      causal<T>(p, parallel);
-    else
-      whole<T>(p, parallel);
-  });
+  with_element_and_causality(
+      p, [&](auto element) { causal<decltype(element)>(p, parallel); },
+      [&](auto element) { whole<decltype(element)>(p, parallel); });
 }
 
 }  // namespace aft::AFT_ISA

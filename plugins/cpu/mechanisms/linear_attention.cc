@@ -1,13 +1,15 @@
-// Linear attention ("Transformers are RNNs", Katharopoulos et al., arXiv 2006.16236, equations 4 to 6), per
-// head of width d:
+// Linear attention ("Transformers are RNNs", Katharopoulos et al., arXiv 2006.16236, equations 4 to 6), per head of
+// width d.
 //
-//   Y_t = phi(Q_t) S / (phi(Q_t) z + eps),  S = sum_u phi(K_u) V_u^T,  z = sum_u phi(K_u)     causal: u <= t
-//
-// phi(x) = elu(x) + 1 or relu(x). At d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in
-// float32 against 4 d FLOPs and two exponentials (efficient_attention.cc is the same work).
-//
-// Not causal: tasks sum S and z over chunks of tokens, the chunks are added, a second sweep applies them.
-// Causal: a task runs down the tokens with the contexts of a few heads in the first-level cache.
+// Computes: Y_t = phi(Q_t) S / (phi(Q_t) z + eps),  S = sum_u phi(K_u) V_u^T,  z = sum_u phi(K_u)     causal: u <= t
+//           phi(x) = elu(x) + 1 or relu(x)
+// Cost:     at d = 32 bound by arithmetic and memory alike: 16 bytes per token and channel in float32 against 4 d FLOPs
+//           and two exponentials (efficient_attention.cc does the same work).
+// Method:   not causal: tasks sum S and z over chunks of tokens, the chunks are added, and a second sweep applies them.
+//           Causal: a task runs down the tokens with the contexts of a few heads in the first-level cache.
+// Numerics: phi is never negative, so z does not cancel. Long sums are compensated in causal
+//           form.
+// See:      shared/head_context.h, shared/head_rows.h
 
 #include "mechanisms/shared/head_context.h"
 #include "mechanisms/shared/head_rows.h"
@@ -25,8 +27,9 @@ void feature_rows(FeatureMap map, const HeadShape& shape, const T* x, int64_t he
   if (map == FeatureMap::kRelu)
     pack_rows(shape, x, heads, tokens, rows, [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v); }, beside);
   else
-    pack_rows(shape, x, heads, tokens, rows,
-              [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v) + exp(minimum_of(Vec{}, v)); }, beside);
+    pack_rows(
+        shape, x, heads, tokens, rows,
+        [](Vec v) AFT_LAMBDA_INLINE { return maximum_of(Vec{}, v) + exp(minimum_of(Vec{}, v)); }, beside);
 }
 
 // A smaller eps counts as this one: MIN_EPS of mechanisms/linear_attention.py.
@@ -48,10 +51,10 @@ void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float ep
   invert(tokens, eps, scales);
 }
 
-// scales[t] = 1 / (queries[t] z_t + eps), where z_t is sum plus keys[0..t]; sum then takes up all the keys, and lost
-// what that rounds off.
-void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t tokens, float eps, float* sum, float* lost,
-                   float* scales) {
+// scales[t] = 1 / (queries[t] z_t + eps), where z_t is sum plus keys[0..t]; sum then takes up all the keys, and
+// compensation what that rounds off.
+void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t tokens, float eps, float* sum,
+                   float* compensation, float* scales) {
   Vec dots[kHeadTokens] = {};
   for (int64_t c = 0; c < shape.padded; c += kLanes) {
     const Vec base = load(sum + c);
@@ -60,7 +63,7 @@ void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t toke
       block += load(keys[t] + c);
       dots[t] += load(queries[t] + c) * (base + block);
     }
-    add_compensated(sum + c, lost + c, block);
+    add_compensated(sum + c, compensation + c, block);
   }
   sum_rows(tokens, scales, [&](int64_t t) AFT_LAMBDA_INLINE { return dots[t]; });
   invert(tokens, eps, scales);
@@ -116,14 +119,14 @@ void whole(const LinearAttention& p, const Parallel& parallel) {
                          {output.from(to), p.channels, shape.width, scales, query + to + kHeadTokens * p.channels});
       }
     }
-    output.finish();
+    output.fence();
   });
 }
 
 template <class T>
 void causal(const LinearAttention& p, const Parallel& parallel) {
   const HeadShape shape(p.channels, p.heads);
-  const int64_t sums = shape.padded * (shape.padded + 1), state = 2 * sums;  // S, z, and what each has lost
+  const int64_t sums = shape.padded * (shape.padded + 1), state = 2 * sums;  // S, z, and the compensation of each
   const int64_t group = shape.heads_per_task(p.heads, p.batch, parallel.threads), groups = ceil_div(p.heads, group);
   const int64_t block = shape.rows_floats(group);
   const T *query = static_cast<const T*>(p.query), *key = static_cast<const T*>(p.key),
@@ -145,31 +148,27 @@ void causal(const LinearAttention& p, const Parallel& parallel) {
       const Rows values = packed_rows(shape, value + at, heads, tokens, value_memory);
       for (int64_t h = 0; h < heads; ++h) {
         float *context = states + h * state, *sum = context + shape.padded * shape.padded;
-        float *lost = context + sums, *sum_lost = sum + sums;
+        float *compensation = context + sums, *sum_compensation = sum + sums;
         const int64_t head = h * shape.padded;
         const Rows queries{query_memory + head, row}, keys{key_memory + head, row};
         float scales[kHeadTokens];
-        prefix_scales(shape, queries, keys, tokens, p.eps, sum, sum_lost, scales);
+        prefix_scales(shape, queries, keys, tokens, p.eps, sum, sum_compensation, scales);
         zero(results, tokens * shape.padded);
-        advance_context(queries, keys, values.from(head), tokens, shape.padded, context, lost, results);
+        advance_context(queries, keys, values.from(head), tokens, shape.padded, context, compensation, results);
         write_rows(shape, results, scales, tokens, output, at + h * shape.width);
       }
     }
     clear_rows(shape, output, b * p.tokens, length, p.tokens, first_head, heads);
-    output.finish();
+    output.fence();
   });
 }
 
 }  // namespace
 
 void linear_attention(const LinearAttention& p, const Parallel& parallel) {
-  with_element(p.element, [&](auto element) {
-    using T = decltype(element);
-    if (p.causal)
-      causal<T>(p, parallel);
-    else
-      whole<T>(p, parallel);
-  });
+  with_element_and_causality(
+      p, [&](auto element) { causal<decltype(element)>(p, parallel); },
+      [&](auto element) { whole<decltype(element)>(p, parallel); });
 }
 
 }  // namespace aft::AFT_ISA

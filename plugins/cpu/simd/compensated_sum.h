@@ -11,20 +11,20 @@
 
 namespace aft::AFT_ISA {
 
-// sum += term; sum + lost is the sum as it would be without rounding. Rests on additions being made in the order
-// written, so no -ffast-math.
-AFT_INLINE void add_compensated(Vec& sum, Vec& lost, Vec term) {
+// sum += term; sum + compensation is the sum as it would be without rounding. It needs the additions in the order in
+// which they are written, so no -ffast-math.
+AFT_INLINE void add_compensated(Vec& sum, Vec& compensation, Vec term) {
   const Vec raised = sum + term, added = raised - sum;
-  const Vec rest = lost + ((sum - (raised - added)) + (term - added));
+  const Vec rest = compensation + ((sum - (raised - added)) + (term - added));
   sum = raised + rest;
-  lost = rest - (sum - raised);
+  compensation = rest - (sum - raised);
 }
 
-AFT_INLINE void add_compensated(float* sum, float* lost, Vec term) {
-  Vec total = load(sum), rest = load(lost);
+AFT_INLINE void add_compensated(float* sum, float* compensation, Vec term) {
+  Vec total = load(sum), rest = load(compensation);
   add_compensated(total, rest, term);
   store(sum, total);
-  store(lost, rest);
+  store(compensation, rest);
 }
 
 }  // namespace aft::AFT_ISA

@@ -1,4 +1,5 @@
-// exp, sigmoid and tanh on vectors of float32.
+// exp, tanh and the gate on vectors of float32. Errors are against float64 and are checked by
+// tests/plugins/native/math_test.cc.
 #pragma once
 
 #include "kernels.h"
@@ -6,7 +7,7 @@
 
 namespace aft::AFT_ISA {
 
-// The range of exp_in_range. Below it exp is 0, above it is not asked for.
+// The valid range of exp_in_range.
 constexpr float kExpHigh = 88.0f;
 #if defined(__AVX512F__)
 constexpr float kExpLow = -110.0f;
@@ -15,19 +16,23 @@ constexpr float kExpLow = -87.336f;  // where 2^n still has bits
 #endif
 
 #if defined(__AVX512F__)
-alignas(64) constexpr float kPowers[kLanes] = {  // 2^(i/16)
+alignas(64) constexpr float kPowers[kLanes] = {
+    // 2^(i/16)
     1.0f,        1.04427378f, 1.09050773f, 1.13878863f, 1.18920712f, 1.24185781f, 1.29683955f, 1.35425555f,
     1.41421356f, 1.47682615f, 1.54221083f, 1.61049033f, 1.68179283f, 1.75625216f, 1.83400809f, 1.91520656f};
 #elif defined(__AVX2__)
-alignas(32) constexpr int32_t kPowers[kLanes] = {  // the bits of 2^(i/8), less i << 20
+alignas(32) constexpr int32_t kPowers[kLanes] = {
+    // the bits of 2^(i/8), less i << 20
     0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
 #endif
 
-// exp(x) = 2^n exp(r), relative error against float64 at most 1.5e-7 + 2.7e-9 |x|. n is an integer, |r| <= ln(2)/2;
-// exp(r) = 1 + r + r^2 q(r), q minimax of degree 4 with relative error 3e-9. Where one instruction looks up all of a
-// vector, n is a multiple of 1/16 (AVX-512) or 1/8 (AVX2), r that much smaller and q of degree 1: in AVX-512, which
-// scales by 2^n in another instruction, three quarters of the time. What is limited to the range anyhow takes this,
-// all else exp: where sums are relative to their largest term no x is above the range, and every instruction counts.
+// Computes:    exp(x)
+// Valid range: kExpLow <= x <= kExpHigh; the caller limits x. Otherwise use exp.
+// Max error:   relative 1.5e-7 + 2.7e-9 |x|
+// Method:      exp(x) = 2^n exp(r), n an integer, |r| <= ln(2)/2; exp(r) = 1 + r + r^2 q(r), q minimax of degree 4 with
+//              relative error 3e-9. Where one instruction looks up all of a vector, n is a multiple of 1/16 (AVX-512)
+//              or 1/8 (AVX2), r that much smaller and q of degree 1. In AVX-512, which scales by 2^n in another
+//              instruction, that takes three quarters of the time.
 AFT_INLINE Vec exp_in_range(Vec x) {
 #if defined(__AVX512F__)
   const Vec shift = splat(786432.0f);  // 1.5 * 2^19: adding it rounds to the nearest sixteenth
@@ -62,7 +67,9 @@ AFT_INLINE Vec exp_in_range(Vec x) {
 #endif
 }
 
-// exp(x) for x <= kExpHigh, 0 below about -87.3; in AVX-512, numbers of few digits down to -103.
+// Computes:    exp(x)
+// Valid range: x <= kExpHigh. Sums are relative to their largest term, so no kernel needs larger x.
+// Max error:   as exp_in_range down to -87.3; below, the result is 0, or in AVX-512 a subnormal number down to -103.
 AFT_INLINE Vec exp(Vec x) {
   const Vec power = exp_in_range(maximum_of(splat(kExpLow), x));
 #if defined(__AVX512F__)
@@ -72,7 +79,10 @@ AFT_INLINE Vec exp(Vec x) {
 #endif
 }
 
-// tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|); near 0 that cancels, and the odd series takes over.
+// Computes:    tanh(x)
+// Valid range: all x
+// Max error:   relative 4e-7
+// Method:      tanh(|x|) = (1 - e) / (1 + e), e = exp(-2|x|). Below 0.3 that cancels, and the odd series is used.
 AFT_INLINE Vec tanh(Vec x) {
   Vec size = absolute(x);
   Vec e = exp_in_range(maximum_of(splat(kExpLow), size * -2.0f));
@@ -87,11 +97,14 @@ AFT_INLINE Vec tanh(Vec x) {
   return x < 0.0f ? -result : result;
 }
 
-// gate(query) * numerator / denominator; 0 where nothing was counted.
+// Computes:    gate(query) * numerator / denominator, 0 where the denominator is 0: no key was counted
+// Valid range: all queries; the sigmoid limits them to the range of exp_in_range.
+// Max error:   the sigmoid, relative 3e-7 + 5.4e-9 |query|; the rest as its operations
+// Method:      the sigmoid and the ratio share one division.
 template <Gate gate>
 AFT_INLINE Vec gated_ratio(Vec query, Vec numerator, Vec denominator) {
   Vec empty = Vec{};
-  if (gate == Gate::kSigmoid) {  // one division for both
+  if (gate == Gate::kSigmoid) {
     const Vec e = exp_in_range(-minimum_of(splat(-kExpLow), maximum_of(splat(-kExpHigh), query)));
     Vec ratio = numerator / (denominator * (1.0f + e));
     return denominator == 0.0f ? empty : ratio;

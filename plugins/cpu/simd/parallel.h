@@ -38,6 +38,17 @@ void with_element(Element element, const F& f) {
     f(float{});
 }
 
+// The same, with causal(element) or otherwise(element) in place of f.
+template <class Causal, class Otherwise>
+void with_element_and_causality(const Sequence& s, const Causal& causal, const Otherwise& otherwise) {
+  with_element(s.element, [&](auto element) {
+    if (s.causal)
+      causal(element);
+    else
+      otherwise(element);
+  });
+}
+
 template <auto constant>
 struct Constant {
   static constexpr auto value = constant;

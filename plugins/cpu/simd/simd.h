@@ -55,8 +55,8 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 AFT_INLINE Vec splat(float x) { return x - Vec{}; }
-// Of NaN and a number, these give the second operand: a running maximum passes over a NaN, whose exponential reaches
-// the sums all the same, and a limit keeps one, so that what is no number does not come out as one.
+// Of NaN and a number, these return the second operand. So a running maximum skips a NaN, whose exponential still
+// reaches the sums, and a limit keeps a NaN, so that NaN inputs propagate to the output.
 AFT_INLINE Vec maximum_of(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)a, (__m512)b);

@@ -8,20 +8,20 @@
 namespace aft::AFT_ISA {
 
 template <class T>
-float row_maximum(const T* bias, int64_t count, float highest) {
-  Vec m = splat(highest);
+float row_maximum(const T* bias, int64_t count, float maximum) {
+  Vec m = splat(maximum);
   int64_t k = 0;
   for (; k + kLanes <= count; k += kLanes) m = maximum_of(load(bias + k), m);
-  highest = max_lanes(m);
-  for (; k < count; ++k) highest = to_float(bias[k]) > highest ? to_float(bias[k]) : highest;
-  return highest;
+  maximum = max_lanes(m);
+  for (; k < count; ++k) maximum = to_float(bias[k]) > maximum ? to_float(bias[k]) : maximum;
+  return maximum;
 }
 
 // The largest bias less the smallest, NaN where one is.
 template <class T>
 float row_range(const T* bias, int64_t count) {
-  const float highest = row_maximum(bias, count, kNoKey);
-  Vec low = splat(highest), sums{};
+  const float maximum = row_maximum(bias, count, kNoKey);
+  Vec low = splat(maximum), sums{};
   int64_t k = 0;
   for (; k + kLanes <= count; k += kLanes) {
     low = minimum_of(load(bias + k), low);
@@ -32,19 +32,19 @@ float row_range(const T* bias, int64_t count) {
     lowest = to_float(bias[k]) < lowest ? to_float(bias[k]) : lowest;
     sum += to_float(bias[k]);
   }
-  return sum != sum ? sum : highest - lowest;
+  return sum != sum ? sum : maximum - lowest;
 }
 
-// exp(bias - highest) of `seen` keys, and of those up to `count`, which the row does not see, no weight.
+// exp(bias - maximum) of `seen` keys, and of those up to `count`, which the row does not see, no weight.
 template <class Product, class T>
-void encode_weights(const T* bias, int64_t seen, int64_t count, float highest, float* words) {
+void encode_weights(const T* bias, int64_t seen, int64_t count, float maximum, float* words) {
   int64_t k = 0;
   for (; k + kPanel <= seen; k += kPanel)
-    Product::encode_panel({exp(load(bias + k) - highest), exp(load(bias + k + kLanes) - highest)}, k, words);
+    Product::encode_panel({exp(load(bias + k) - maximum), exp(load(bias + k + kLanes) - maximum)}, k, words);
   for (; k < count; k += kPanel) {
     float last[kPanel] = {};
     for (int64_t i = 0; i < kPanel; i += kLanes)
-      store(last + i, exp(load(bias + k + i, seen - k - i) - highest), seen - k - i);
+      store(last + i, exp(load(bias + k + i, seen - k - i) - maximum), seen - k - i);
     Product::encode_panel({load(last), load(last + kLanes)}, k, words);
   }
 }
@@ -72,10 +72,10 @@ PackedWeight* pack_bias(const AftFull& p) {
   const Weights weights = packed_weights<Product>(*packed);
   for (int64_t t = 0; t < rows; ++t) {
     const T* bias = row(t);
-    const float highest = row_maximum(bias, p.tokens, kNoKey);
+    const float maximum = row_maximum(bias, p.tokens, kNoKey);
     for (int64_t u = 0; u < p.tokens; u += Weights::kChunk) {
       const int64_t count = min(Weights::kChunk, p.tokens - u);
-      encode_weights<Product>(bias + u, count, count, highest, weights.words(u / Weights::kChunk, t));
+      encode_weights<Product>(bias + u, count, count, maximum, weights.words(u / Weights::kChunk, t));
     }
   }
   return packed;

@@ -1,5 +1,5 @@
-// The weighted sums of one row and one vector of channels as they are defined: for the rare cells where the
-// products of separate exponentials underflowed.
+// The weighted sums of one row and one vector of channels by the definition: for the rare cells where the products of
+// separate exponentials underflowed.
 #pragma once
 
 #include "mechanisms/shared/running_softmax.h"
@@ -23,9 +23,9 @@ __attribute__((noinline)) void exact_sums(int64_t keys, const Logit& logit, cons
     n += weight * value(u);
     d += weight;
   }
-  const IntVec lost = (IntVec)(denominator < kTrustedDenominator);
-  numerator = lost ? n : numerator;
-  denominator = lost ? d : denominator;
+  const IntVec untrusted = (IntVec)(denominator < kTrustedDenominator);
+  numerator = untrusted ? n : numerator;
+  denominator = untrusted ? d : denominator;
 }
 
 }  // namespace aft::AFT_ISA

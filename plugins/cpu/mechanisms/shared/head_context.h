@@ -1,9 +1,10 @@
 // Products of a head's token rows with its context, the [width, width] matrix sum_t key_t value_t^T.
 //
-// A tile of sums stays in registers while what is summed over streams past, the tokens for a context and the
-// context's rows for results: each step costs one broadcast per row of the tile and feeds that row's
-// multiply-adds, so the arithmetic, not the loads, sets the pace. Rows of a context are `width` floats apart, a
-// multiple of kLanes, padded with zeros; so are rows of tokens, which lie as far apart as their `stride` says.
+// Cost:     bound by multiply-adds: each step costs one broadcast per row of the tile and feeds that row's
+//           multiply-adds.
+// Method:   a tile of sums stays in registers while the terms stream past: the tokens for a context and the context's
+//           rows for results. Rows of a context are `width` floats apart, a multiple of kLanes, padded with zeros; so
+//           are rows of tokens, which lie as far apart as their `stride` says.
 #pragma once
 
 #include "simd/compensated_sum.h"
@@ -139,11 +140,11 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
   if (e < width) apply(Constant<1>{}, e);
 }
 
-// For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of
-// the context is summed apart and joins the whole in the last step, which leaves in `lost`, as large as the context,
-// what it rounds off.
+// For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of the context
+// is summed apart and joins the whole in the last step. `compensation`, as large as the context, takes up what that
+// rounds off.
 inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
-                            float* lost, float* results) {
+                            float* compensation, float* results) {
   context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {
     constexpr int vecs = decltype(shape)::value;
     Vec base[kCausalRows][vecs], block[kCausalRows][vecs] = {};
@@ -167,7 +168,7 @@ inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens
     for (int r = 0; r < kCausalRows; ++r)
       for (int v = 0; v < vecs; ++v) {
         const int64_t at = (c + r) * width + e + v * kLanes;
-        add_compensated(context + at, lost + at, block[r][v]);
+        add_compensated(context + at, compensation + at, block[r][v]);
       }
   });
 }

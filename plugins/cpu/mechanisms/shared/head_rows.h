@@ -106,8 +106,8 @@ AFT_INLINE void sum_rows(int64_t tokens, float* sums, const Term& term) {
 
 // output[at + token, ...] = rows * scales, one scale per token.
 template <class T>
-void write_rows(const HeadShape& shape, const float* rows, const float* scales, int64_t tokens,
-                const Output<T>& output, int64_t at) {
+void write_rows(const HeadShape& shape, const float* rows, const float* scales, int64_t tokens, const Output<T>& output,
+                int64_t at) {
   constexpr int kVecs = kLineVecs<float>;  // whole lines at a time; past a row there is another, or room for one
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t c = 0; c < shape.padded; c += kVecs * kLanes) {

@@ -1,7 +1,9 @@
-// Pooling of token rows with one softmax per head: each head's logit reads the whole row, its weight applies
-// to the head's own channels. Sums are (sum exp(l - m) x, sum exp(l - m), m = max l) with one denominator
-// and maximum per head, and can be built piece by piece like those of running_softmax.h. What merging them rounds off is
-// kept: in causal form every piece joins those before it.
+// Pooling of token rows with one softmax per head.
+//
+// Computes: (sum exp(l - m) x, sum exp(l - m), m = max l): each head's logit l reads the whole row, its weight applies
+//           to the head's own channels. There is one denominator and one maximum per head.
+// Method:   sums can be built piece by piece like those of running_softmax.h.
+// Numerics: merges are compensated: in causal form every piece joins those before it.
 #pragma once
 
 #include "mechanisms/shared/channel_to_head.h"
@@ -35,15 +37,15 @@ struct PoolShape {
 
 struct PoolSums {
   const PoolShape& shape;
-  float *numerator, *denominator, *maximum, *numerator_lost, *denominator_lost;
+  float *numerator, *denominator, *maximum, *numerator_compensation, *denominator_compensation;
 
   PoolSums(const PoolShape& shape, float* memory)
       : shape(shape),
         numerator(memory),
         denominator(memory + shape.padded_channels),
         maximum(denominator + shape.padded_heads),
-        numerator_lost(maximum + shape.padded_heads),
-        denominator_lost(numerator_lost + shape.padded_channels) {}
+        numerator_compensation(maximum + shape.padded_heads),
+        denominator_compensation(numerator_compensation + shape.padded_channels) {}
 
   void clear() {
     __builtin_memset(numerator, 0, shape.sums_floats() * sizeof(float));
@@ -59,9 +61,8 @@ struct PoolSums {
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       store(factor, exp(load(maximum + h) - load(to + h)));
       store(denominator + h, load(denominator + h) * load(factor));
-      for_channels(h, [&](int64_t c, int64_t own) AFT_LAMBDA_INLINE {
-        store(numerator + c, load(numerator + c) * shape.spread(factor, own));
-      });
+      for_channels(h, [&](int64_t c, int64_t own)
+                          AFT_LAMBDA_INLINE { store(numerator + c, load(numerator + c) * shape.spread(factor, own)); });
       store(maximum + h, load(to + h));
     }
   }
@@ -80,7 +81,7 @@ struct PoolSums {
   void add(const T* x, int64_t stride, int64_t tokens, float* logits, float* raised) {
     raise_maximum(logits, 0, tokens, raised);
     move_maximum(raised);
-    weigh(logits, tokens);
+    compute_weights(logits, tokens);
     for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
       Vec sum{};
       for (int64_t t = 0; t < tokens; ++t) sum += load(logits + t * shape.padded_heads + h);
@@ -106,7 +107,7 @@ struct PoolSums {
   template <class T, class Use>
   void advance(const T* x, int64_t stride, int64_t tokens, float* logits, float* memory, const Use& use) {
     const int64_t row = shape.padded_heads;
-    float *raised = memory, *highest = memory + row, *inverse = memory + 2 * row;
+    float *raised = memory, *block_maximum = memory + row, *inverse = memory + 2 * row;
     for (int64_t begin = 0, count = 0; begin < tokens; begin += count) {
       float* block = logits + begin * row;
       count = tokens - begin;
@@ -114,9 +115,9 @@ struct PoolSums {
       for (int64_t h = 0; h < row; h += kLanes)
         for (int64_t t = 1; t < count; ++t)
           if (any((IntVec)(load(block + t * row + h) - load(raised + h) > kSafeSpread))) count = t;
-      raise_maximum(block, 0, count, highest);
+      raise_maximum(block, 0, count, block_maximum);
       move_maximum(raised);
-      weigh(block, count);
+      compute_weights(block, count);
       for (int64_t h = 0; h < row; h += kLanes) {
         const Vec base = load(denominator + h);
         Vec sum{};
@@ -135,7 +136,7 @@ struct PoolSums {
         }
         store(numerator + c, base + sum);
       }
-      move_maximum(highest);
+      move_maximum(block_maximum);
     }
   }
 
@@ -146,11 +147,11 @@ struct PoolSums {
       store(scale1, exp(m1 - m));
       store(scale2, exp(m2 - m));
       store(maximum + h, m);
-      merge(denominator + h, denominator_lost + h, load(scale1), other.denominator + h, other.denominator_lost + h,
-            load(scale2));
+      merge(denominator + h, denominator_compensation + h, load(scale1), other.denominator + h,
+            other.denominator_compensation + h, load(scale2));
       for_channels(h, [&](int64_t c, int64_t own) AFT_LAMBDA_INLINE {
-        merge(numerator + c, numerator_lost + c, shape.spread(scale1, own), other.numerator + c,
-              other.numerator_lost + c, shape.spread(scale2, own));
+        merge(numerator + c, numerator_compensation + c, shape.spread(scale1, own), other.numerator + c,
+              other.numerator_compensation + c, shape.spread(scale2, own));
       });
     }
   }
@@ -174,12 +175,12 @@ struct PoolSums {
     for (int64_t c = begin; c < end; c += kLanes) f(c, c - begin);
   }
 
-  AFT_INLINE static void merge(float* sum, float* lost, Vec scale, const float* other, const float* other_lost,
-                               Vec other_scale) {
-    Vec total = load(sum) * scale, rest = load(lost) * scale + load(other_lost) * other_scale;
+  AFT_INLINE static void merge(float* sum, float* compensation, Vec scale, const float* other,
+                               const float* other_compensation, Vec other_scale) {
+    Vec total = load(sum) * scale, rest = load(compensation) * scale + load(other_compensation) * other_scale;
     add_compensated(total, rest, load(other) * other_scale);
     store(sum, total);
-    store(lost, rest);
+    store(compensation, rest);
   }
 
   // numerator += weights x for kPoolVecs vectors of channels, each of one head, or all of the same.
@@ -201,7 +202,7 @@ struct PoolSums {
   }
 
   // logits become exp(logits - maximum).
-  void weigh(float* logits, int64_t tokens) const {
+  void compute_weights(float* logits, int64_t tokens) const {
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t h = 0; h < shape.padded_heads; h += kLanes) {
         float* at = logits + t * shape.padded_heads + h;

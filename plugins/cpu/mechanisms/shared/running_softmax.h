@@ -1,6 +1,7 @@
-// Softmax-weighted sums over tokens, per channel, that can be built piece by piece:
-//   (sum exp(K - m) V, sum exp(K - m), m = max K).
-// Merging two such triples is associative, so the tokens may be cut anywhere.
+// Softmax-weighted sums over tokens, per channel, that can be built piece by piece.
+//
+// Computes: (sum exp(K - m) V, sum exp(K - m), m = max K)
+// Method:   merging two such triples is associative, so the tokens may be cut anywhere.
 #pragma once
 
 #include "simd/load_store.h"
@@ -8,7 +9,7 @@
 
 namespace aft::AFT_ISA {
 
-// Stands for "no key yet": lower than every finite key, but differences with it are no NaN.
+// Stands for "no key yet": lower than every finite key, but differences with it are not NaN.
 constexpr float kNoKey = -3.402823466e38f;
 
 // Tokens summed before they join the running sums. Short blocks keep both the rounding error (it grows

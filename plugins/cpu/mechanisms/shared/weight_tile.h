@@ -1,6 +1,8 @@
-// Products of a tile of weights with entries (exp(K - m) V, exp(K - m)): numerator and denominator of a few
-// rows and one vector of channels stay in registers while the keys go by. The multiply-adds set the pace: per
-// key one broadcast for every row, two loads for the entry, two multiply-adds per row.
+// Products of a tile of weights with entries (exp(K - m) V, exp(K - m)).
+//
+// Cost:     bound by multiply-adds: per key one broadcast for every row, two loads for the entry, two multiply-adds per
+//           row.
+// Method:   numerator and denominator of a few rows and one vector of channels stay in registers while the keys go by.
 #pragma once
 
 #include "simd/math.h"
