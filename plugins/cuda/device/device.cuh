@@ -50,6 +50,7 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
   return word;
 }
 
+// clang-format off: PTX, with one list of operands a line.
 #define AFT_MMA_16_8_16(name, type)                                                              \
   __device__ __forceinline__ void name(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                  \
@@ -91,6 +92,7 @@ template <int pending>
 __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
 }
+// clang-format on
 
 // What a block may have without asking for more, and has in the compiler's report.
 constexpr size_t kStaticShared = 48 * 1024;

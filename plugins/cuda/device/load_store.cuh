@@ -67,8 +67,7 @@ struct Raw {
   };
 
   Raw() = default;
-  __device__ __forceinline__ explicit Raw(const T* p)
-      : words(machine::load<typename Words<N * sizeof(T)>::type>(p)) {}
+  __device__ __forceinline__ explicit Raw(const T* p) : words(machine::load<typename Words<N * sizeof(T)>::type>(p)) {}
 
   __device__ __forceinline__ float operator[](int i) const { return to_float(elements[i]); }
 };

@@ -1,11 +1,12 @@
-// Products of large matrices, a tile of the result by each block of kHeadThreads threads: steps of kTileDepth go
+// Products of large matrices, a tile of the result by each block of kBlockThreads threads: steps of kTileDepth go
 // through two stages of shared memory, one read ahead of the other. 16-bit elements are multiplied as such, float32
-// as two tf32 numbers each (mechanisms/shared/head_context.cuh); sums are float32.
+// as two tf32 numbers each (block_product.cuh); sums are float32.
 //
 // Strides put the rows that a warp reads at once, 16 bytes of each or a float of each, into different banks.
 #pragma once
 
-#include "mechanisms/shared/head_context.cuh"
+#include "device/block_product.cuh"
+#include "device/tile_rows.cuh"
 
 namespace aft::cuda {
 
@@ -36,8 +37,8 @@ __device__ __forceinline__ void multiply_stage(TileSums<T>& product, const TileO
   const auto& left = operands.left[stage];
   const auto& right = operands.right[stage];
   if constexpr (sizeof(T) == 4) {
-    product.template add<true, true>(kTileDepth<T>, [&](int r, int k) { return left[r][k]; },
-                                     [&](int k, int c) { return right[k][c]; });
+    product.template add<true, true>(
+        kTileDepth<T>, [&](int r, int k) { return left[r][k]; }, [&](int k, int c) { return right[k][c]; });
   } else {
     const int lane = threadIdx.x % kWarp, row = product.row - lane / 4, column = product.column - lane % 4 * 2;
 #pragma unroll
@@ -63,10 +64,10 @@ __device__ __forceinline__ void multiply_stage(TileSums<T>& product, const TileO
 // Adds left right, change(row, k, x) being in place of each element x of left; what it makes of a row or column
 // beyond the last must be finite. Leaves the stages free.
 template <class T, class Change>
-__device__ __forceinline__ void multiply_tile(TileSums<T>& product, const TileSource& source,
-                                              TileOperands<T>& operands, const Change& change) {
-  HeadRows<T, kTileHeight, kTileDepth<T>> left;
-  HeadRows<T, kTileDepth<T>, kTileWidth<T>> right;
+__device__ __forceinline__ void multiply_tile(TileSums<T>& product, const TileSource& source, TileOperands<T>& operands,
+                                              const Change& change) {
+  TileRows<T, kTileHeight, kTileDepth<T>> left;
+  TileRows<T, kTileDepth<T>, kTileWidth<T>> right;
   const auto load = [&](int k) {
     const int depth = at_most(source.depth - k, kTileDepth<T>);
     left.load(source.left, source.batch, source.first_row, source.rows, k, depth, source.vectors);

@@ -1,27 +1,28 @@
-// LayerNormFastformer, the attention half of a Fastformer layer (Wu et al., arXiv 2108.09084), h heads of width d,
-// not causal. With N = layer_norm(X):
+// LayerNormFastformer, the attention half of a Fastformer layer (Wu et al., arXiv 2108.09084), h heads of width d, not
+// causal.
 //
-//   alpha = softmax_t(N A),               g_q = (sum_t alpha_t N_t) Wq + bq       each head its own columns of Wq
-//   beta  = softmax_t(N Wk diag(g_q) B),  g_k = g_q * ((sum_t beta_t N_t) Wk + bk)
-//   Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
-//
-// Queries and keys do not exist for every token: two sweeps pool the rows of X for g_q and g_k, and one product
-// with a matrix per document, F = Wq (I + diag(g_k) W), is left over tokens.
-//
-// Floor: 4BTD elements moved, X being read three times, each time for what the sweep before found, and
-// 2BTD^2 + 8BTDh + 2BD^3 FLOPs: from D = 512 or so bound by the product, below by memory. Taken: in the poolings
-// every 16 heads read the rows once more, tf32 as three products for logits; their rows come from memory once and for
-// the sums again from the caches, to which the sums of a chunk, 4Dh bytes, go after every 64 tokens. Each tile of the
-// product reads its rows again, D / 128 times in 16 bits, from the second-level cache. Documents of fewer than D
-// tokens are bound by F.
-//
-// Ten launches; those between the poolings and the products are of a few blocks each. What the norm multiplies and
-// adds goes into the small matrices, so that a row is only shifted and scaled where it is read:
-// N W = n diag(norm_weight) W + norm_bias W, n = (X - mean) / deviation.
-//
-// Versions considered: normalized rows in memory spare the products the subtraction and take 4BTD elements more; the
-// norm applied to the product, n F = (X F - mean 1 F) / deviation, cancels where the mean is large; logits apart from
-// sums read X from memory twice for each pooling; Wq and W in turn, 4BTD^2, spare short documents F, not done.
+// Computes: N = layer_norm(X)
+//           alpha = softmax_t(N A),               g_q = (sum_t alpha_t N_t) Wq + bq
+//           beta  = softmax_t(N Wk diag(g_q) B),  g_k = g_q * ((sum_t beta_t N_t) Wk + bk)
+//           Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
+//           In g_q and g_k each head has its own columns of Wq and Wk.
+// Cost:     floor: 4BTD elements moved, since X is read three times, each time with the result of the sweep before, and
+//           2BTD^2 + 8BTDh + 2BD^3 FLOPs: from D = 512 or so bound by the product, below by memory. Taken: in the
+//           poolings every 16 heads read the rows once more, tf32 as three products for logits; their rows come from
+//           memory once and for the sums again from the caches, to which the sums of a chunk, 4Dh bytes, go after every
+//           64 tokens. Each tile of the product reads its rows again, D / 128 times in 16 bits, from the second-level
+//           cache. Documents of fewer than D tokens are bound by F.
+// Method:   queries and keys are not computed for every token: two sweeps pool the rows of X for g_q and g_k, and one
+//           product with a matrix per document, F = Wq (I + diag(g_k) W), remains. Ten launches; those between the
+//           poolings and the products have a few blocks each. The weight and bias of the norm go into the small
+//           matrices, so that a row is only shifted and scaled where it is read:
+//           N W = n diag(norm_weight) W + norm_bias W, n = (X - mean) / deviation.
+// Rejected: normalized rows in memory spare the products the subtraction and take 4BTD elements more. The norm applied
+// to
+//           the product, n F = (X F - mean 1 F) / deviation, cancels where the mean is large. Logits apart from sums
+//           read X from memory twice for each pooling. Wq and W in turn, 4BTD^2, would spare short documents F; not
+//           done.
+// See:      layer_norm_softmax_pool.cuh, device/tile_product.cuh
 
 #include "device/tile_product.cuh"
 #include "encoder/layer_norm_softmax_pool.cuh"
@@ -30,10 +31,10 @@ namespace aft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-static_assert(kThreads == kHeadThreads, "");
+static_assert(kThreads == kBlockThreads, "");
 constexpr int kMergeThreads = 64;
-constexpr int kMostChunks = 128;    // of a document
-constexpr int kColumns = 32;        // of a block where a vector is multiplied
+constexpr int kMostChunks = 128;  // of a document
+constexpr int kColumns = 32;      // of a block where a vector is multiplied
 constexpr int kColumnShare = kThreads / kColumns;
 
 __host__ __device__ AftCudaTensor weight_matrix(const void* weight, const LayerParams& p) {
@@ -96,15 +97,16 @@ __global__ void __launch_bounds__(kThreads, 4) global_kernel(const LayerParams p
   const T* const norm_bias = static_cast<const T*>(p.call.norm_bias);
   const int head = at_most(place.channel, p.channels - 1) / (p.channels / p.heads);
   const float* const mean = p.pool.means + (static_cast<int64_t>(place.batch) * p.heads + head) * p.channels;
-  float pooled = multiply_vector<T>(weight, p.channels, place.channel, [&](int k) {
-    return mean[k] * to_float(norm_weight[k]) + to_float(norm_bias[k]);
-  });
+  float pooled = multiply_vector<T>(weight, p.channels, place.channel,
+                                    [&](int k) { return mean[k] * to_float(norm_weight[k]) + to_float(norm_bias[k]); });
   const int64_t at = static_cast<int64_t>(place.batch) * p.channels + place.channel;
   const T* const bias = static_cast<const T*>(kFirst ? p.call.query_bias : p.call.key_bias);
   if (place.writes) {
     pooled += to_float(bias[place.channel]);
-    if constexpr (kFirst) p.global_query[at] = pooled;
-    else p.global_key[at] = p.global_query[at] * pooled;
+    if constexpr (kFirst)
+      p.global_query[at] = pooled;
+    else
+      p.global_key[at] = p.global_query[at] * pooled;
   }
   if constexpr (kFirst) {
     const float offset =
@@ -193,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const LayerParams 
 
   const int rows = at_most(extent - tile.first_row, kTileHeight);
   T* const output = kFold ? matrix + tile.batch * size : static_cast<T*>(s.output) + tile.batch * s.tokens * s.channels;
-  const auto finish = [&](int r, int c, float x, float sum) {
+  const auto epilogue = [&](int r, int c, float x, float sum) {
     if constexpr (kFold)
       return (x + sum) * to_float(static_cast<const T*>(p.call.norm_weight)[tile.first_row + r]);
     else
@@ -208,10 +210,10 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const LayerParams 
       Raw<T, 2> x;
       x.words = {};
       if (r < tile.rows) x = Raw<T, 2>(from);
-      store(to, {finish(r, c, x[0], pair[0]), finish(r, c + 1, x[1], pair[1])});
+      store(to, {epilogue(r, c, x[0], pair[0]), epilogue(r, c + 1, x[1], pair[1])});
     } else {
       for (int i = 0; i < 2 && c + i < p.channels; ++i)
-        store(to + i, {finish(r, c + i, r < tile.rows ? to_float(from[i]) : 0.0f, pair[i])});
+        store(to + i, {epilogue(r, c + i, r < tile.rows ? to_float(from[i]) : 0.0f, pair[i])});
     }
   });
 }

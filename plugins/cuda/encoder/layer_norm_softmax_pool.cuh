@@ -1,11 +1,11 @@
-// The poolings of LayerNormFastformer (layer_norm_fastformer.cu): means of the normalized rows
+// The poolings of LayerNormFastformer (layer_norm_fastformer.cu).
 //
-//   n = (X - mean) / deviation
-//
-// with one softmax per head, whose logits are products of whole rows with a column for each head, and which weighs
-// whole rows. A block works on a chunk of a document for kGroup heads, kPoolTokens tokens at a time and of these
-// kSlab channels: once for the logits, and again for the sums, which lie in the workspace relative to the largest
-// logit so far. Chunks are merged as any pooling's (head_softmax_pool.cuh), with rows as wide as all heads' sums.
+// Computes: means of the normalized rows n = (X - mean) / deviation with one softmax per head, whose logits are
+//           products of whole rows with a column for each head, and which weights whole rows.
+// Method:   a block works on a chunk of a document for kGroup heads, kPoolTokens tokens at a time and of these kSlab
+//           channels: once for the logits, and again for the sums. Chunks are merged as in any pooling
+//           (mechanisms/shared/head_softmax_pool.cuh), with rows as wide as all heads' sums.
+// Numerics: the sums in the workspace are relative to the largest logit so far.
 #pragma once
 
 #include "mechanisms/shared/head_context.cuh"
@@ -29,18 +29,18 @@ struct LayerParams {
   bool vectors;       // every row of every matrix starts at a multiple of 16 bytes
   // In the workspace:
   Moments* moments;                         // [batch, tokens]
-  float *query_offset;                     // [batch, channels]: norm_bias Wq + bq
+  float* query_offset;                      // [batch, channels]: norm_bias Wq + bq
   float *global_query, *global_key, *bias;  // [batch, channels]
-  float* beta_weight;                      // [batch, channels, heads]: diag(norm_weight) Wk diag(g_q) B
-  void* matrix;                            // [batch, channels, channels]: diag(norm_weight) F, of the tensors' element
-  Pool pool;                               // means of n; a head's channels are all there are
+  float* beta_weight;                       // [batch, channels, heads]: diag(norm_weight) Wk diag(g_q) B
+  void* matrix;                             // [batch, channels, channels]: diag(norm_weight) F, of the tensors' element
+  Pool pool;                                // means of n; a head's channels are all there are
 };
 
 // The moments of `count` rows, four lanes a row.
 template <class T>
 __device__ __forceinline__ void find_moments(Moments (&moments)[kPoolTokens], const LayerParams& p, int batch,
                                              int first, int count) {
-  constexpr int kLanes = kHeadThreads / kPoolTokens, kUnit = kVector<T>;
+  constexpr int kLanes = kBlockThreads / kPoolTokens, kUnit = kVector<T>;
   const int mine = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const T* const from = row<T>(p.call.sequence.query, batch, first + mine);
   const auto sum = [&](const auto& f) {
@@ -75,7 +75,7 @@ template <class T, class Change, class Prepare, class Use>
 __device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerParams& p, const AftCudaTensor& matrix,
                                               int batch, int first, int count, const Change& change,
                                               const Prepare& prepare, const Use& use) {
-  HeadRows<T, kPoolTokens, kSlab> rows;
+  TileRows<T, kPoolTokens, kSlab> rows;
   rows.load(matrix, batch, first, count, 0, p.channels, p.vectors);
   for (int channel = 0; channel < p.channels; channel += kSlab) {
     rows.store_to(shared.rows, [&](int r, int, float x) { return change(r, x); });
@@ -92,13 +92,13 @@ __device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerPar
 using HeadProduct = Product<kPoolTokens, kGroup>;
 template <class T, class Change, class Weight>
 __device__ __forceinline__ void multiply_heads(HeadProduct& product, SlabShared& shared, const LayerParams& p,
-                                               const AftCudaTensor& matrix, int batch, int first, int count,
-                                               int heads, const Change& change, const Weight& weight) {
+                                               const AftCudaTensor& matrix, int batch, int first, int count, int heads,
+                                               const Change& change, const Weight& weight) {
   product.clear();
   const auto prepare = [&](int channel) {
 #pragma unroll
-    for (int i = 0; i < kSlab * kGroup / kHeadThreads; ++i) {
-      const int at = threadIdx.x + i * kHeadThreads, c = at / kGroup, head = at % kGroup;
+    for (int i = 0; i < kSlab * kGroup / kBlockThreads; ++i) {
+      const int at = threadIdx.x + i * kBlockThreads, c = at / kGroup, head = at % kGroup;
       shared.weights[c][head] = channel + c < p.channels && head < heads ? weight(channel + c, head) : 0.0f;
     }
   };
@@ -148,12 +148,13 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
       return p.beta_weight[static_cast<int64_t>(batch) * p.channels * p.heads + at];
   };
 
-  RunningSum running[kGroup / kHeadWarps];  // one warp a head; numerators are in the workspace
+  RunningSum running[kGroup / kBlockWarps];  // one warp a head; numerators are in the workspace
   for (RunningSum& sum : running) sum = RunningSum::empty();
   for (int t = begin; t == begin || t < end; t += kPoolTokens) {
     const int count = at_most(end - t, kPoolTokens);
     Moments* const known = p.moments + batch * s.tokens + t;
-    if constexpr (kFirst) find_moments<T>(shared.moments, p, batch, t, count);
+    if constexpr (kFirst)
+      find_moments<T>(shared.moments, p, batch, t, count);
     else if (threadIdx.x < kPoolTokens)
       shared.moments[threadIdx.x] = static_cast<int>(threadIdx.x) < count ? known[threadIdx.x] : Moments{0.0f, 0.0f};
     __syncthreads();
@@ -166,8 +167,8 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
     __syncthreads();
 
 #pragma unroll
-    for (int i = 0; i < kGroup / kHeadWarps; ++i) {
-      const int head = warp + i * kHeadWarps;
+    for (int i = 0; i < kGroup / kBlockWarps; ++i) {
+      const int head = warp + i * kBlockWarps;
       RunningSum& sum = running[i];
       const float before = sum.maximum;
       float logit[2], share = 0.0f;
@@ -191,22 +192,24 @@ __device__ __forceinline__ void pool_chunk(const LayerParams& p) {
       sum.denominator = sum.denominator * factor + share;
       if (lane == 0) shared.factors[head] = factor;
     }
-    for_each_slab<T>(shared.slabs, p, s.query, batch, t, count, normalize, [](int) {}, [&](int channel) {
-      Product<kGroup, kSlab> sums;
-      sums.clear();
-      sums.template add<sizeof(T) == 4, sizeof(T) == 4>(
-          kPoolTokens, [&](int r, int k) { return shared.logits[k][r]; },
-          [&](int k, int c) { return shared.slabs.rows[k][c]; });
-      sums.for_each([&](int r, int c, float& sum) {
-        if (r >= heads.count || channel + c >= p.channels) return;
-        float& total = p.pool.sums[(place + r) * p.channels + channel + c];
-        total = t == begin ? sum : total * shared.factors[r] + sum;
-      });
-    });
+    for_each_slab<T>(
+        shared.slabs, p, s.query, batch, t, count, normalize, [](int) {},
+        [&](int channel) {
+          Product<kGroup, kSlab> sums;
+          sums.clear();
+          sums.template add<sizeof(T) == 4, sizeof(T) == 4>(
+              kPoolTokens, [&](int r, int k) { return shared.logits[k][r]; },
+              [&](int k, int c) { return shared.slabs.rows[k][c]; });
+          sums.for_each([&](int r, int c, float& sum) {
+            if (r >= heads.count || channel + c >= p.channels) return;
+            float& total = p.pool.sums[(place + r) * p.channels + channel + c];
+            total = t == begin ? sum : total * shared.factors[r] + sum;
+          });
+        });
   }
 #pragma unroll
-  for (int i = 0; i < kGroup / kHeadWarps; ++i) {
-    const int head = warp + i * kHeadWarps;
+  for (int i = 0; i < kGroup / kBlockWarps; ++i) {
+    const int head = warp + i * kBlockWarps;
     if (lane != 0 || head >= heads.count) continue;
     p.pool.maxima[place + head] = running[i].maximum;
     p.pool.denominators[place + head] = running[i].denominator;

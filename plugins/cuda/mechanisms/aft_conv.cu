@@ -1,26 +1,25 @@
-// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter
-// of s taps each:
+// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter of s taps
+// each.
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
-//
-// where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
-// (s-1)/2 ("same" padding) or s-1 in causal form.
-//
-// Bound by memory to about s = 30, from there by multiply-adds, 2BTD s of them (and 1/4 for the denominators).
-// Floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, v being summed in a launch of its own before
-// any row is finished, and (s-1) / 128 of another BTD for what neighbouring tiles share, both mostly from the
-// second-level cache where a batch fits it.
-//
-// shared/window_sums.cuh gives what lies outside the span of a tile of 128 rows. The span goes through shared memory
-// once, in panels of 64 keys, as exp(K - m) V and, once for every four channels, exp(K - m). A thread has 8 rows
-// of 4 channels, all of one head, and goes by blocks of 8 keys: the blocks its rows' windows reach it multiplies,
-// 8 x 8, by 15 weights that depend on the distance of row and key alone; all others, weight exp(0), come as sums
-// that the block of threads shares. The weights are a table of the filter widened at both ends by exp(0), computed
-// once for each head. Heads whose width is no multiple of 4, and unaligned rows, go one channel a thread.
-//
-// Versions considered: (exp(w) - 1) in the window plus the sum over all keys cancels; the whole span in shared
-// memory bounds s; tensor cores would multiply 128 x (127 + s) weights where 128 s count, and are not needed below
-// s = 30.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
+//           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
+//           (s-1)/2 ("same" padding) or s-1 in causal form.
+// Cost:     bound by memory to about s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the
+//           denominators. Floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a
+//           launch of its own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighbouring
+//           tiles share. Both come mostly from the second-level cache where a batch fits it.
+// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. The span goes through shared
+//           memory once, in panels of 64 keys, as exp(K - m) V and, once for every four channels, exp(K - m). A thread
+//           has 8 rows of 4 channels, all of one head, and takes keys in blocks of 8. Blocks within the windows of its
+//           rows are multiplied, 8 x 8, by 15 weights that depend only on the distance of row and key. All other
+//           blocks, of weight exp(0), come as sums that the block of threads shares. The weights are a table of the
+//           filter widened at both ends by exp(0), computed once for each head. Heads whose width is not a multiple of
+//           4, and unaligned rows, take one channel a thread.
+// Numerics: every term is positive. Cells whose denominator is too small to be trusted are summed again by the
+//           definition.
+// Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
+//           s. Tensor cores would multiply 128 x (127 + s) weights where 128 s count, and are not needed below s = 30.
+// See:      shared/window_sums.cuh, shared/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
@@ -40,7 +39,7 @@ constexpr int kPanelBlocks = kPanel / kBlock;
 // Of one head: table[i] is the weight of distance i - (kBlock - 1) from the window's first key.
 struct Table {
   int64_t left, right, taps, pitch;
-  float *weights, *highest;  // [heads, pitch], relative to the largest bias, and [heads], that
+  float *weights, *largest_bias;  // [heads, pitch], relative to the largest bias, and [heads], that
 
   Table(const AftCudaAftConv& call, void* memory)
       : left(call.sequence.causal ? call.taps - 1 : (call.taps - 1) / 2),
@@ -48,7 +47,7 @@ struct Table {
         taps(call.taps),
         pitch(last_block() * kBlock + 2 * kBlock),
         weights(static_cast<float*>(memory)),
-        highest(weights + call.heads * pitch) {}
+        largest_bias(weights + call.heads * pitch) {}
 
   size_t bytes(int64_t heads) const { return sizeof(float) * heads * (pitch + 1); }
 
@@ -77,7 +76,7 @@ struct FillTable {
       const bool counts = !(call.sequence.causal && j >= table.taps);
       table.weights[head * table.pitch + i] = counts ? machine::fast_exp(bias - maximum) : 0.0f;
     }
-    if (lane == 0) table.highest[head] = maximum;
+    if (lane == 0) table.largest_bias[head] = maximum;
   }
 };
 
@@ -243,15 +242,16 @@ __device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p,
 
 // Adds what lies outside the span, and gates.
 template <class T, int N>
-__device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
-                                       const Shared<N>& shared) {
+__device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
+                                         const Shared<N>& shared) {
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
-  const float highest = p.table.highest[tile.head], zero_bias = machine::fast_exp(-highest);
-  const Total total(shared.maximum[tile.column * N] + highest, outside[0]);  // denominators and maxima are a head's
+  const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
+  const Total total(shared.maximum[tile.column * N] + largest_bias,
+                    outside[0]);  // denominators and maxima are a head's
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
-  unsigned lost = 0;  // rows to be summed again
+  unsigned untrusted = 0;  // rows to be summed again
 #pragma unroll
   for (int r = 0; r < kBlock; ++r) {
     if (first + r >= s.tokens) break;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, con
     const float span = sums.denominator[r] + sums.outside_denominator * zero_bias;
     const float denominator = total.of(span, outside[0].denominator);
     const bool counts = first + r < tile.length;
-    if (counts && !total.trusted(denominator, kTrustedDenominator)) lost |= 1u << r;
+    if (counts && !total.trusted(denominator, kTrustedDenominator)) untrusted |= 1u << r;
     float y[N];
 #pragma unroll
     for (int c = 0; c < N; ++c) {
@@ -270,8 +270,8 @@ __device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, con
     store(output + r * s.channels, y);
   }
 #pragma unroll 1
-  for (int r = 0; lost != 0; ++r, lost >>= 1)
-    if (lost & 1) {
+  for (int r = 0; untrusted != 0; ++r, untrusted >>= 1)
+    if (untrusted & 1) {
       const Raw<T, N> query(row<T>(s.query, tile.batch, first + r) + tile.channel);
       float y[N];
 #pragma unroll
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
       for (int block = from > last_block ? 0 : last_block + 1 - from; block < blocks; ++block)
         sums.add_outside(shared, tile, block);
   }
-  if (tile.active) finish<T>(p, tile, sums, shared);
+  if (tile.active) epilogue<T>(p, tile, sums, shared);
 }
 
 template <class T, int N>

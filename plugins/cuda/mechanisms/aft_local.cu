@@ -1,25 +1,24 @@
-// AFT-local (Zhai et al., arXiv 2105.14103, equation 4):
+// AFT-local (Zhai et al., arXiv 2105.14103, equation 4).
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
-//
-// with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
-//
-// Floor: 4BTD (2s-1) FLOPs (4BTDs in causal form) and 4BTD elements moved. A tile of 64 rows and 64 channels takes
-// the 64 + 2 (s-1) keys of its span (64 + s-1 in causal form) as a dense product, so it spends 4BTD (62 + 2s)
-// FLOPs and reads k and v 1 + (62 + 2s) / 64 times, all but one of the reads from the second-level cache where the
-// batch fits. Bound by memory to about s = 32 (tensor cores; FMA: about 8), by arithmetic from there.
-//
-// shared/window_sums.cuh gives what lies outside the span. Inside it exp(K + w) is split into exp(K - m) and
-// exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
-// exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has not the digits). Keys and
-// rows whose maxima do not meet lose range that way; cells whose denominator comes out too small to be trusted
-// are summed again as they are defined. The keys of the next step are on their way in registers while the
-// present step is multiplied, and are weighed into the other of two buffers: one barrier a step.
-//
-// Versions considered: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but
-// cancels (4e-2 off where one key dominates and has a low bias); rows cut into 128 halve the exponentials of
-// long windows and nearly double the product of short ones; weights kept in the workspace, T (2s-1) of them,
-// are read by every group of channels at the cost of computing them.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w'[t,u]) V[u,c] / sum_u exp(K[u,c] + w'[t,u])    causal: u <= t
+//           with w'[t,u] = w[t,u] where |t - u| < s and 0 elsewhere: keys outside the window count with weight exp(K).
+// Cost:     floor: 4BTD (2s-1) FLOPs (4BTDs in causal form) and 4BTD elements moved. A tile of 64 rows and 64 channels
+//           takes the 64 + 2 (s-1) keys of its span (64 + s-1 in causal form) as a dense product. So it spends 4BTD (62
+//           + 2s) FLOPs and reads k and v 1 + (62 + 2s) / 64 times, all but one of the reads from the second-level
+//           cache where the batch fits. Bound by memory to about s = 32 (tensor cores; FMA: about 8), by arithmetic
+//           from there.
+// Method:   shared/window_sums.cuh has the sums outside the span. Inside it exp(K + w) is split into exp(K - m) and
+//           exp(w - row maximum), so that the span is a product of a weight matrix [rows, keys] with the matrices
+//           exp(K - m) V and exp(K - m), on tensor cores in 16 bits, by FMA in float32 (tf32 has too few digits). The
+//           keys of the next step are loaded into registers while the present step is multiplied, and their weights go
+//           into the other of two buffers: one barrier a step.
+// Numerics: keys and rows whose maxima do not meet lose range. Cells whose denominator is too small to be trusted are
+//           summed again by the definition.
+// Rejected: (exp(w) - 1) over the window plus the sum over all keys has no sums outside the span, but cancels (4e-2 off
+//           where one key dominates and has a low bias). Tiles of 128 rows halve the exponentials of long windows and
+//           nearly double the product of short ones. Weights kept in the workspace, T (2s-1) of them, are read by every
+//           group of channels at the cost of computing them.
+// See:      aft_local_product.cuh, shared/window_sums.cuh, shared/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
@@ -36,8 +35,8 @@ constexpr int kCells = kLocalRows * kLocalChannels / kLocalThreads;  // of a thr
 struct Params {
   AftCudaAftLocal call;
   WindowSums sums;
-  int groups, tiles;     // of channels and of rows
-  const float* highest;  // [tokens]: each row's largest bias
+  int groups, tiles;        // of channels and of rows
+  const float* row_maxima;  // [tokens]: each row's largest bias
 };
 
 // A row of the band, of which entries [first, last) belong to tokens of the sequence that the row may see.
@@ -59,7 +58,7 @@ struct BandRow {
 template <class T>
 struct RowMaximum {
   AftCudaAftLocal call;
-  float* highest;
+  float* row_maxima;
   int64_t items;
 
   __device__ __forceinline__ void operator()(int64_t t) const {
@@ -72,7 +71,7 @@ struct RowMaximum {
 #pragma unroll
     for (int distance = kWarp / 2; distance > 0; distance /= 2)
       maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
-    if (lane == 0) highest[t] = maximum;
+    if (lane == 0) row_maxima[t] = maximum;
   }
 };
 
@@ -84,7 +83,7 @@ struct Shared {
   };
   RunningSum outside[kLocalChannels];
   float maximum[kLocalChannels];  // of the span's keys
-  float highest[kLocalRows];      // bias, less the weights' scale
+  float row_maxima[kLocalRows];   // bias, less the weights' scale
 };
 
 // The block's rows from `first` on and its channels.
@@ -176,7 +175,7 @@ struct Step {
       const bool counts = weight_key < tile.end && !(p.sums.causal && weight_key > row);
       const float logit = in_window(p, tile, i) ? to_float(bias[i]) : 0.0f;
       LocalProduct<T>::set_weight(stage, row, static_cast<int>(threadIdx.x) % kKeys,
-                             counts ? machine::fast_exp(logit - shared.highest[row]) : 0.0f);
+                                  counts ? machine::fast_exp(logit - shared.row_maxima[row]) : 0.0f);
     }
     entry_key += kKeys;
     weight_key += kKeys;
@@ -218,7 +217,7 @@ __device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p,
     }
   } else {
     const int row = thread - kLocalChannels;
-    shared.highest[row] = row < tile.rows ? p.highest[tile.first + row] - LocalProduct<T>::kLogScale : 0.0f;
+    shared.row_maxima[row] = row < tile.rows ? p.row_maxima[tile.first + row] - LocalProduct<T>::kLogScale : 0.0f;
   }
 }
 
@@ -263,21 +262,21 @@ __global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) 
   }
 
   const float least = least_trusted<T>(tile.end - tile.begin);
-  unsigned lost = 0;  // cells to be summed again
+  unsigned untrusted = 0;  // cells to be summed again
 #pragma unroll
   for (int cell = 0; cell < kCells; ++cell) {
     const int r = product.row_of(cell), c = product.column_of(cell);
     const RunningSum outside = shared.outside[c];
-    const Total total(shared.maximum[c] + shared.highest[r], outside);
+    const Total total(shared.maximum[c] + shared.row_maxima[r], outside);
     const float numerator = total.of(product.sum(0, cell), outside.numerator);
     const float denominator = total.of(product.sum(1, cell), outside.denominator);
     const bool counts = r < tile.rows && tile.channel + c < s.channels;
-    if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;
+    if (counts && !total.trusted(denominator, least)) untrusted |= 1u << cell;
     shared.context[r][c] = counts && denominator != 0.0f ? numerator / denominator : 0.0f;
   }
 #pragma unroll 1
-  for (int cell = 0; lost != 0; ++cell, lost >>= 1)
-    if (lost & 1) {
+  for (int cell = 0; untrusted != 0; ++cell, untrusted >>= 1)
+    if (untrusted & 1) {
       const int r = product.row_of(cell), c = product.column_of(cell);
       shared.context[r][c] = exact_mean<T>(p, tile, r, tile.channel + c, shared.outside[c]);
     }
@@ -289,13 +288,13 @@ template <class T, int N>
 int run(const AftCudaAftLocal& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
   const WindowSums sums(s, call.window - 1, s.causal ? 0 : call.window - 1, kLocalRows, workspace);
-  float* highest = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
-  const RowMaximum<T> row_maximum{call, highest, s.tokens};
+  float* row_maxima = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + sums.bytes(s.batch));
+  const RowMaximum<T> row_maximum{call, row_maxima, s.tokens};
   constexpr int kSummed = N < 4 ? N : 4;
   if (const int status = sum_outside<T, kSummed, kSummed>(s, sums, 1, row_maximum, stream)) return status;
   const int64_t groups = ceil_div<int64_t>(s.channels, kLocalChannels);
   const int64_t tiles = ceil_div<int64_t>(s.tokens, kLocalRows);
-  const Params params{call, sums, static_cast<int>(groups), static_cast<int>(tiles), highest};
+  const Params params{call, sums, static_cast<int>(groups), static_cast<int>(tiles), row_maxima};
   const dim3 grid(static_cast<unsigned>(groups * tiles * s.batch));
   return launch<Shared<T>>(tile_kernel<T, N>, grid, kLocalThreads, stream, params);
 }

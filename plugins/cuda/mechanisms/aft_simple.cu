@@ -1,22 +1,21 @@
-// AFT-simple (Zhai et al., arXiv 2105.14103, equation 5):
+// AFT-simple (Zhai et al., arXiv 2105.14103, equation 5).
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / sum_u exp(K[u,c])        causal: u <= t
-//
-// Bound by memory: about 12 operations per token and channel for four elements moved. Floor: 4BTD elements,
-// q, k and v read once and y written once; 8BTD bytes in 16 bits. Not causal this is met up to the partial
-// sums (1 % and less). Causal it is met while the batch and the channels alone fill the device; else the
-// tokens are cut too and k and v read twice, 6BTD elements.
-//
-// A thread takes one vector of 16 bytes of channels (one element where rows are not aligned to that) down
-// kInFlight tokens at a time, all their loads issued before the arithmetic. A block is kRows such threads
-// high, side by side as many as read whole 128-byte lines, and runs down one chunk of tokens. (maximum,
-// numerator, denominator) is an associative triple per channel: rows are merged within the block, chunks
-// through the workspace by every block that needs them, which costs less than a launch of its own.
-//
-// Not causal: one launch if there is one chunk; else one that sums chunks and one that gates.
-// Causal: one that sums chunks (if more than one), and one that starts from the chunks before and scans its
-// own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
-// goes over the tokens again, still in registers, with what lies before them.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c]) V[u,c] / sum_u exp(K[u,c])        causal: u <= t
+// Cost:     bound by memory: about 12 operations per token and channel for four elements moved. Floor: 4BTD elements,
+//           q, k and v read once and y written once; 8BTD bytes in 16 bits. Not causal, this is met up to the partial
+//           sums (1 % and less). Causal, it is met while the batch and the channels fill the device by themselves;
+//           otherwise the tokens are cut too and k and v read twice, 6BTD elements.
+// Method:   a thread takes one vector of 16 bytes of channels (one element where rows are not aligned to that) down
+//           kInFlight tokens at a time, all their loads issued before the arithmetic. A block is kRows such threads
+//           high, side by side as many as read whole 128-byte lines, and runs down one chunk of tokens. (maximum,
+//           numerator, denominator) is an associative triple per channel: rows are merged within the block, chunks
+//           through the workspace by every block that needs them, which costs less than a launch of its own.
+//           Not causal: one launch if there is one chunk; otherwise one that sums chunks and one that gates.
+//           Causal: one that sums chunks (if more than one), and one that starts from the chunks before and scans its
+//           own tile by tile: each thread sums its kInFlight consecutive tokens, the rows are scanned, and the thread
+//           goes over the tokens again, still in registers, with the sums before them.
+// Numerics: sums are relative to the largest key of the tokens that they hold.
+// See:      shared/running_softmax.cuh, shared/gate.cuh
 
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
@@ -38,10 +37,10 @@ constexpr int64_t kBlocks = 1024, kCausalBlocks = 256;
 
 struct Params {
   AftCudaAftSimple call;
-  int64_t chunk;      // tokens
+  int64_t chunk;  // tokens
   int chunks;
-  int groups;         // of channels, one a block
-  RunningSum* sums;   // [batch, chunks, channels]
+  int groups;        // of channels, one a block
+  RunningSum* sums;  // [batch, chunks, channels]
 };
 
 // How a block lies over tokens and channels: `kColumns` threads side by side with N channels each.
@@ -162,8 +161,7 @@ __device__ __forceinline__ void sum_chunks(RunningSum (&sums)[N], const Params& 
   clear(sums);
   if (tile.active)
     for (int chunk = tile.row; chunk < count; chunk += Tile<T, N>::kRows) {
-      const RunningSum* partial =
-          p.sums + (tile.batch * p.chunks + chunk) * p.call.sequence.channels + tile.channel;
+      const RunningSum* partial = p.sums + (tile.batch * p.chunks + chunk) * p.call.sequence.channels + tile.channel;
 #pragma unroll
       for (int c = 0; c < N; ++c) sums[c].merge(partial[c]);
     }

@@ -1,20 +1,20 @@
-// Fastformer (Wu et al., arXiv 2108.09084), h heads of width d:
+// Fastformer (Wu et al., arXiv 2108.09084), h heads of width d.
 //
-//   g_q = mean of Q by softmax_T(Q Wa / sqrt(d)),  P = K * g_q,
-//   g_k = mean of P by softmax_T(P Wb / sqrt(d)),  Y = V * g_k                          causal: means up to the token
-//
-// Floor: 4BTD elements moved and 4BTDh FLOPs for the logits, which read whole rows; with 16 heads or fewer bound by
-// memory. Taken: 6BTD of which 4 from memory, a chunk of 64 tokens being read for its logits and again, from the
-// caches, for its sums; every 16 heads more read the rows once more. Causal 10BTD, 7 from memory: the running mean of
-// queries is made again wherever it is needed rather than kept.
-//
-// Five launches: pool, merge, pool, merge, output. In the second pooling P is never made where it need not be:
-// g_q is a factor of its weight's rows, and of the pooled keys. Causal, g_q differs from token to token, P is made in
-// registers, and a launch more for each pooling turns logits into shares.
-//
-// Versions considered: a dot product for each token and head, a warp a token, reads Wa from the cache for every
-// token, which bounds it by that from 4 heads on; tensor cores take the tile's logits for 16 heads at once. Rows kept
-// in shared memory between logits and sums would spare the second read and allow one block a multiprocessor only.
+// Computes: g_q = mean of Q by softmax_T(Q Wa / sqrt(d)),  P = K * g_q,
+//           g_k = mean of P by softmax_T(P Wb / sqrt(d)),  Y = V * g_k                  causal: means up to the token
+// Cost:     floor: 4BTD elements moved and 4BTDh FLOPs for the logits, which read whole rows; with 16 heads or fewer
+//           bound by memory. Taken: 6BTD of which 4 from memory, since a chunk of 64 tokens is read for its logits and
+//           again, from the caches, for its sums; every 16 heads more read the rows once more. Causal 10BTD, 7 from
+//           memory: the running mean of queries is computed again wherever it is needed rather than kept.
+// Method:   five launches: pool, merge, pool, merge, output. In the second pooling P is only formed where it is needed:
+//           g_q is a factor of its weight's rows, and of the pooled keys. Causal, g_q differs from token to token, P is
+//           formed in registers, and one more launch for each pooling turns logits into shares.
+// Numerics: weights are relative to the largest logit of their head.
+// Rejected: a dot product for each token and head, a warp a token, reads Wa from the cache for every token, which
+// bounds
+//           it by that from 4 heads on; tensor cores take the tile's logits for 16 heads at once. Rows kept in shared
+//           memory between logits and sums would spare the second read and allow only one block a multiprocessor.
+// See:      shared/head_softmax_pool.cuh
 
 #include "mechanisms/shared/head_context.cuh"
 #include "mechanisms/shared/head_softmax_pool.cuh"
@@ -23,7 +23,7 @@ namespace aft::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-static_assert(kThreads == kPoolThreads && kThreads == kHeadThreads, "");
+static_assert(kThreads == kPoolThreads && kThreads == kBlockThreads, "");
 constexpr int kMergeThreads = 64;
 constexpr int kGroup = 16;  // heads of a block
 
@@ -53,9 +53,8 @@ __device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& 
 // The logits of a chunk for kGroup heads, and its sums for their channels. `factor`, if any, multiplies the
 // weight's channels.
 template <class T, bool kProduct>
-__global__ void __launch_bounds__(kThreads, 2)
-    pool_kernel(const PoolParams p, const AftCudaTensor tensor, const void* weight, const float* factor,
-                const Pool pool) {
+__global__ void __launch_bounds__(kThreads, 2) pool_kernel(const PoolParams p, const AftCudaTensor tensor,
+                                                           const void* weight, const float* factor, const Pool pool) {
   auto& shared = shared_memory<PoolShared>();
   const AftCudaSequence& s = p.sequence;
   const int groups = ceil_div(p.heads, kGroup);
@@ -91,23 +90,23 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   // One warp a head: logits to the workspace, weights in their place.
   const int lane = threadIdx.x % kWarp;
-  for (int head = threadIdx.x / kWarp; head < heads; head += kHeadWarps) {
-    float logit[2], highest = kNoKey, sum = 0.0f;
+  for (int head = threadIdx.x / kWarp; head < heads; head += kBlockWarps) {
+    float logit[2], maximum = kNoKey, sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = lane + i * kWarp;
       logit[i] = shared.logits[t][head];
       if (t >= place.counted) continue;
-      highest = fmaxf(highest, logit[i]);
+      maximum = fmaxf(maximum, logit[i]);
       if (s.causal) pool.logits[(place.batch * s.tokens + place.first + t) * p.heads + first_head + head] = logit[i];
     }
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2)
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, distance));
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = lane + i * kWarp;
-      const float share = t < place.counted ? machine::fast_exp(logit[i] - highest) : 0.0f;
+      const float share = t < place.counted ? machine::fast_exp(logit[i] - maximum) : 0.0f;
       shared.logits[t][head] = share;
       sum += share;
     }
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (lane == 0) {
       const int64_t at = (place.batch * p.chunks + place.chunk) * p.heads + first_head + head;
       pool.denominators[at] = sum;
-      pool.maxima[at] = highest;
+      pool.maxima[at] = maximum;
     }
   }
   __syncthreads();
@@ -222,8 +221,13 @@ template <class T>
 int run(const AftCudaFastformer& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;
   const int heads = static_cast<int>(call.heads);
-  PoolParams p{s, heads, static_cast<int>(s.channels / heads), static_cast<int>(ceil_div<int64_t>(s.tokens, kPoolTokens)),
-               all_aligned<T>(s), {}, {}};
+  PoolParams p{s,
+               heads,
+               static_cast<int>(s.channels / heads),
+               static_cast<int>(ceil_div<int64_t>(s.tokens, kPoolTokens)),
+               all_aligned<T>(s),
+               {},
+               {}};
   float* memory = static_cast<float*>(workspace);
   memory += lay_out(s, heads, memory, p.query);
   lay_out(s, heads, memory, p.product);

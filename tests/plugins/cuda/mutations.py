@@ -89,7 +89,7 @@ MUTATIONS = [
         ("if (u < length) {", "{"),
         ("store(entries + s.channels, denominator);", "store(entries + s.channels, numerator);"),
         _without("maximum[c];\n  __syncthreads();\n"),
-        ("mean[c] = finite ?", "mean[c] = true ?"),
+        ("finite ? trusted_mean", "true ? trusted_mean"),
         ("s.channels % kVector<T> == 0 && all_aligned<T>(s)", "true"),
     ),
     *_of(
@@ -101,7 +101,7 @@ MUTATIONS = [
         ("band += kKeys;", ""),
         ("step.store_to(shared.stages[stage ^ 1]", "step.store_to(shared.stages[stage]"),
         _without("      __syncthreads();\n    }\n  }\n"),
-        ("if (counts && !total.trusted(denominator, least)) lost |= 1u << cell;", ""),
+        ("if (counts && !total.trusted(denominator, least)) untrusted |= 1u << cell;", ""),
         ("u >= row_ - left && u <= row_ + right", "u >= row_ - left"),
     ),
     *_of(
@@ -141,9 +141,17 @@ MUTATIONS = [
     *_of(
         "linear_attention",
         "mechanisms/shared/head_context.cuh",
-        ("if (column + k < columns) store", "store"),
-        ("low = to_tf32(x - __uint_as_float(high));", "low = 0;"),
         ("(states < most ? states : most);", "all_heads;"),
+    ),
+    *_of(
+        "linear_attention",
+        "device/tile_rows.cuh",
+        ("if (column + k < columns) store", "store"),
+    ),
+    *_of(
+        "linear_attention",
+        "device/block_product.cuh",
+        ("low = to_tf32(x - __uint_as_float(high));", "low = 0;"),
     ),
     *_of(
         "linear_attention",
@@ -167,7 +175,7 @@ MUTATIONS = [
     *_of(
         "efficient_attention",
         "mechanisms/shared/head_passes.cuh",
-        ("if (i < count) highest = fmaxf(highest, key[i]);", ";"),
+        ("if (i < count) new_maximum = fmaxf(new_maximum, key[i]);", ";"),
         _without("      sum *= factor;\n", "sum *= factor;"),
         ("context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });", ""),
     ),
@@ -175,7 +183,7 @@ MUTATIONS = [
         "efficient_attention",
         "mechanisms/shared/head_causal.cuh",
         ("constexpr float kSafeSpread = 40.0f;", "constexpr float kSafeSpread = 400.0f;"),
-        ("warp < kHeadWarps; ++warp) cut", "warp < 1; ++warp) cut"),
+        ("warp < kBlockWarps; ++warp) cut", "warp < 1; ++warp) cut"),
         ("if (r >= first && r < last) shared.queries[r][column]", "shared.queries[r][column]"),
         ("if (g < group) before +=", "if (g <= group) before +="),
         ("key_sum = (key_sum + all) * factor;", "key_sum = key_sum + all;"),
@@ -184,12 +192,12 @@ MUTATIONS = [
     *_of(
         "efficient_attention",
         "mechanisms/shared/head_context.cuh",
-        ("total * machine::fast_exp(maximum - highest)", "total"),
+        ("total * machine::fast_exp(maximum - new_maximum)", "total"),
     ),
     *_of(
         "efficient_attention",
         "mechanisms/efficient_attention.cu",
-        ("if (lane + i * kLanes < width) highest", "highest"),
+        ("if (lane + i * kLanes < width) maximum", "maximum"),
         ("keys > 1 ? keys : 1", "keys"),
     ),
     *_of(
@@ -206,8 +214,8 @@ MUTATIONS = [
         "fastformer",
         "mechanisms/fastformer.cu",
         (
-            "t < place.counted ? machine::fast_exp(logit[i] - highest) : 0.0f",
-            "machine::fast_exp(logit[i] - highest)",
+            "t < place.counted ? machine::fast_exp(logit[i] - maximum) : 0.0f",
+            "machine::fast_exp(logit[i] - maximum)",
         ),
         ("kProduct || sizeof(T) == 4, true>", "false, false>"),
         _without("shared.weights[k][c]; });\n    __syncthreads();\n"),

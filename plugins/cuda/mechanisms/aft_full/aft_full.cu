@@ -1,28 +1,28 @@
-// AFT-full (Zhai et al., arXiv 2105.14103, equation 2):
+// AFT-full (Zhai et al., arXiv 2105.14103, equation 2).
 //
-//   Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / sum_u exp(K[u,c] + w[t,u])      causal: u <= t
-//
-// Bound by multiply-adds: 4BTTD FLOPs (half that causal), from some 300 tokens on in 16 bits. Floor: 8BTD bytes
-// in 16 bits and 2TT of w below that.
-//
-// exp(K + w) = exp(w - r) exp(K - m) exp(r + m), and the last factor cancels: two matrix products with the same
-// left side, taken together. A block sums 128 rows of 64 channels over all keys they see. Per key it takes 192
-// exponentials, 12 clocks of a multiprocessor, for 16,384 multiply-adds, 16 clocks of sm_80's tensor cores and 8
-// of sm_90's at their peak: neither can be neglected, and two blocks a multiprocessor let them overlap.
-// Both factors are made on the way into the multiplication and nothing of T x T is ever written. r, the row
-// maximum of w, and m, the channel's largest key (causal: up to the block's last row) are found by a launch
-// before, so that sums are never rescaled; the maxima the other way, on the go, would cost each step a
-// reduction, a barrier and a rescaling of 128 sums a thread. Where r and m come from keys far apart the
-// products underflow: such cells are known by their small denominator and summed again as they are defined.
-//
-// 16-bit products, two blocks a multiprocessor (255 registers, 37 KiB shared): 4 warps of 32 rows each. All 64
-// channels' sums stay in registers (128 of them), so that a warp takes each exp(w - r) once, in the register where
-// the tensor core wants it, and entries made of keys and values are read from shared memory by four warps rather
-// than eight. w arrives by asynchronous copies one step ahead, keys and values through registers. One barrier a
-// step.
-// float32 products, two blocks as well (128 registers, 36 KiB): the same tile by fused multiply-adds, 8 rows of 4
-// channels a thread. Split tf32 would take three products for each and was not tried. Beyond kSegmentKeys keys the
-// workspace holds totals as well, 64 KiB a tile. 16-bit products need none: the tensor cores add 16 keys at once.
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,c] + w[t,u]) V[u,c] / sum_u exp(K[u,c] + w[t,u])      causal: u <= t
+// Cost:     bound by multiply-adds: 4BTTD FLOPs (half that causal), from some 300 tokens on in 16 bits. Floor below
+//           that: 8BTD bytes in 16 bits and 2TT of w. Per key a block takes 192 exponentials, 12 clocks of a
+//           multiprocessor, for 16,384 multiply-adds, 16 clocks of sm_80's tensor cores and 8 of sm_90's at their peak:
+//           neither can be neglected, and two blocks a multiprocessor let them overlap.
+// Method:   exp(K + w) = exp(w - r) exp(K - m) exp(r + m), and the last factor cancels: two matrix products with the
+//           same left side, computed together. A block sums 128 rows of 64 channels over all keys they see. Both
+//           factors are computed on the way into the multiplication, and nothing of T x T is ever written. r, the row
+//           maximum of w, and m, the channel's largest key (causal: up to the block's last row), are found by a launch
+//           before, so that sums are never rescaled.
+//           16-bit products, two blocks a multiprocessor (255 registers, 37 KiB shared): 4 warps of 32 rows each. All
+//           64 channels' sums stay in registers (128 of them), so that a warp takes each exp(w - r) once, in the
+//           register where the tensor core needs it, and entries of keys and values are read from shared memory by four
+//           warps rather than eight. w arrives by asynchronous copies one step ahead, keys and values through
+//           registers. One barrier a step.
+//           float32 products, two blocks as well (128 registers, 36 KiB): the same tile by fused multiply-adds, 8 rows
+//           of 4 channels a thread. Beyond kSegmentKeys keys the workspace holds totals as well, 64 KiB a tile; 16-bit
+//           products need none, since the tensor cores add 16 keys at once.
+// Numerics: where r and m come from keys far apart the products underflow. Such cells have a small denominator and are
+//           summed again by the definition.
+// Rejected: maxima found during the sums would cost each step a reduction, a barrier and a rescaling of 128 sums a
+//           thread. Split tf32 would take three products for each of float32 and was not tried.
+// See:      aft_full_tile.cuh, aft_full_cell.cuh, aft_full_maxima.cuh, aft_full_segments.cuh, aft_full_gemm.cu
 
 #include "device/async_copy.cuh"
 #include "device/mma.cuh"
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kMaximaThreads, 4) maxima_kernel(const FullPar
 }
 
 constexpr int kTensorThreads = 128;
-constexpr int kTensorKeys = 32;                             // a step
+constexpr int kTensorKeys = 32;  // a step
 constexpr int kWarpRows = kTileRows / (kTensorThreads / kWarp);
 constexpr int kRowTiles = kWarpRows / 16, kColumnTiles = 2 * kTileChannels / 8;
 
@@ -107,8 +107,8 @@ __device__ __forceinline__ uint32_t exponentials(uint32_t word, float reference,
 }
 
 struct WarpRows {
-  int first;                        // row
-  float reference[kRowTiles][2];    // of rows first + 16 i + 8 j + lane / 4
+  int first;                      // row
+  float reference[kRowTiles][2];  // of rows first + 16 i + 8 j + lane / 4
   int visible[kRowTiles][2];
   int most_visible, least_visible;
 };
@@ -129,9 +129,9 @@ __device__ __forceinline__ void multiply_step(float (&sums)[kRowTiles][kColumnTi
       load_matrices(weights[i], &bias[16 * i + matrix_row][k + matrix_column]);
 #pragma unroll
       for (int word = 0; word < 4; ++word)
-        weights[i][word] = exponentials<T, P, masked>(weights[i][word], rows.reference[i][word % 2],
-                                                      first_key + k + word / 2 * 8 + lane % 4 * 2,
-                                                      rows.visible[i][word % 2]);
+        weights[i][word] =
+            exponentials<T, P, masked>(weights[i][word], rows.reference[i][word % 2],
+                                       first_key + k + word / 2 * 8 + lane % 4 * 2, rows.visible[i][word % 2]);
     }
 #pragma unroll
     for (int j = 0; j < kColumnTiles; j += 2) {
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kTensorThreads, 2) tensor_kernel(const FullPar
 }
 
 constexpr int kFloatThreads = 256;
-constexpr int kFloatKeys = 16;                              // a step
+constexpr int kFloatKeys = 16;  // a step
 constexpr int kThreadChannels = 4, kThreadRows = 8;
 constexpr int kFloatColumns = kTileChannels / kThreadChannels;
 static_assert(kFloatThreads / kFloatColumns * kThreadRows == kTileRows, "threads cover the tile");
@@ -313,8 +313,8 @@ int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
   constexpr int vector = tensor ? kVector<T> : 4;
   const FullParams params{call, Maxima(s, workspace),
                           reinterpret_cast<float*>(static_cast<char*>(workspace) + maxima_bytes(s))};
-  const bool bias_aligned = reinterpret_cast<uintptr_t>(call.position_bias) % 16 == 0 &&
-                            call.position_bias_width % kVector<T> == 0;
+  const bool bias_aligned =
+      reinterpret_cast<uintptr_t>(call.position_bias) % 16 == 0 && call.position_bias_width % kVector<T> == 0;
   const auto with_vector = [&](auto n) {
     constexpr int N = decltype(n)::value;
     const int64_t maxima_blocks = ceil_div<int64_t>(s.tokens, kMaximaWarps) + full_tiles(s);
@@ -328,7 +328,7 @@ int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
       return launch<FloatShared>(float_kernel<T, N>, grid, kFloatThreads, stream, params, bias_aligned);
   };
   return s.channels % kVector<T> == 0 && all_aligned<T>(s) ? with_vector(std::integral_constant<int, vector>{})
-                                                          : with_vector(std::integral_constant<int, 1>{});
+                                                           : with_vector(std::integral_constant<int, 1>{});
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
-// One output of AFT-full, Y = gate(Q) * numerator / denominator, and what becomes of those whose sums over
-// products of separate exponentials, exp(w - row maximum) and exp(K - channel maximum), lost too much.
+// One output of AFT-full.
+//
+// Computes: Y = gate(Q) * numerator / denominator
+// Numerics: cells that lost too much in products of separate exponentials, exp(w - row maximum) and exp(K - channel
+//           maximum), are summed again by the definition.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +28,7 @@ constexpr float kLift<Half> = 10.3972077f;  // 15 log 2
 template <class P>
 constexpr float kTrustedPerKey = 1.9721523e-31f;  // 2^-126 / 2^-24
 template <>
-constexpr float kTrustedPerKey<Half> = 0.25f;  // 2^15 2^-25 / 2^-8
+constexpr float kTrustedPerKey<Half> = 0.25f;                // 2^15 2^-25 / 2^-8
 constexpr float kTrustedPerKeyUnlifted = 1.52587890625e-5f;  // float16 without lift on either side: 2 2^-25 / 2^-8
 
 // Calls f with a value of the tensors' element type and one of the type that `precision` multiplies in.

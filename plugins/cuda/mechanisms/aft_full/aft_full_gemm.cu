@@ -1,16 +1,15 @@
-// AFT-full (see aft_full.cu) around a matrix product that is the caller's:
+// AFT-full around a matrix product that the caller computes: products = exp(w - r) entries.
 //
-//   products = exp(w - r) (exp(K - m) V, exp(K - m)),  Y = gate(Q) * their ratio
-//
-// For long T (AFT_CUDA_AFT_FULL_GEMM_TOKENS in kernels.h), where a runtime's own matrix product is nearer to the
-// device's peak than the fused kernel, which takes exponentials in its inner loop. Not causal: half of that
-// product would be for nothing, and m could not follow the rows.
-//
-// Bound by memory. Floor of prepare: 4BTD elements, keys and values read, entries written; here 5, as keys are
-// read for m before. Of finish: 4BTD, products and query read, output written. At 8 x 4096 x 1024 in 16 bits
-// that is 0.6 GB, some 150 us at 4 TB/s, beside a product of 0.55 TFLOP: what the product must win back.
-//
-// Each thread takes a vector of 16 bytes of channels, several of them at once in prepare.
+// Computes: prepare: entries = (exp(K - m) V, exp(K - m))
+//           finish:  Y = gate(Q) * the ratio of the two halves of the products
+// Cost:     bound by memory. Floor of prepare: 4BTD elements, keys and values read, entries written; here 5, as keys
+//           are read for m before. Of finish: 4BTD, products and query read, output written. At 8 x 4096 x 1024 in 16
+//           bits that is 0.6 GB, some 150 us at 4 TB/s, beside a product of 0.55 TFLOP, which must win that back.
+// Method:   for long T (AFT_CUDA_AFT_FULL_GEMM_TOKENS in kernels.h), where a runtime's own matrix product is nearer to
+//           the device's peak than the fused kernel, which takes exponentials in its inner loop. Each thread takes a
+//           vector of 16 bytes of channels, several of them at once in prepare. Not causal: half of that product would
+//           be wasted, and m could not follow the rows.
+// See:      aft_full.cu, aft_full_cell.cuh, aft_full_maxima.cuh
 
 #include "mechanisms/aft_full/aft_full_cell.cuh"
 #include "mechanisms/aft_full/aft_full_maxima.cuh"
@@ -97,8 +96,8 @@ __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
 #pragma unroll
   for (int c = 0; c < N; ++c) {
     const bool finite = fabsf(numerator[c]) <= largest && denominator[c] <= largest;
-    mean[c] = finite ? trusted_mean(numerator[c], denominator[c], least_per_key * static_cast<float>(visible))
-                     : untrusted();
+    mean[c] =
+        finite ? trusted_mean(numerator[c], denominator[c], least_per_key * static_cast<float>(visible)) : untrusted();
   }
   write_outputs<T>(mean, p.call, b, t, channel, visible);
 }

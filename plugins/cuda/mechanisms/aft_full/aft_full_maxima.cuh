@@ -1,9 +1,11 @@
-// What AFT-full's exponentials are taken relative to, found before the sums: the maximum of every row of w
-// (causal: of what the row sees), and per channel the largest key of every kTileRows tokens.
+// The maxima that AFT-full's exponentials are relative to, found before the sums.
 //
-// Found at run time: it costs one reading of w, which the sums read once for every 64 channels of the batch,
-// and asks nothing of whoever made w. The maxima of w do not depend on lengths: a row whose largest weights all
-// lie on keys that do not count loses range, no more.
+// Computes: the maximum of every row of w (causal: of the keys the row sees), and per channel the largest key of every
+//           kTileRows tokens.
+// Cost:     one reading of w, which the sums read once for every 64 channels of the batch.
+// Method:   at run time, so that w needs no preparation.
+// Numerics: the maxima of w do not depend on lengths. A row whose largest weights all lie on keys that do not count
+//           loses range, nothing else.
 #pragma once
 
 #include "device/launch.cuh"
@@ -36,8 +38,7 @@ struct Maxima {
     for (int c = 0; c < N; ++c) maximum[c] = kNoKey;
     for (int64_t i = first; i < count; i += step)
 #pragma unroll
-      for (int c = 0; c < N; ++c)
-        maximum[c] = fmaxf(maximum[c], keys[(b * blocks + i) * s.channels + channel + c]);
+      for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], keys[(b * blocks + i) * s.channels + channel + c]);
   }
 };
 

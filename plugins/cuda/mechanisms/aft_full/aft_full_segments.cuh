@@ -1,9 +1,10 @@
-// The second level of AFT-full's float32 sums. Equal terms that are added one by one to a float32 sum all round to
-// the same side: 16,384 of them were off by 1.7e-4. So sums start again at 0 every kSegmentKeys keys, and the sums of
-// whole segments are added up: off by 2.6e-5 at most at 2,048 keys, and no more at 16,384.
+// The second level of AFT-full's float32 sums.
 //
-// Segments start at multiples of kSegmentKeys whatever the shapes are, so that the bits of a document do not depend on
-// its padding. A segment costs a tile 128 KiB of traffic, 1% of the time that its multiply-adds take.
+// Cost:     128 KiB of traffic for each segment of a tile, 1% of the time that its multiply-adds take.
+// Method:   sums start again at 0 every kSegmentKeys keys, and the sums of whole segments are added up. Segments start
+//           at multiples of kSegmentKeys for all shapes, so that the bits of a document do not depend on its padding.
+// Numerics: equal terms that are added one by one to a float32 sum all round to the same side: 16,384 of them were off
+//           by 1.7e-4. In segments they are off by 2.6e-5 at most at 2,048 keys, and no more at 16,384.
 #pragma once
 
 #include "device/load_store.cuh"

@@ -1,5 +1,5 @@
-// A block's share of AFT-full's fused kernels: kTileRows rows of kTileChannels channels, and the parts that do
-// not depend on how the products are taken.
+// The tile of a block in AFT-full's fused kernels: kTileRows rows of kTileChannels channels, and the parts that do not
+// depend on the precision of the products.
 #pragma once
 
 #include "mechanisms/aft_full/aft_full_cell.cuh"

@@ -1,6 +1,9 @@
-// The causal pass of linear and Efficient Attention (head_passes.cuh): a chunk's queries times what S is at each of
-// them, tile by tile: the product with S as it was before the tile, and within the tile the masked product of
-// queries and keys.
+// The causal pass of linear and Efficient Attention.
+//
+// Computes: a chunk's queries times S as it is at each of them.
+// Method:   tile by tile: the product with S as it was before the tile, and within the tile the masked product of
+//           queries and keys.
+// See:      head_passes.cuh
 #pragma once
 
 #include "mechanisms/shared/head_passes.cuh"
@@ -18,9 +21,9 @@ struct CausalShared {
   alignas(16) float queries[Sizes::kCausalTokens][kWidth + 4];  // then the scores, then the results
   alignas(16) float keys[Sizes::kCausalTokens][kWidth + 4];
   alignas(16) float values[Sizes::kCausalTokens][Sizes::kValues + 8];
-  float partial[Sizes::kGroups][kWidth], highest[Sizes::kGroups][kWidth], factor[kWidth], key_sums[kWidth];
+  float partial[Sizes::kGroups][kWidth], new_maximum[Sizes::kGroups][kWidth], factor[kWidth], key_sums[kWidth];
   float next_key[kWidth], scale[Sizes::kCausalTokens];
-  int cut[kHeadWarps];
+  int cut[kBlockWarps];
 };
 
 // The first row from `first` on, before `end`, with a key in some channel too far above the maximum.
@@ -39,7 +42,7 @@ __device__ __forceinline__ int first_too_high(CausalShared<kWidth>& shared, cons
   if (threadIdx.x % kWarp == 0) shared.cut[threadIdx.x / kWarp] = cut;
   __syncthreads();
 #pragma unroll
-  for (int warp = 0; warp < kHeadWarps; ++warp) cut = shared.cut[warp] < cut ? shared.cut[warp] : cut;
+  for (int warp = 0; warp < kBlockWarps; ++warp) cut = shared.cut[warp] < cut ? shared.cut[warp] : cut;
   return cut;
 }
 
@@ -56,8 +59,8 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
   const int depth = round_up(p.width, 8);
 
-  HeadRows<T, kTokens, kWidth> queries, keys;
-  HeadRows<T, kTokens, kValues> values;
+  TileRows<T, kTokens, kWidth> queries, keys;
+  TileRows<T, kTokens, kValues> values;
   const auto load = [&](int t) {
     const int rows = at_most(place.end - t, kTokens), counted = at_most(place.length - t, rows);
     queries.load(s.query, place.batch, t, rows, channel, p.width, p.vectors);
@@ -72,7 +75,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
     key_sum = place.state[kWidth * kWidth + column];
     if constexpr (Mechanism::kSoftmax) maximum = place.state[kWidth * kWidth + kWidth + column];
   }
-  for (int at = threadIdx.x; at < kWidth * kValues; at += kHeadThreads) {
+  for (int at = threadIdx.x; at < kWidth * kValues; at += kBlockThreads) {
     const int c = at / kValues, e = at % kValues;
     shared.context[c][e] = place.chunk > 0 ? place.state[c * kWidth + place.first_value + e] : 0.0f;
   }
@@ -87,7 +90,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
     if constexpr (kAhead<T, kWidth>) load(t + kTokens);
     __syncthreads();
     const Lanes lanes;
-    const float query_sum = weigh_queries<kTokens, kWidth>(p, shared.queries, shared.key_sums);
+    const float query_sum = compute_tile_weights<kTokens, kWidth>(p, shared.queries, shared.key_sums);
     float key[kGroupTokens];
 #pragma unroll
     for (int i = 0; i < kGroupTokens; ++i) key[i] = shared.keys[first_row + i][column];
@@ -102,13 +105,13 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         last = first_too_high(shared, key, maximum, first_row, first, counted);
         last = last < rows ? last : rows;
         if (last == first) {  // raise the maximum to the next key
-          const float highest = fmaxf(maximum, shared.next_key[column]);
-          const float factor = machine::fast_exp(maximum - highest);
-          maximum = highest;
+          const float new_maximum = fmaxf(maximum, shared.next_key[column]);
+          const float factor = machine::fast_exp(maximum - new_maximum);
+          maximum = new_maximum;
           key_sum *= factor;
           if (group == 0) shared.factor[column] = factor;
           __syncthreads();
-          for (int at = threadIdx.x; at < kWidth * kValues; at += kHeadThreads)
+          for (int at = threadIdx.x; at < kWidth * kValues; at += kBlockThreads)
             shared.context[at / kValues][at % kValues] *= shared.factor[at / kValues];
           __syncthreads();
           continue;
@@ -117,19 +120,19 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
 
       // Weights of the keys, and of each channel their sum up to every row.
       const int end = last < counted ? last : counted;
-      float sum = 0.0f, highest = maximum;
+      float sum = 0.0f, new_maximum = maximum;
 #pragma unroll
       for (int i = 0; i < kGroupTokens; ++i) {
         const int r = first_row + i;
         const bool counts = r >= first && r < end;
-        const float weight = counts ? p.mechanism.weigh_key(key[i], maximum) : 0.0f;
-        if (counts) highest = fmaxf(highest, key[i]);
+        const float weight = counts ? p.mechanism.compute_key_weight(key[i], maximum) : 0.0f;
+        if (counts) new_maximum = fmaxf(new_maximum, key[i]);
         shared.keys[r][column] = weight;
         sum += weight;
       }
       shared.partial[group][column] = sum;
       if constexpr (Mechanism::kSoftmax) {
-        shared.highest[group][column] = highest;
+        shared.new_maximum[group][column] = new_maximum;
 #pragma unroll
         for (int i = 0; i < kGroupTokens; ++i)
           if (first_row + i == last) shared.next_key[column] = key[i];
@@ -140,7 +143,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       for (int g = 0; g < kGroups; ++g) {
         if (g < group) before += shared.partial[g][column];
         all += shared.partial[g][column];
-        if constexpr (Mechanism::kSoftmax) highest = fmaxf(highest, shared.highest[g][column]);
+        if constexpr (Mechanism::kSoftmax) new_maximum = fmaxf(new_maximum, shared.new_maximum[g][column]);
       }
       if constexpr (Mechanism::kSoftmax) {
 #pragma unroll 2
@@ -151,10 +154,10 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
           const float query = shared.queries[r][column];
           if (r >= first && r < last) shared.queries[r][column] = total == 0.0f ? 0.0f : query / total;
         }
-        const float factor = machine::fast_exp(maximum - highest);
+        const float factor = machine::fast_exp(maximum - new_maximum);
         if (group == 0) shared.factor[column] = factor;
         key_sum = (key_sum + all) * factor;
-        maximum = highest;
+        maximum = new_maximum;
       } else {
         key_sum += all;
         if (group == 0) shared.key_sums[column] = key_sum;
@@ -191,8 +194,8 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
       result.template add<kExact<T>, kExact<T>, false>(kTokens, query_at, value_at);
       Product<kWidth, kValues> context;  // of float32 the tile's alone, so that the sum over tiles is rounded
       context.for_each([&](int r, int c, float& x) { x = kExact<T> ? 0.0f : shared.context[r][c]; });
-      context.template add<kExact<T>, kExact<T>, false>(kTokens, [&](int r, int k) { return shared.keys[k][r]; },
-                                                        value_at);
+      context.template add<kExact<T>, kExact<T>, false>(
+          kTokens, [&](int r, int k) { return shared.keys[k][r]; }, value_at);
       context.for_each([&](int r, int c, float& x) {
         if constexpr (kExact<T>) x += shared.context[r][c];
         if constexpr (Mechanism::kSoftmax) x *= shared.factor[r];

@@ -1,14 +1,21 @@
-// The passes of linear and Efficient Attention over tiles of tokens of one head (head_context.cuh); that of the
-// causal form is in head_causal.cuh:
+// The passes of linear and Efficient Attention over tiles of tokens of one head; the causal pass is in head_causal.cuh.
 //
-//   sum_context     S and the sums of the weights over a chunk's keys, in the workspace
-//   apply_context   a chunk's queries times the whole S
+// Computes: sum_context:   S and the sums of the weights over a chunk's keys, in the workspace
+//           apply_context: a chunk's queries times the whole S
+// See:      head_context.cuh, head_causal.cuh, head_launch.cuh
 //
-// A mechanism, which the .cu file defines, has
-//   kSoftmax      keys weigh exp(key - maximum over the tokens): running maxima, S divided by sums of weights
-//   kNormalized   the sum of its weights divides a row: a row's sum is query * (sum of key weights)
-//   weigh_key(key, maximum), weigh_query<kLanes>(query[], lane, width, key_sums) -> sum, row_scale(sum, keys)
-// where kLanes neighbouring lanes hold channels lane, lane + kLanes, ... of a query row.
+// A mechanism, which the .cu file defines, has these members. kLanes neighbouring lanes hold the channels lane,
+// lane + kLanes, ... of a query row.
+//
+// | member                                                     | meaning                                              |
+// |------------------------------------------------------------|------------------------------------------------------|
+// | kSoftmax                                                   | keys have the weight exp(key - maximum over the      |
+// |                                                            | tokens): running maxima, S divided by sums of weights|
+// | kNormalized                                                | the sum of its weights divides a row: query * (sum   |
+// |                                                            | of key weights)                                      |
+// | compute_key_weight(key, maximum)                           | the weight of one number of a key                    |
+// | compute_query_weights<kLanes>(query, lane, width, key_sums)| replaces a query by its weights, returns their sum   |
+// | row_scale(sum, keys)                                       | the factor of a row with that sum                    |
 #pragma once
 
 #include "mechanisms/shared/head_context.cuh"
@@ -42,8 +49,8 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
   const int channel = place.head * p.width;
   const int column = threadIdx.x % kWidth, group = threadIdx.x / kWidth, first_row = group * kGroupTokens;
 
-  HeadRows<T, kTokens, kWidth> keys;
-  HeadRows<T, kTokens, kValues> values;
+  TileRows<T, kTokens, kWidth> keys;
+  TileRows<T, kTokens, kValues> values;
   const auto load = [&](int t) {
     const int count = at_most(end - t, kTokens);
     keys.load(s.key, place.batch, t, count, channel, p.width, p.vectors);
@@ -64,31 +71,30 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
 #pragma unroll
     for (int i = 0; i < kGroupTokens; ++i) key[i] = shared.keys[first_row + i][column];
     if constexpr (Mechanism::kSoftmax) {
-      float highest = kNoKey;
+      float new_maximum = kNoKey;
 #pragma unroll
       for (int i = 0; i < kGroupTokens; ++i)
-        if (i < count) highest = fmaxf(highest, key[i]);
-      shared.partial[group][column] = highest;
+        if (i < count) new_maximum = fmaxf(new_maximum, key[i]);
+      shared.partial[group][column] = new_maximum;
       __syncthreads();
-      highest = maximum;
+      new_maximum = maximum;
 #pragma unroll
-      for (int g = 0; g < Sizes::kGroups; ++g) highest = fmaxf(highest, shared.partial[g][column]);
-      const float factor = machine::fast_exp(maximum - highest);
+      for (int g = 0; g < Sizes::kGroups; ++g) new_maximum = fmaxf(new_maximum, shared.partial[g][column]);
+      const float factor = machine::fast_exp(maximum - new_maximum);
       if (group == 0) shared.factor[column] = factor;
       sum *= factor;
-      maximum = highest;
+      maximum = new_maximum;
     }
 #pragma unroll
     for (int i = 0; i < kGroupTokens; ++i) {
-      const float weight = i < count ? p.mechanism.weigh_key(key[i], maximum) : 0.0f;
+      const float weight = i < count ? p.mechanism.compute_key_weight(key[i], maximum) : 0.0f;
       sum += weight;
       shared.keys[first_row + i][column] = weight;
     }
     __syncthreads();
-    if constexpr (Mechanism::kSoftmax)
-      context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });
-    context.template add<kExact<T>, kExact<T>>(kTokens, [&](int r, int k) { return shared.keys[k][r]; },
-                                                  [&](int k, int c) { return shared.values[k][c]; });
+    if constexpr (Mechanism::kSoftmax) context.for_each([&](int r, int, float& x) { x *= shared.factor[r]; });
+    context.template add<kExact<T>, kExact<T>>(
+        kTokens, [&](int r, int k) { return shared.keys[k][r]; }, [&](int k, int c) { return shared.values[k][c]; });
     __syncthreads();
   }
 
@@ -106,7 +112,7 @@ __device__ __forceinline__ void sum_context(const HeadParams<Mechanism>& p) {
 // How many lanes have a row of a tile of kRows rows, and the row they have together.
 template <int kRows, int kWidth>
 struct RowLanes {
-  static constexpr int kLanes = kHeadThreads / kRows, kMine = kWidth / kLanes;
+  static constexpr int kLanes = kBlockThreads / kRows, kMine = kWidth / kLanes;
   int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 };
 
@@ -119,14 +125,14 @@ __device__ __forceinline__ float sum_lanes(float x) {
 
 // Makes weights of the queries in a tile; returns the sum of the weights of this thread's row.
 template <int kRows, int kWidth, int kStride, class Mechanism>
-__device__ __forceinline__ float weigh_queries(const HeadParams<Mechanism>& p, float (&tile)[kRows][kStride],
-                                               const float* key_sums) {
+__device__ __forceinline__ float compute_tile_weights(const HeadParams<Mechanism>& p, float (&tile)[kRows][kStride],
+                                                      const float* key_sums) {
   using Lanes = RowLanes<kRows, kWidth>;
   const Lanes lanes;
   float query[Lanes::kMine];
 #pragma unroll
   for (int i = 0; i < Lanes::kMine; ++i) query[i] = tile[lanes.row][lanes.lane + i * Lanes::kLanes];
-  const float sum = p.mechanism.template weigh_query<Lanes::kLanes>(query, lanes.lane, p.width, key_sums);
+  const float sum = p.mechanism.template compute_query_weights<Lanes::kLanes>(query, lanes.lane, p.width, key_sums);
 #pragma unroll
   for (int i = 0; i < Lanes::kMine; ++i) tile[lanes.row][lanes.lane + i * Lanes::kLanes] = query[i];
   return sum;
@@ -152,13 +158,13 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
   const int depth = round_up(p.width, 8);
   const float *state = place.state - place.chunk * state_floats(kWidth), *key_sums = state + kWidth * kWidth;
 
-  HeadRows<T, kQueries, kWidth> queries;
+  TileRows<T, kQueries, kWidth> queries;
   const auto load = [&](int t) {
     queries.load(s.query, place.batch, t, at_most(place.end - t, kQueries), channel, p.width, p.vectors);
   };
   if constexpr (kAhead<T, kWidth>) load(place.begin);
-  for (int c = threadIdx.x; c < kWidth; c += kHeadThreads) shared.key_sums[c] = key_sums[c];
-  for (int unit = threadIdx.x * 4; unit < kWidth * kValues; unit += kHeadThreads * 4) {
+  for (int c = threadIdx.x; c < kWidth; c += kBlockThreads) shared.key_sums[c] = key_sums[c];
+  for (int unit = threadIdx.x * 4; unit < kWidth * kValues; unit += kBlockThreads * 4) {
     const int c = unit / kValues, column = unit % kValues;
     const Raw<float, 4> raw(state + c * kWidth + place.first_value + column);
     float factor = 1.0f;
@@ -174,13 +180,13 @@ __device__ __forceinline__ void apply_context(const HeadParams<Mechanism>& p) {
     if constexpr (kAhead<T, kWidth>) load(t + kQueries);
     __syncthreads();
     const Lanes lanes;
-    const float sum = weigh_queries<kQueries, kWidth>(p, shared.queries, shared.key_sums);
+    const float sum = compute_tile_weights<kQueries, kWidth>(p, shared.queries, shared.key_sums);
     if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(sum, place.length);
     __syncthreads();
     Product<kQueries, kValues> result;
     result.clear();
-    result.template add<kExact<T>, kExact<T>>(depth, [&](int r, int k) { return shared.queries[r][k]; },
-                                                [&](int k, int c) { return shared.context[k][c]; });
+    result.template add<kExact<T>, kExact<T>>(
+        depth, [&](int r, int k) { return shared.queries[r][k]; }, [&](int k, int c) { return shared.context[k][c]; });
     __syncthreads();
     result.for_each([&](int r, int c, float& x) { shared.queries[r][c] = x * shared.scale[r]; });
     __syncthreads();

@@ -1,11 +1,12 @@
-// Pooling of token rows with one softmax per head: each head's logit reads the whole row, its weight applies
-// to the head's own channels.
+// Pooling of token rows with one softmax per head.
 //
-// A block works on a chunk of kPoolTokens tokens, a slab of kSlab channels at a time, each thread with a piece
-// of kPieceTokens tokens x kPiece channels of it. A chunk's sums, relative to its largest logit, go to
-// the workspace; chunks are merged by a kernel of their own. The running mean of a causal form is
-//   mean_t = mean_{t-1} + share_t (x_t - mean_{t-1}),  share_t = exp(logit_t - log sum_{u<=t} exp(logit_u)):
-// every step is between two numbers of the input's size, whatever the logits are.
+// Computes: the means of the head's own channels, weighted by the softmax of logits that read the whole row.
+// Method:   a block works on a chunk of kPoolTokens tokens, a slab of kSlab channels at a time, each thread with a
+//           piece of kPieceTokens tokens x kPiece channels of it. A chunk's sums go to the workspace; chunks are merged
+//           by a kernel of their own.
+// Numerics: a chunk's sums are relative to its largest logit. The running mean of a causal form is
+//             mean_t = mean_{t-1} + share_t (x_t - mean_{t-1}),  share_t = exp(logit_t - log sum_{u<=t} exp(logit_u)):
+//           every step is between two numbers of the input's size, for all logits.
 #pragma once
 
 #include "device/launch.cuh"
@@ -23,11 +24,11 @@ constexpr int kSegments = kPoolTokens / kPieceTokens;
 
 // In the workspace: what is known of one pooling.
 struct Pool {
-  float* sums;                       // [batch, chunks, channels]; after a scan the mean before each chunk
-  float *denominators, *maxima;      // [batch, chunks, heads]
+  float* sums;                                 // [batch, chunks, channels]; after a scan the mean before each chunk
+  float *denominators, *maxima;                // [batch, chunks, heads]
   float *denominators_before, *maxima_before;  // likewise, of all chunks before
-  float* means;                      // [batch, channels], of everything
-  float* logits;                     // [batch, tokens, heads]; later the shares
+  float* means;                                // [batch, channels], of everything
+  float* logits;                               // [batch, tokens, heads]; later the shares
 };
 
 struct PoolParams {

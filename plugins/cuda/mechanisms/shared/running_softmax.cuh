@@ -1,6 +1,7 @@
-// Softmax-weighted sums over tokens that can be built piece by piece:
-//   (sum exp(K - m) V, sum exp(K - m), m = max K).
-// Merging two such triples is associative, so the tokens may be cut anywhere.
+// Softmax-weighted sums over tokens that can be built piece by piece.
+//
+// Computes: (sum exp(K - m) V, sum exp(K - m), m = max K)
+// Method:   merging two such triples is associative, so the tokens may be cut anywhere.
 #pragma once
 
 #include "device/device.cuh"

@@ -1,13 +1,14 @@
-// The sums over all keys before and after the windows of a tile of rows: what AFT-local and AFT-conv share.
+// The sums over all keys before and after the windows of a tile of rows, for AFT-local and AFT-conv.
 //
-// A tile of `rows` rows from t on takes the keys [t - left, t + rows + right), its span, one by one. All other
-// keys enter as two triples (maximum, numerator, denominator), of the keys before and after the span; every
-// term is positive, nothing is subtracted. The sequence is cut where some tile's span begins or ends, so these
-// triples are sums of whole pieces: one launch sums the pieces, one scans them from both ends. Where pieces
-// are few, tiles add them up themselves, which costs less than a launch.
-//
-// Traffic beyond the one reading of k and v: 12 bytes written, 12 read and 24 written per piece and channel, two
-// pieces every `rows` tokens: 1.5 bytes per token and channel at 64 rows, 0.75 at 128, half of it in causal form.
+// Computes: two triples (maximum, numerator, denominator) for a tile of `rows` rows from t on: of the keys before and
+//           after its span [t - left, t + rows + right).
+// Cost:     beyond the one reading of k and v: 12 bytes written, 12 read and 24 written per piece and channel, two
+//           pieces every `rows` tokens: 1.5 bytes per token and channel at 64 rows, 0.75 at 128, half of it in causal
+//           form.
+// Method:   the sequence is cut where some tile's span begins or ends, so these triples are sums of whole pieces: one
+//           launch sums the pieces, one scans them from both ends. Where pieces are few, tiles add them up themselves,
+//           which costs less than a launch.
+// Numerics: every term is positive, nothing is subtracted.
 #pragma once
 
 #include "device/launch.cuh"
@@ -91,9 +92,9 @@ struct Outside {
 // A thread sums one piece of N channels, whose keys are N channels too or, in AFT-conv, the one of their head.
 // Warps beyond those call prepare(item), items [0, prepare.items), which is the mechanism's own.
 template <class T, int N, int kKeys, class Prepare>
-__global__ void __launch_bounds__(kSumThreads, 3) sum_pieces_kernel(const AftCudaSequence s, const WindowSums w,
-                                                                 const int64_t channels_per_key, const int64_t blocks,
-                                                                 const Prepare prepare) {
+__global__ void __launch_bounds__(kSumThreads, 3)
+    sum_pieces_kernel(const AftCudaSequence s, const WindowSums w, const int64_t channels_per_key, const int64_t blocks,
+                      const Prepare prepare) {
   if (blockIdx.x >= blocks) {
     const int64_t item = (blockIdx.x - blocks) * kSumWarps + threadIdx.x / kWarp;
     if (item < prepare.items) prepare(item);
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(kSumThreads, 3) sum_pieces_kernel(const AftCud
   const int64_t channel = index % vectors * N, b = index / vectors / w.pieces;
   const int piece = static_cast<int>(index / vectors % w.pieces);
   if (b >= s.batch) return;
-  const int64_t length = length_of(s, b), begin = w.cut(piece - 1), cut = w.cut(piece), end = cut < length ? cut : length;
+  const int64_t length = length_of(s, b), begin = w.cut(piece - 1), cut = w.cut(piece);
+  const int64_t end = cut < length ? cut : length;
 
   float maximum[kKeys], denominator[kKeys], numerator[N];
 #pragma unroll
