@@ -13,7 +13,7 @@
 
 namespace aft {
 
-// A weight matrix rearranged for the products of this machine; packed_weight.h has the layout. `precision` may
+// A weight matrix rearranged for the products of this machine; matmul/packed_weight.h has the layout. `precision` may
 // be higher than what was asked for: a machine without the instructions computes in 16-bit integers or float32.
 struct PackedWeight {
   PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats);
@@ -26,6 +26,9 @@ struct PackedWeight {
 
 std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
                                                 Precision precision);
+
+// Converts `count` numbers of float16.
+void half_to_float(const void* halves, int64_t count, float* floats);
 
 struct LayerNorm {
   const float *weight, *bias;
@@ -73,8 +76,9 @@ struct LinearResidual {
   void* output;
 };
 
-// output = input + the Fastformer layer of layer_norm(input); layer_norm_fastformer.cc has the formula. Rows are batch
-// x tokens; key u of document b counts if u < lengths[b]. Weights are [width, width] or, of the logits, [width, heads].
+// output = input + the Fastformer layer of layer_norm(input); encoder/layer_norm_fastformer.cc has the formula. Rows
+// are batch x tokens; key u of document b counts if u < lengths[b]. Weights are [width, width] or, of the logits,
+// [width, heads].
 struct LayerNormFastformer {
   Element element;
   int64_t batch, tokens, heads;

@@ -21,16 +21,21 @@ struct Parallel {
   int threads;
 };
 
-enum class Element { kFloat32, kFloat16, kBfloat16 };  // bfloat16 not here
+// The CPU kernels do not support bfloat16.
+enum class Element { kFloat32, kFloat16, kBfloat16 };
 enum class Gate { kSigmoid, kTanh, kNone };
 enum class Normalization { kSoftmax, kScaling };
 enum class FeatureMap { kElu, kRelu };
 
-// How a product is computed: both operands in float32; or rounded to float16, which is float32 here; or rounded to
-// bfloat16; or in 8-bit integers, weights scaled by column and rows of the left operand by row. Sums and everything
-// outside of the product are float32 (integers are summed exactly first). kInt16 is nobody's to ask for: with more
-// digits than either, it takes the place of bfloat16 and 8-bit integers where a processor has no instruction for them.
-enum class Precision { kFloat32, kFloat16, kBfloat16, kInt8, kInt16 };
+// The precision of the operands of a product. Sums and everything outside of the product are float32; products of
+// integers are summed exactly first.
+enum class Precision {
+  kFloat32,
+  kFloat16,  // the CPU kernels compute in float32 instead
+  kBfloat16,
+  kInt8,   // weights are scaled by column, rows of the left operand by row
+  kInt16,  // internal: replaces bfloat16 and 8-bit integers, with more digits, where the processor cannot multiply them
+};
 
 // What all mechanisms share. Element is the type of every tensor but lengths.
 struct Sequence {
@@ -50,10 +55,10 @@ struct PackedWeight;
 
 struct AftFull : Sequence {
   Gate gate;
-  Precision precision;         // of the products; kFloat16 computes in float32
-  const void* position_bias;   // row t, column u
+  Precision precision;          // of the products; kFloat16 computes in float32
+  const void* position_bias;    // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
-  bool constant_bias;               // packed_bias is what pack_position_bias made of it, or null where it made nothing
+  bool constant_bias;           // packed_bias is what pack_position_bias made of it, or null where it made nothing
   const PackedWeight* packed_bias;
 };
 
@@ -95,11 +100,12 @@ void efficient_attention(const EfficientAttention&, const Parallel&);
 void linear_attention(const LinearAttention&, const Parallel&);
 void fastformer(const Fastformer&, const Parallel&);
 
-// What aft_full makes of a position_bias [tokens, tokens] and can keep if it is constant; of p it takes what concerns
-// that: element, causal, tokens, precision. In bfloat16 where 8-bit integers are asked for and the biases of a row lie
-// too far apart. Null where there is nothing to keep: in float32, which is also what biases too far apart for 16-bit
-// integers are computed in, and in causal form, whose products are never in integers (their entries have one scale for a
-// block of keys, of which a row may see the smallest only).
+// Packs the weights exp(position_bias) for aft_full. It reads the element, causal, tokens, precision and position_bias
+// [tokens, tokens] of p. The result is bfloat16 where 8-bit integers are asked for and the biases of a row lie too far
+// apart. It is null where there is nothing to pack:
+// - in float32, which also replaces 16-bit integers where the biases of a row lie too far apart;
+// - in causal form, whose products are never in integers: a block of keys has one scale for its entries, and a row may
+//   see only the smallest of them.
 std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p);
 
 // The instruction set chosen for this machine: "avx512", "avx2" or "baseline".

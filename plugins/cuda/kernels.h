@@ -105,9 +105,9 @@ typedef struct {
   int64_t heads;
 } AftCudaFastformer;
 
-/* Not a mechanism alone: query + Fastformer's layer of layer_norm(query); layer_norm_fastformer.cu has the formula.
- * Not causal; key and value are not read. The weights are packed, of the tensors' element, and products that are
- * taken for every token have their operands rounded to it. */
+/* Not a mechanism alone: query + Fastformer's layer of layer_norm(query); encoder/layer_norm_fastformer.cu has the
+ * formula. Not causal; key and value are not read. The weights are packed, of the tensors' element, and products that
+ * are taken for every token have their operands rounded to it. */
 typedef struct {
   AftCudaSequence sequence;
   const void *norm_weight, *norm_bias; /* [channels] */

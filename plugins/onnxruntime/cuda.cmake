@@ -3,7 +3,7 @@
 set(AFT_ONNXRUNTIME_DIR ${CMAKE_CURRENT_LIST_DIR})
 
 function(aft_add_onnxruntime_cuda name)
-  set(sources cuda_backend.cc ops.cc register.cc runtime.cc)
+  set(sources checks.cc cuda_backend.cc ops.cc register.cc runtime.cc)
   list(TRANSFORM sources PREPEND ${AFT_ONNXRUNTIME_DIR}/)
   add_library(${name} MODULE ${sources})
   target_include_directories(${name} PRIVATE ${AFT_ONNXRUNTIME_DIR}/..)

@@ -3,11 +3,9 @@
 
 #include "cpu/encoder.h"
 
-#include <algorithm>
-#include <cstring>
 #include <initializer_list>
-#include <limits>
 
+#include "checks.h"
 #include "ops.h"
 
 namespace ops {
@@ -21,29 +19,8 @@ using ort::Shape;
 using ort::Tensor;
 using ort::to_string;
 
-void expect_shape(const char* input, const Tensor& tensor, const Shape& expected) {
-  if (tensor.shape != expected)
-    throw Error(std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " + to_string(expected));
-}
-
-aft::Precision read_precision(const Attributes& attributes) {
-  const std::string precision = attributes.text("precision", "fp32");
-  if (precision == "fp32") return aft::Precision::kFloat32;
-  if (precision == "bf16") return aft::Precision::kBfloat16;
-  if (precision != "int8") throw Error("precision is \"" + precision + "\", expected fp32, bf16 or int8");
-  return aft::Precision::kInt8;
-}
-
-float from_half(uint16_t half) {
-  // Shift exponent and mantissa into place and rescale by 2^112: right for subnormals too.
-  const uint32_t shifted = (half & 0x7fffu) << 13;
-  float magnitude;
-  std::memcpy(&magnitude, &shifted, sizeof magnitude);
-  magnitude *= 5.192296858534828e33f;
-  using Limits = std::numeric_limits<float>;
-  if (magnitude >= 65536.0f) magnitude = half & 0x3ff ? Limits::quiet_NaN() : Limits::infinity();
-  return half & 0x8000 ? -magnitude : magnitude;
-}
+constexpr std::initializer_list<aft::Precision> kPrecisions = {aft::Precision::kFloat32, aft::Precision::kBfloat16,
+                                                               aft::Precision::kInt8};
 
 // The tensor whose rows are transformed, [..., width].
 struct Rows {
@@ -86,11 +63,10 @@ class Parameter {
 
   Floats to_floats(const Tensor& tensor) const {
     if (element_ == aft::Element::kFloat32) return {tensor.shape, static_cast<const float*>(tensor.data), nullptr};
-    size_t count = 1;
-    for (int64_t size : tensor.shape) count *= static_cast<size_t>(size);
-    const uint16_t* halves = static_cast<const uint16_t*>(tensor.data);
-    const auto converted = std::make_shared<std::vector<float>>(count);
-    std::transform(halves, halves + count, converted->begin(), from_half);
+    int64_t count = 1;
+    for (int64_t size : tensor.shape) count *= size;
+    const auto converted = std::make_shared<std::vector<float>>(static_cast<size_t>(count));
+    aft::half_to_float(tensor.data, count, converted->data());
     return {tensor.shape, converted->data(), converted};
   }
 
@@ -105,7 +81,7 @@ class Parameter {
 class Weight {
  public:
   Weight(const char* name, size_t index, const Settings& settings, const Attributes& attributes)
-      : name_(name), index_(index), precision_(read_precision(attributes)), floats_(name, index, settings, attributes) {
+      : name_(name), index_(index), precision_(read_precision(attributes, kPrecisions)), floats_(name, index, settings, attributes) {
     Tensor tensor;
     if (attributes.constant(index, tensor)) packed_ = pack(tensor);
   }
@@ -280,7 +256,7 @@ class LayerNormFastformer final : public Kernel {
  public:
   LayerNormFastformer(const Settings& settings, const Attributes& attributes)
       : element_(settings.element),
-        heads_(attributes.integer("num_heads", 1)),
+        heads_(read_heads(attributes)),
         norm_(settings, attributes),
         packed_query_weight_("query_weight", 3, settings, attributes),
         query_weight_("query_weight", 3, settings, attributes),
@@ -290,9 +266,7 @@ class LayerNormFastformer final : public Kernel {
         alpha_weight_("alpha_weight", 7, settings, attributes),
         beta_weight_("beta_weight", 8, settings, attributes),
         weight_("weight", 9, settings, attributes),
-        bias_("bias", 10, settings, attributes) {
-    if (heads_ < 1) throw Error("num_heads is " + std::to_string(heads_) + ", expected at least 1");
-  }
+        bias_("bias", 10, settings, attributes) {}
 
   void compute(const Run& run) const override {
     const Rows x("x", run.input(0));

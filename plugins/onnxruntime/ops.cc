@@ -3,26 +3,17 @@
 #include <algorithm>
 
 #include "backend.h"
+#include "checks.h"
 
 namespace ops {
 
 namespace {
 
 using ort::Attributes;
-using ort::Error;
 using ort::Run;
 using ort::Shape;
 using ort::Tensor;
 using ort::to_string;
-
-void expect(bool condition, const std::string& message) {
-  if (!condition) throw Error(message);
-}
-
-void expect_shape(const char* input, const Tensor& tensor, const Shape& expected) {
-  expect(tensor.shape == expected, std::string(input) + " has shape " + to_string(tensor.shape) + ", expected " +
-                                       to_string(expected));
-}
 
 void expect_matrix(const char* input, const Tensor& tensor) {
   expect(tensor.shape.size() == 2,
@@ -35,12 +26,6 @@ aft::Gate read_gate(const Attributes& attributes) {
   if (gate == "tanh") return aft::Gate::kTanh;
   expect(gate == "none", "gate is \"" + gate + "\", expected sigmoid, tanh or none");
   return aft::Gate::kNone;
-}
-
-int64_t read_heads(const Attributes& attributes) {
-  const int64_t heads = attributes.integer("num_heads", 1);
-  expect(heads > 0, "num_heads is " + std::to_string(heads) + ", expected at least 1");
-  return heads;
 }
 
 void expect_heads_divide(int64_t heads, const Shape& query) {
@@ -101,13 +86,9 @@ class AftFull final : public SequenceKernel<aft::AftFull> {
  public:
   AftFull(const Settings& settings, const Attributes& attributes) : SequenceKernel(settings) {
     params_.gate = read_gate(attributes);
-    const std::string precision = attributes.text("precision", "fp32");
-    expect(precision == "fp32" || precision == "fp16" || precision == "bf16" || precision == "int8",
-           "precision is \"" + precision + "\", expected fp32, fp16, bf16 or int8");
-    params_.precision = precision == "fp32"   ? aft::Precision::kFloat32
-                        : precision == "fp16" ? aft::Precision::kFloat16
-                        : precision == "bf16" ? aft::Precision::kBfloat16
-                                              : aft::Precision::kInt8;
+    using aft::Precision;
+    params_.precision = read_precision(
+        attributes, {Precision::kFloat32, Precision::kFloat16, Precision::kBfloat16, Precision::kInt8});
     Tensor bias;
     if (attributes.constant(3, bias)) {
       expect_matrix("position_bias", bias);

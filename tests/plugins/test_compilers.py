@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-SOURCES = sorted([*PLUGINS.glob("cpu/*.cc"), *PLUGINS.glob("onnxruntime/*.cc")])
+SOURCES = sorted([*PLUGINS.glob("cpu/**/*.cc"), *PLUGINS.glob("onnxruntime/*.cc")])
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")

@@ -123,4 +123,4 @@ def sanitized(folder: Path) -> Iterator[Program | Outcome]:
 
 
 def _stems() -> list[str]:
-    return sorted(source.stem for source in SOURCES.glob("*.cu"))
+    return sorted(source.stem for source in SOURCES.rglob("*.cu"))

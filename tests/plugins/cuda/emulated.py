@@ -13,7 +13,7 @@ from aftexport.parity import TOLERANCES
 
 REPOSITORY = Path(__file__).parents[3]
 KERNELS = REPOSITORY / "plugins" / "cuda"
-STEMS = sorted(path.stem for path in KERNELS.glob("*.cu"))
+STEMS = sorted(path.stem for path in KERNELS.rglob("*.cu"))
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 
 SANITIZER = os.environ.get("AFT_SANITIZE", "")

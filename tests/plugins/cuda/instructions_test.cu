@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "async_copy.cuh"
 #include "device.h"
+#include "device/async_copy.cuh"
+#include "device/block_product.cuh"
+#include "device/launch.cuh"
+#include "device/mma.cuh"
 #include "float16.h"
-#include "head_context.cuh"
-#include "launch.cuh"
-#include "mma.cuh"
 
 namespace {
 
@@ -123,7 +123,7 @@ __global__ void long_sum_kernel(float* sums) {
 
 void long_sums() {
   Array<float, 16 * 8> sums;
-  launch(long_sum_kernel, 1, kHeadThreads, nullptr, sums.device);
+  launch(long_sum_kernel, 1, kBlockThreads, nullptr, sums.device);
   sums.read();
   double error = 0.0;
   for (int row = 0; row < 16; ++row)

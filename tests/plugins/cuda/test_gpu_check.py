@@ -192,7 +192,7 @@ def test_every_sanitizer_tool_runs_or_is_skipped_by_name(tmp_path, monkeypatch):
     assert all(outcome.skipped for outcome in absent)
     monkeypatch.setattr(programs, "program", Path)
     runs = list(programs.sanitized(tmp_path))
-    stems = {path.stem for path in programs.SOURCES.glob("*.cu")}
+    stems = {path.stem for path in programs.SOURCES.rglob("*.cu")}
     assert len(runs) == len(stems) * len(programs.SANITIZERS)
 
 

@@ -68,8 +68,8 @@ def kernels_of(report: str) -> list[Kernel]:
 
 def source_of(stem: str) -> str:
     """The kernels' file and the headers it includes."""
-    source = (emulated.KERNELS / f"{stem}.cu").read_text()
-    headers = re.findall(r'#include "(\w+\.cuh)"', source)
+    source = next(emulated.KERNELS.rglob(f"{stem}.cu")).read_text()
+    headers = re.findall(r'#include "([\w/]+\.cuh)"', source)
     return source + "".join((emulated.KERNELS / header).read_text() for header in headers)
 
 
@@ -87,7 +87,7 @@ def test_kernels_keep_their_occupancy_without_spilling(reports, stem):
     source = source_of(stem)
     claims = claims_of(source)
     assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"
-    kernels = kernels_of((reports / f"{stem}.cu.o.report").read_text())
+    kernels = kernels_of(next(reports.rglob(f"{stem}.cu.o.report")).read_text())
     assert {kernel.architecture for kernel in kernels} == set(SHARED)
     for name, (threads, blocks) in claims.items():
         compiled = [k for k in kernels if re.search(rf"\d{name}I?", k.name)]

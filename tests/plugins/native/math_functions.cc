@@ -1,8 +1,8 @@
 #include "math_functions.h"
 
-#include "element.h"
-#include "gelu.h"
-#include "math.h"
+#include "encoder/gelu.h"
+#include "simd/load_store.h"
+#include "simd/math.h"
 
 namespace aft::AFT_ISA {
 namespace {

@@ -1,4 +1,4 @@
-// The functions of math.h and gelu.h on arrays, once per instruction set: `count` numbers of x to y.
+// The functions of simd/math.h and encoder/gelu.h on arrays, once per instruction set: `count` numbers of x to y.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ def each_library(request: pytest.FixtureRequest, library: Path) -> Path:
     name = BUILT.relative_to(emulated.REPOSITORY)
     if not BUILT.exists():
         pytest.skip(f"no {name} (`make cuda` builds it)")
-    sources = [p for folder in (PLUGINS, emulated.KERNELS) for p in folder.glob("*.[ch]*")]
+    sources = [p for folder in (PLUGINS, emulated.KERNELS) for p in folder.rglob("*.[ch]*")]
     if BUILT.stat().st_mtime < max(source.stat().st_mtime for source in sources):
         pytest.skip(f"{name} is older than its sources (`make cuda` builds it again)")
     return BUILT

@@ -1,0 +1,74 @@
+// Chooses, once per process, the compiled copy of AFT_PRODUCT_KERNELS, and of the functions that prepare their
+// parameters, that this machine can run.
+
+#include "dispatch/table.h"
+#include "encoder.h"
+#include "processor.h"
+
+namespace aft {
+
+PackedWeight::PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats)
+    : rows(rows), columns(columns), precision(precision), memory(floats) {}
+PackedWeight::~PackedWeight() = default;
+
+#define AFT_DECLARE_SET(isa)                                            \
+  namespace isa {                                                       \
+  PackedWeight* pack_weight(const float*, int64_t, int64_t, Precision); \
+  PackedWeight* pack_position_bias(const AftFull&);                     \
+  void half_to_float(const void*, int64_t, float*);                     \
+  AFT_PRODUCT_KERNELS(AFT_DECLARE, isa)                                 \
+  }
+AFT_DECLARE_SET(baseline)
+AFT_DECLARE_SET(avx2)
+AFT_DECLARE_SET(avx512)
+AFT_DECLARE_SET(avx512_vnni)
+AFT_DECLARE_SET(avx512_bf16)
+
+namespace {
+
+struct Table {
+  const char* name;
+  PackedWeight* (*pack_weight)(const float*, int64_t, int64_t, Precision);
+  PackedWeight* (*pack_position_bias)(const AftFull&);
+  void (*half_to_float)(const void*, int64_t, float*);
+  AFT_PRODUCT_KERNELS(AFT_POINTER, )
+};
+
+#define AFT_SET(isa) \
+  Table { #isa, isa::pack_weight, isa::pack_position_bias, isa::half_to_float, AFT_PRODUCT_KERNELS(AFT_ENTRY, isa) }
+
+Table choose() {
+  switch (usable_instruction_set()) {
+#if defined(__x86_64__)
+    case InstructionSet::kAvx512Bf16: return AFT_SET(avx512_bf16);
+    case InstructionSet::kAvx512Vnni: return AFT_SET(avx512_vnni);
+    case InstructionSet::kAvx512: return AFT_SET(avx512);
+    case InstructionSet::kAvx2: return AFT_SET(avx2);
+#endif
+    default: return AFT_SET(baseline);
+  }
+}
+
+const Table& table() {
+  static const Table chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+std::unique_ptr<const PackedWeight> pack_weight(const float* weight, int64_t rows, int64_t columns,
+                                                Precision precision) {
+  return std::unique_ptr<const PackedWeight>(table().pack_weight(weight, rows, columns, precision));
+}
+
+std::shared_ptr<const PackedWeight> pack_position_bias(const AftFull& p) {
+  return std::shared_ptr<const PackedWeight>(table().pack_position_bias(p));
+}
+
+void half_to_float(const void* halves, int64_t count, float* floats) { table().half_to_float(halves, count, floats); }
+
+AFT_PRODUCT_KERNELS(AFT_FORWARD, )
+
+const char* product_instruction_set() { return table().name; }
+
+}  // namespace aft

@@ -1,0 +1,114 @@
+// LayerNormFeedForward.
+//
+// Computes: Y = X + gelu(layer_norm(X) W_in + b_in) W_out + b_out
+// Cost:     bound by multiply-adds: 4 D F FLOPs per row against 8 D bytes. The hidden layer, F = 4 D wide as a rule,
+//           would be another 8 F bytes at each step between its two products; here it never reaches memory.
+// Method:   a task normalizes a block of rows into the second-level cache. Then, for one chunk of hidden columns after
+//           the other: the product with those columns of W_in; bias and gelu on each tile, which leaves the chunk
+//           encoded as a left side; its product with those rows of W_out, added to the output, which begins as X +
+//           b_out and stays in the cache.
+// See:      row_blocks.h, gelu.h, layer_norm.h, matmul/matrix_product.h
+
+#include "encoder/gelu.h"
+#include "encoder/layer_norm.h"
+#include "encoder/row_blocks.h"
+
+namespace aft::AFT_ISA {
+namespace {
+
+template <class Product>
+class FeedForwardBlock {
+ public:
+  using Left = LeftRows<Product>;
+  static constexpr int64_t kSums = Left::kChunk;  // hidden columns at a time
+
+  // Hidden sums have a place of their own only where a tile is not finished: the left side comes in several
+  // chunks, or hidden rows are encoded by their range.
+  static bool keeps_sums(const LayerNormFeedForward& p) { return Product::kScaled || p.weight_in->rows > Left::kChunk; }
+  static int64_t fixed_floats(const LayerNormFeedForward& p) { return round_up(p.weight_in->rows, kLanes); }
+  static int64_t floats_per_row(const LayerNormFeedForward& p) {
+    return Left::floats_per_row(p.weight_in->rows) + Left::kPitch + (keeps_sums(p) ? kSums : 0) +
+           OutputRows::floats(p.element, p.weight_in->rows);
+  }
+
+  FeedForwardBlock(const LayerNormFeedForward& p, int64_t first, int64_t rows, float* memory)
+      : p_(p),
+        width_(p.weight_in->rows),
+        hidden_width_(p.weight_in->columns),
+        rows_(rows),
+        row_(memory),
+        left_(memory + fixed_floats(p), rows),
+        hidden_(left_.words(ceil_div(width_, Left::kChunk), 0), rows),
+        sums_(hidden_.words(1, 0)),
+        converted_(sums_ + (keeps_sums(p) ? rows * kSums : 0)),
+        input_(read_elements(p.element, p.input, first * width_, rows * width_, converted_)),
+        output_(p.element, p.output, first, rows, width_, converted_) {}
+
+  void run() const {
+    for (int64_t r = 0; r < rows_; ++r) {
+      normalize_row(input_ + r * width_, width_, p_.norm, row_);
+      left_.set(r, row_, width_);
+    }
+    for (int64_t chunk = 0; chunk * Left::kChunk < hidden_width_; ++chunk) {
+      compute_hidden(chunk * Left::kChunk, min(hidden_width_, (chunk + 1) * Left::kChunk));
+      multiply(hidden_, 0, *p_.weight_out, chunk, 0, width_, rows_,
+               AddTo(output_.data(), width_, input_, p_.bias_out, chunk == 0));
+    }
+    output_.write_back();
+  }
+
+ private:
+  // Columns [begin, end) of the hidden layer, encoded.
+  void compute_hidden(int64_t begin, int64_t end) const {
+    const int64_t last = ceil_div(width_, Left::kChunk) - 1;
+    for (int64_t chunk = 0; chunk < last; ++chunk)
+      multiply(left_, chunk, *p_.weight_in, chunk, begin, end, rows_,
+               [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
+                 for (int v = 0; v < kTileVectors; ++v) {
+                   float* sum = sums_ + row * kSums + column - begin + v * kLanes;
+                   store(sum, chunk == 0 ? values[v] : values[v] + load(sum));
+                 }
+               });
+    multiply(left_, last, *p_.weight_in, last, begin, end, rows_,
+             [&](int64_t row, int64_t column, const Vec(&values)[kTileVectors]) AFT_LAMBDA_INLINE {
+               float* sum = sums_ + row * kSums + column - begin;
+               Vec activated[kTileVectors];
+               for (int v = 0; v < kTileVectors; ++v) {
+                 const int64_t c = column + v * kLanes;
+                 Vec x = values[v] + load(p_.bias_in + c, hidden_width_ - c);
+                 if (last > 0) x += load(sum + v * kLanes);
+                 activated[v] = gelu(x);
+               }
+               encode_tile(activated, row, column - begin, sum);
+             });
+    if constexpr (Product::kScaled)
+      for (int64_t r = 0; r < rows_; ++r) Product::encode(sums_ + r * kSums, end - begin, hidden_.words(0, r));
+  }
+
+  AFT_INLINE void encode_tile(const Vec (&activated)[kTileVectors], int64_t row, int64_t column, float* sum) const {
+    if constexpr (Product::kScaled)
+      for (int v = 0; v < kTileVectors; ++v) store(sum + v * kLanes, activated[v]);
+    else
+      Product::encode_panel(activated, column, hidden_.words(0, row));
+  }
+
+  const LayerNormFeedForward& p_;
+  int64_t width_, hidden_width_, rows_;
+  float* row_;
+  Left left_, hidden_;
+  float *sums_, *converted_;
+  const float* input_;
+  OutputRows output_;
+};
+
+}  // namespace
+
+void layer_norm_feed_forward(const LayerNormFeedForward& p, const Parallel& parallel) {
+  with_product(p.weight_in->precision, [&](auto product) {
+    using Block = FeedForwardBlock<decltype(product)>;
+    for_row_blocks(p.rows, Block::fixed_floats(p), Block::floats_per_row(p), parallel,
+                   [&](int64_t first, int64_t rows, float* memory) { Block(p, first, rows, memory).run(); });
+  });
+}
+
+}  // namespace aft::AFT_ISA

@@ -1,0 +1,109 @@
+// The product of a block of rows with a packed weight matrix.
+//
+// Cost:     bound by multiply-adds: per step one vector load for each vector of the panel and one broadcast per row
+//           feed kTileVectors multiply-adds per row.
+// Method:   a tile of kTileRows rows by kPanel columns is summed in registers. The rows of a block lie in the
+//           second-level cache, a panel of weights in the first while they all pass it. The epilogue of a tile is the
+//           caller's: bias, activation and residual cost no pass over memory.
+// See:      packed_weight.h, select_product.h
+#pragma once
+
+#include "matmul/packed_weight.h"
+#include "matmul/select_product.h"
+
+namespace aft::AFT_ISA {
+
+constexpr int kTileRows = kRegisters == 32 ? 12 : 6;
+
+// The left side: a block of rows, encoded for Product, chunk by chunk. Rows are a constant distance apart, so that
+// a tile's rows are reached by fixed offsets, and no multiple of a page, so that they do not compete for the same
+// cache lines; the few words between two rows hold what a scaled product has to know of the first.
+template <class Product>
+class LeftRows {
+ public:
+  static constexpr int64_t kChunk = WeightLayout<Product>::kChunk;
+  static constexpr int64_t kPitch = Product::kChunkWords + 16;
+
+  static int64_t floats_per_row(int64_t width) { return ceil_div(width, kChunk) * kPitch; }
+
+  LeftRows(float* memory, int64_t rows) : memory_(memory), rows_(rows) {}
+
+  float* words(int64_t chunk, int64_t row) const { return memory_ + (chunk * rows_ + row) * kPitch; }
+
+  void set(int64_t row, const float* values, int64_t width) const {
+    for (int64_t chunk = 0; chunk * kChunk < width; ++chunk)
+      Product::encode(values + chunk * kChunk, min(kChunk, width - chunk * kChunk), words(chunk, row));
+  }
+
+ private:
+  float* memory_;
+  int64_t rows_;
+};
+
+// A sum as a vector of float32: as it is, or with the scales of the row at `left` and the columns at `column`.
+template <class Product>
+AFT_INLINE Vec finished_sum(Vec sum, const float*, const float*, const float*, int64_t) {
+  return sum;
+}
+template <class Product>
+AFT_INLINE Vec finished_sum(IntVec sum, const float* left, const float* scales, const float* sums, int64_t column) {
+  const Vec scaled = __builtin_convertvector(sum, Vec) * load(scales + column);
+  if constexpr (Product::kScaledRows)
+    return scaled * left[Product::kChunkWords] + left[Product::kChunkWords + 1] * load(sums + column);
+  return scaled;
+}
+
+template <class Product>
+struct Panel {
+  const float* words;
+  int64_t steps;
+  int64_t first_column;
+  const float *scales, *sums;  // of the whole matrix; only where Product is scaled
+};
+
+// Sums go through memory to the sink, which runs as a loop over rows: unrolled with them it would be long code.
+template <class Product, int kRows, class Sink>
+void multiply_tile(const float* left, const Panel<Product>& panel, int64_t first_row, const Sink& sink) {
+  constexpr int64_t kPitch = LeftRows<Product>::kPitch;
+  typename Product::Sum sum[kRows][kTileVectors] = {};
+  const float* words = panel.words;
+  for (int64_t step = 0; step < panel.steps; ++step, words += kPanel) {
+    const Vec first = load(words), second = load(words + kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = Product::multiply_add(sum[r][0], left + r * kPitch + step, first);
+      sum[r][1] = Product::multiply_add(sum[r][1], left + r * kPitch + step, second);
+    }
+  }
+  typename Product::Sum finished[kRows][kTileVectors];
+  __builtin_memcpy(finished, sum, sizeof sum);
+  for (int r = 0; r < kRows; ++r) {
+    Vec values[kTileVectors];
+    for (int v = 0; v < kTileVectors; ++v)
+      values[v] = finished_sum<Product>(finished[r][v], left + r * kPitch, panel.scales, panel.sums,
+                                        panel.first_column + v * kLanes);
+    sink(first_row + r, panel.first_column, values);
+  }
+}
+
+// Gives sink(row, column, values) every sum over one chunk of k: `values` are the kPanel columns from `column` on.
+// Columns are those of the weight in [begin, end), begin being a multiple of kPanel; the last panel may reach
+// beyond `end`. A block's last rows take lower tiles: each holds its own rows only, so none is computed in vain.
+template <class Product, class Sink>
+void multiply(const LeftRows<Product>& left, int64_t left_chunk, const PackedWeight& weight, int64_t chunk,
+              int64_t begin, int64_t end, int64_t rows, const Sink& sink) {
+  const WeightLayout<Product> layout(weight.rows, weight.columns);
+  const float* data = weight.memory.data();
+  for (int64_t column = begin; column < end; column += kPanel) {
+    const Panel<Product> panel{data + layout.panel(chunk, column), layout.steps(chunk), column,
+                               Product::kScaled ? data + layout.scales() : nullptr,
+                               Product::kScaled ? data + layout.sums(chunk) : nullptr};
+    int64_t row = 0;
+    for (; row + kTileRows <= rows; row += kTileRows)
+      multiply_tile<Product, kTileRows>(left.words(left_chunk, row), panel, row, sink);
+    for (; row + 3 <= rows; row += 3) multiply_tile<Product, 3>(left.words(left_chunk, row), panel, row, sink);
+    for (; row < rows; ++row) multiply_tile<Product, 1>(left.words(left_chunk, row), panel, row, sink);
+  }
+}
+
+}  // namespace aft::AFT_ISA

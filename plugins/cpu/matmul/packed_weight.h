@@ -1,0 +1,42 @@
+// How a weight matrix [rows, columns] lies in memory for the products: rows in chunks which a thread takes one
+// after the other, columns in panels of the width of a register tile. Within chunk and panel the words (one or
+// more rows of one column, by precision) follow in the order in which they are multiplied, so that the weights
+// are read as one stream and a chunk's panel stays in the first-level cache while all rows of a block pass it.
+// Missing rows and columns are zero. Weights in whole numbers are followed by the scale of every column and, for every
+// chunk, the sum of every column.
+#pragma once
+
+#include "encoder.h"
+#include "simd/simd.h"
+
+namespace aft::AFT_ISA {
+
+constexpr int kTileVectors = 2;
+constexpr int64_t kPanel = kTileVectors * kLanes;
+
+template <class Product>
+struct WeightLayout {
+  static constexpr int64_t kChunk = Product::kChunkWords * Product::kPerWord;
+
+  WeightLayout(int64_t rows, int64_t columns)
+      : rows(rows),
+        width(round_up(columns, kPanel)),
+        chunks(ceil_div(rows, kChunk)),
+        words(width * ((chunks - 1) * Product::kChunkWords + steps(chunks - 1))) {}
+
+  int64_t chunk_rows(int64_t chunk) const { return min(kChunk, rows - chunk * kChunk); }
+  int64_t steps(int64_t chunk) const { return ceil_div(chunk_rows(chunk), Product::kPerWord); }
+  int64_t panel(int64_t chunk, int64_t column) const {
+    return chunk * Product::kChunkWords * width + column * steps(chunk);
+  }
+  int64_t scales() const { return words; }
+  int64_t sums(int64_t chunk) const { return words + (1 + chunk) * width; }
+  int64_t floats() const { return Product::kScaled ? words + (1 + chunks) * width : words; }
+
+  int64_t rows, width, chunks, words;
+};
+
+// The caller's to delete: what is compiled here calls no templates of std, unique_ptr among them.
+PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Precision precision);
+
+}  // namespace aft::AFT_ISA

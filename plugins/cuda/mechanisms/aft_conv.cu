@@ -1,0 +1,355 @@
+// AFT-conv (Zhai et al., arXiv 2105.14103, equation 6), heads of width d with one key channel and one filter of s taps
+// each.
+//
+// Computes: Y[t,c] = gate(Q[t,c]) * sum_u exp(K[u,h] + w'[t,u]) V[u,c] / sum_u exp(K[u,h] + w'[t,u])    causal: u <= t
+//           where h is the head of c, w'[t,u] = filter[h, u - t + left] inside the filter and 0 outside of it; left is
+//           (s-1)/2 ("same" padding) or s-1 in causal form.
+// Cost:     bound by memory to about s = 30, from there by multiply-adds: 2BTD s of them, and 1/4 of that for the
+//           denominators. Floor: 3BTD elements moved (q, v and y; keys are few). Taken: 4BTD, since v is summed in a
+//           launch of its own before any row is computed, and (s-1) / 128 of another BTD for the keys that neighbouring
+//           tiles share. Both come mostly from the second-level cache where a batch fits it.
+// Method:   shared/window_sums.cuh has the sums outside the span of a tile of 128 rows. The span goes through shared
+//           memory once, in panels of 64 keys, as exp(K - m) V and, once for every four channels, exp(K - m). A thread
+//           has 8 rows of 4 channels, all of one head, and takes keys in blocks of 8. Blocks within the windows of its
+//           rows are multiplied, 8 x 8, by 15 weights that depend only on the distance of row and key. All other
+//           blocks, of weight exp(0), come as sums that the block of threads shares. The weights are a table of the
+//           filter widened at both ends by exp(0), computed once for each head. Heads whose width is not a multiple of
+//           4, and unaligned rows, take one channel a thread.
+// Numerics: every term is positive. Cells whose denominator is too small to be trusted are summed again by the
+//           definition.
+// Rejected: (exp(w) - 1) in the window plus the sum over all keys cancels. The whole span in shared memory would bound
+//           s. Tensor cores would multiply 128 x (127 + s) weights where 128 s count, and are not needed below s = 30.
+// See:      shared/window_sums.cuh, shared/gate.cuh
+
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
+#include "kernels.h"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/window_sums.cuh"
+
+namespace aft::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kColumns = 16;  // threads side by side
+constexpr int kRows = 128, kPanel = 64;
+constexpr int kBlock = 8;  // rows of a thread, keys it takes at a time
+constexpr int kPanelBlocks = kPanel / kBlock;
+
+// Of one head: table[i] is the weight of distance i - (kBlock - 1) from the window's first key.
+struct Table {
+  int64_t left, right, taps, pitch;
+  float *weights, *largest_bias;  // [heads, pitch], relative to the largest bias, and [heads], that
+
+  Table(const AftCudaAftConv& call, void* memory)
+      : left(call.sequence.causal ? call.taps - 1 : (call.taps - 1) / 2),
+        right(call.taps - 1 - left),
+        taps(call.taps),
+        pitch(last_block() * kBlock + 2 * kBlock),
+        weights(static_cast<float*>(memory)),
+        largest_bias(weights + call.heads * pitch) {}
+
+  size_t bytes(int64_t heads) const { return sizeof(float) * heads * (pitch + 1); }
+
+  // The last block of keys, counted from the thread's own, that the windows of its rows reach.
+  __host__ __device__ __forceinline__ int last_block() const { return static_cast<int>(taps + kBlock - 2) / kBlock; }
+};
+
+// A warp fills the table of a head.
+template <class T>
+struct FillTable {
+  AftCudaAftConv call;
+  Table table;
+  int64_t items;
+
+  __device__ __forceinline__ void operator()(int64_t head) const {
+    const T* filter = static_cast<const T*>(call.filter) + head * table.taps;
+    const int lane = threadIdx.x % kWarp;
+    float maximum = 0.0f;
+    for (int64_t j = lane; j < table.taps; j += kWarp) maximum = fmaxf(maximum, to_float(filter[j]));
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2)
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, distance));
+    for (int64_t i = lane; i < table.pitch; i += kWarp) {
+      const int64_t j = i - (kBlock - 1);
+      const float bias = j >= 0 && j < table.taps ? to_float(filter[j]) : 0.0f;
+      const bool counts = !(call.sequence.causal && j >= table.taps);
+      table.weights[head * table.pitch + i] = counts ? machine::fast_exp(bias - maximum) : 0.0f;
+    }
+    if (lane == 0) table.largest_bias[head] = maximum;
+  }
+};
+
+struct Params {
+  AftCudaAftConv call;
+  WindowSums sums;
+  Table table;
+  int64_t width;      // channels of a head
+  int groups, tiles;  // of channels and of rows
+};
+
+// What lies outside the span, one panel of the span and the sums of its blocks.
+template <int N>
+struct Shared {
+  alignas(16) float products[kPanel][kColumns * N];  // exp(K - m) V
+  alignas(16) float product_sums[kPanelBlocks][kColumns * N];
+  float weights[kPanel][kColumns];  // exp(K - m)
+  float weight_sums[kPanelBlocks][kColumns];
+  RunningSum outside[kColumns * N];
+  float maximum[kColumns * N];  // m, the same for the N channels of a thread
+};
+
+// The block's rows and the thread's channels.
+template <int N>
+struct Tile {
+  int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
+  int batch, channel, head;
+  int64_t first, length, origin;  // origin: the key of span index 0, perhaps negative
+  int begin, end;                 // of the span, the part that counts; begin a multiple of kBlock
+  bool active;
+
+  __device__ __forceinline__ explicit Tile(const Params& p) {
+    channel = (static_cast<int>(blockIdx.x % p.groups) * kColumns + column) * N;
+    first = static_cast<int64_t>(blockIdx.x / p.groups % p.tiles) * kRows;
+    batch = static_cast<int>(blockIdx.x / p.groups / p.tiles);
+    length = length_of(p.call.sequence, batch);
+    active = channel < p.call.sequence.channels;
+    head = active ? channel / static_cast<int>(p.width) : 0;
+    origin = first - p.table.left;
+    const int64_t span = kRows + p.table.taps - 1, last = length - origin;
+    begin = origin < 0 ? static_cast<int>(-origin / kBlock * kBlock) : 0;
+    end = static_cast<int>(last < span ? last : span);
+  }
+
+  __device__ __forceinline__ bool counts(int index) const { return active && index < end && origin + index >= 0; }
+};
+
+// A panel's keys and values on their way: those of keys group, group + kThreads / kColumns, ...
+template <class T, int N>
+struct Panel {
+  static constexpr int kApart = kThreads / kColumns, kLoads = kPanel / kApart;
+  T key[kLoads];
+  Raw<T, N> value[kLoads];
+
+  __device__ __forceinline__ void load(const Params& p, const Tile<N>& tile, int index) {
+    const AftCudaSequence& s = p.call.sequence;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = index + tile.group + i * kApart;
+      if (!tile.counts(at)) continue;
+      key[i] = row<T>(s.key, tile.batch, tile.origin + at)[tile.head];
+      value[i] = Raw<T, N>(row<T>(s.value, tile.batch, tile.origin + at) + tile.channel);
+    }
+  }
+
+  __device__ __forceinline__ void store_to(Shared<N>& shared, const Tile<N>& tile, int index) const {
+    const float maximum = shared.maximum[tile.column * N];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int at = tile.group + i * kApart;
+      float weight = 0.0f, product[N] = {};
+      if (tile.counts(index + at)) {
+        weight = machine::fast_exp(to_float(key[i]) - maximum);
+#pragma unroll
+        for (int c = 0; c < N; ++c) product[c] = weight * value[i][c];
+      }
+      shared.weights[at][tile.column] = weight;
+      store(&shared.products[at][tile.column * N], product);
+    }
+  }
+};
+
+// Each of the panel's blocks is summed by some threads.
+template <int N>
+__device__ __forceinline__ void sum_blocks(Shared<N>& shared, const Tile<N>& tile) {
+  if (tile.group >= kPanelBlocks) return;
+  float weight = 0.0f, product[N] = {};
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    const int key = tile.group * kBlock + i;
+    weight += shared.weights[key][tile.column];
+    const Raw<float, N> products(&shared.products[key][tile.column * N]);
+#pragma unroll
+    for (int c = 0; c < N; ++c) product[c] += products[c];
+  }
+  shared.weight_sums[tile.group][tile.column] = weight;
+  store(&shared.product_sums[tile.group][tile.column * N], product);
+}
+
+// A thread's rows, relative to exp(m + the head's largest bias).
+template <int N>
+struct Sums {
+  float numerator[kBlock][N] = {}, denominator[kBlock] = {};
+  float outside_numerator[N] = {}, outside_denominator = 0.0f;  // of keys of bias 0 to all rows, without that weight
+
+  // A block of keys with its 15 weights, at `weights` (16).
+  __device__ __forceinline__ void add(const Shared<N>& shared, const Tile<N>& tile, int block, const float* weights) {
+    float weight[2 * kBlock];
+#pragma unroll
+    for (int i = 0; i < 2 * kBlock; i += 4) {
+      const Raw<float, 4> four(weights + i);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) weight[i + k] = four[k];
+    }
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      const int key = block * kBlock + i;
+      const Raw<float, N> products(&shared.products[key][tile.column * N]);
+      const float own = shared.weights[key][tile.column];
+#pragma unroll
+      for (int r = 0; r < kBlock; ++r) {
+        denominator[r] += weight[i - r + kBlock - 1] * own;
+#pragma unroll
+        for (int c = 0; c < N; ++c) numerator[r][c] += weight[i - r + kBlock - 1] * products[c];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_outside(const Shared<N>& shared, const Tile<N>& tile, int block) {
+    outside_denominator += shared.weight_sums[block][tile.column];
+    const Raw<float, N> products(&shared.product_sums[block][tile.column * N]);
+#pragma unroll
+    for (int c = 0; c < N; ++c) outside_numerator[c] += products[c];
+  }
+};
+
+// The mean of one cell as it is defined; `sum` is of the keys outside the span.
+template <class T, int N>
+__device__ __forceinline__ float exact_mean(const Params& p, const Tile<N>& tile, int64_t t, int64_t channel,
+                                            RunningSum sum) {
+  const AftCudaSequence& s = p.call.sequence;
+  const T* filter = static_cast<const T*>(p.call.filter) + tile.head * p.table.taps;
+  const int64_t last = tile.origin + tile.end, end = s.causal && t + 1 < last ? t + 1 : last;
+  for (int64_t u = tile.origin < 0 ? 0 : tile.origin; u < end; ++u) {
+    const int64_t j = u - t + p.table.left;
+    const float bias = j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
+    sum.add(to_float(row<T>(s.key, tile.batch, u)[tile.head]) + bias,
+            to_float(row<T>(s.value, tile.batch, u)[channel]));
+  }
+  return sum.mean();
+}
+
+// One thread a channel.
+template <int N>
+__device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p, const Tile<N>& tile) {
+  const int thread = threadIdx.x;
+  const int channel = tile.channel - tile.column * N + thread;
+  if (thread >= kColumns * N || channel >= p.call.sequence.channels) return;
+  const Outside outside(p.sums, tile.batch, tile.first, channel);
+  shared.outside[thread] = outside.sum;
+  shared.maximum[thread] = outside.maximum;
+}
+
+// Adds what lies outside the span, and gates.
+template <class T, int N>
+__device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
+                                         const Shared<N>& shared) {
+  const AftCudaSequence& s = p.call.sequence;
+  const RunningSum* outside = &shared.outside[tile.column * N];
+  const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
+  const Total total(shared.maximum[tile.column * N] + largest_bias,
+                    outside[0]);  // denominators and maxima are a head's
+  const int64_t first = tile.first + tile.group * kBlock;
+  T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
+  unsigned untrusted = 0;  // rows to be summed again
+#pragma unroll
+  for (int r = 0; r < kBlock; ++r) {
+    if (first + r >= s.tokens) break;
+    const Raw<T, N> query(row<T>(s.query, tile.batch, first + r) + tile.channel);
+    const float span = sums.denominator[r] + sums.outside_denominator * zero_bias;
+    const float denominator = total.of(span, outside[0].denominator);
+    const bool counts = first + r < tile.length;
+    if (counts && !total.trusted(denominator, kTrustedDenominator)) untrusted |= 1u << r;
+    float y[N];
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      const float numerator =
+          total.of(sums.numerator[r][c] + sums.outside_numerator[c] * zero_bias, outside[c].numerator);
+      y[c] = gated(p.call.gate, query[c], counts && denominator != 0.0f ? numerator / denominator : 0.0f);
+    }
+    store(output + r * s.channels, y);
+  }
+#pragma unroll 1
+  for (int r = 0; untrusted != 0; ++r, untrusted >>= 1)
+    if (untrusted & 1) {
+      const Raw<T, N> query(row<T>(s.query, tile.batch, first + r) + tile.channel);
+      float y[N];
+#pragma unroll
+      for (int c = 0; c < N; ++c)
+        y[c] = gated(p.call.gate, query[c], exact_mean<T>(p, tile, first + r, tile.channel + c, outside[c]));
+      store(output + r * s.channels, y);
+    }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kThreads, 2) tile_kernel(const Params p) {
+  auto& shared = shared_memory<Shared<N>>();
+  const Tile<N> tile(p);
+  load_outside(shared, p, tile);
+  __syncthreads();
+  const float* table = p.table.weights + tile.head * p.table.pitch;
+  const int last_block = p.table.last_block();
+  Sums<N> sums;
+  Panel<T, N> panel;
+  const int begin = tile.length > tile.first ? tile.begin : tile.end;
+  if (begin < tile.end) panel.load(p, tile, begin);
+  for (int index = begin; index < tile.end; index += kPanel) {
+    panel.store_to(shared, tile, index);
+    __syncthreads();
+    if (index + kPanel < tile.end) panel.load(p, tile, index + kPanel);
+    sum_blocks(shared, tile);
+    // Blocks of this panel, counted from the thread's own.
+    const int from = index / kBlock - tile.group;
+    const int blocks = ceil_div(tile.end - index < kPanel ? tile.end - index : kPanel, kBlock);
+#pragma unroll 1
+    for (int block = from < 0 ? -from : 0; block < blocks && from + block <= last_block; ++block)
+      sums.add(shared, tile, block, table + (from + block) * kBlock);
+    __syncthreads();
+#pragma unroll 1
+    for (int block = 0; block < blocks && from + block < 0; ++block) sums.add_outside(shared, tile, block);
+    if (!p.sums.causal)
+#pragma unroll 1
+      for (int block = from > last_block ? 0 : last_block + 1 - from; block < blocks; ++block)
+        sums.add_outside(shared, tile, block);
+  }
+  if (tile.active) epilogue<T>(p, tile, sums, shared);
+}
+
+template <class T, int N>
+int run(const AftCudaAftConv& call, void* workspace, cudaStream_t stream) {
+  const AftCudaSequence& s = call.sequence;
+  const Table table(call, workspace);
+  void* records = static_cast<unsigned char*>(workspace) + round_up<size_t>(table.bytes(call.heads), 16);
+  const WindowSums sums(s, table.left, table.right, kRows, records);
+  const int64_t width = s.channels / call.heads;
+  if (const int status = sum_outside<T, N, 1>(s, sums, width, FillTable<T>{call, table, call.heads}, stream))
+    return status;
+  const int64_t groups = ceil_div<int64_t>(s.channels, kColumns * N), tiles = ceil_div<int64_t>(s.tokens, kRows);
+  const Params params{call, sums, table, width, static_cast<int>(groups), static_cast<int>(tiles)};
+  return launch<Shared<N>>(tile_kernel<T, N>, dim3(static_cast<unsigned>(groups * tiles * s.batch)), kThreads, stream,
+                           params);
+}
+
+}  // namespace
+}  // namespace aft::cuda
+
+size_t aft_cuda_aft_conv_workspace(const AftCudaAftConv* call) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  const Table table(*call, nullptr);
+  return round_up<size_t>(table.bytes(call->heads), 16) +
+         WindowSums(s, table.left, table.right, kRows, nullptr).bytes(s.batch);
+}
+
+int aft_cuda_aft_conv(const AftCudaAftConv* call, void* workspace, cudaStream_t stream) {
+  using namespace aft::cuda;
+  const AftCudaSequence& s = call->sequence;
+  if (s.batch * s.tokens * s.channels == 0) return 0;
+  return with_element(s.element, [&](auto element) {
+    using T = decltype(element);
+    // Rows of keys need no alignment.
+    const bool vectors = s.channels / call->heads % 4 == 0 && rows_aligned<T>(s.query) && rows_aligned<T>(s.value) &&
+                         rows_aligned<T>({s.output, s.tokens * s.channels, s.channels});
+    return vectors ? run<T, 4>(*call, workspace, stream) : run<T, 1>(*call, workspace, stream);
+  });
+}

@@ -1,0 +1,121 @@
+// One output of AFT-full.
+//
+// Computes: Y = gate(Q) * numerator / denominator
+// Numerics: cells that lost too much in products of separate exponentials, exp(w - row maximum) and exp(K - channel
+//           maximum), are summed again by the definition.
+#pragma once
+
+#include <type_traits>
+
+#include "device/launch.cuh"
+#include "mechanisms/aft_full/aft_full_segments.cuh"
+#include "mechanisms/shared/gate.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
+
+namespace aft::cuda {
+
+// exp(w - row maximum) is multiplied by e^kLift, which cancels, to make use of P's range above 1.
+template <class P>
+constexpr float kLift = 0.0f;
+template <>
+constexpr float kLift<Half> = 10.3972077f;  // 15 log 2
+
+// What a key can lose at most to the exponents of P, over what the mean value may be off by for it: a denominator
+// is trusted if it is more than this for every key. The smallest float16 is 2^-24, so that a factor is off by
+// 2^-25; in products with the other factor, 1 at most, by that times e^lift. That 2^-8 is allowed is all but
+// never needed: losses are of either sign and few terms are as bad. The smallest normal float32 or bfloat16 is
+// 2^-126, and 2^-24 is below the rounding of the sum.
+template <class P>
+constexpr float kTrustedPerKey = 1.9721523e-31f;  // 2^-126 / 2^-24
+template <>
+constexpr float kTrustedPerKey<Half> = 0.25f;                // 2^15 2^-25 / 2^-8
+constexpr float kTrustedPerKeyUnlifted = 1.52587890625e-5f;  // float16 without lift on either side: 2 2^-25 / 2^-8
+
+// Calls f with a value of the tensors' element type and one of the type that `precision` multiplies in.
+template <class F>
+int with_product(const AftCudaAftFull& call, const F& f) {
+  return with_element(call.sequence.element, [&](auto element) {
+    using T = decltype(element);
+    if (call.precision == AFT_CUDA_EXP_FLOAT32) return f(element, float{});
+    if constexpr (sizeof(T) == 2)
+      if (call.precision == AFT_CUDA_EXP_BFLOAT16) return f(element, BFloat16{});
+    if constexpr (std::is_same_v<T, Half>)
+      if (call.precision == AFT_CUDA_EXP_FLOAT16) return f(element, Half{});
+    return 1;  // cudaErrorInvalidValue
+  });
+}
+
+// Marks what has to be summed again.
+__device__ __forceinline__ float untrusted() { return __uint_as_float(0x7fffffffu); }
+__device__ __forceinline__ float trusted_mean(float numerator, float denominator, float least) {
+  return denominator > least ? numerator / denominator : untrusted();
+}
+__device__ __forceinline__ bool is_trusted(float mean) { return mean == mean; }
+
+// The means over `visible` keys of N channels as they are defined, where they are marked.
+template <class T, int N>
+__device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& call, int64_t b, int64_t t,
+                                            int64_t channel, int64_t visible) {
+  const AftCudaSequence& s = call.sequence;
+  const T* bias = static_cast<const T*>(call.position_bias) + t * call.position_bias_width;
+  float maximum[N], numerator[N], denominator[N];
+#pragma unroll
+  for (int c = 0; c < N; ++c) {
+    maximum[c] = kNoKey;
+    numerator[c] = denominator[c] = 0.0f;
+  }
+#pragma unroll 4
+  for (int64_t u = 0; u < visible; ++u) {
+    const Raw<T, N> key(row<T>(s.key, b, u) + channel);
+    const float w = to_float(bias[u]);
+#pragma unroll
+    for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], key[c] + w);
+  }
+  for (int64_t first = 0; first < visible; first += kSegmentKeys) {
+    const int64_t end = first + kSegmentKeys < visible ? first + kSegmentKeys : visible;
+    float numerators[N] = {}, denominators[N] = {};
+#pragma unroll 2
+    for (int64_t u = first; u < end; ++u) {
+      const Raw<T, N> key(row<T>(s.key, b, u) + channel), value(row<T>(s.value, b, u) + channel);
+      const float w = to_float(bias[u]);
+#pragma unroll
+      for (int c = 0; c < N; ++c) {
+        const float weight = machine::fast_exp(key[c] + w - maximum[c]);
+        numerators[c] += weight * value[c];
+        denominators[c] += weight;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+      numerator[c] += numerators[c];
+      denominator[c] += denominators[c];
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < N; ++c)
+    if (!is_trusted(mean[c])) mean[c] = numerator[c] / denominator[c];
+}
+
+// Writes N outputs from their means; those of row t that are marked are summed again, padded rows' are 0.
+template <class T, int N>
+__device__ __forceinline__ void write_outputs(float (&mean)[N], const AftCudaAftFull& call, int64_t b, int64_t t,
+                                              int64_t channel, int64_t visible) {
+  const AftCudaSequence& s = call.sequence;
+  bool all_trusted = true;
+#pragma unroll
+  for (int c = 0; c < N; ++c) {
+    if (visible == 0) mean[c] = 0.0f;
+    all_trusted = all_trusted && is_trusted(mean[c]);
+  }
+  if (!all_trusted) {
+    constexpr int together = N < 4 ? N : 4;  // more take too many registers
+#pragma unroll
+    for (int c = 0; c < N; c += together) sum_exactly<T, together>(mean + c, call, b, t, channel + c, visible);
+  }
+  const Raw<T, N> query(row<T>(s.query, b, t) + channel);
+#pragma unroll
+  for (int c = 0; c < N; ++c) mean[c] = gated(call.gate, query[c], mean[c]);
+  store(static_cast<T*>(s.output) + (b * s.tokens + t) * s.channels + channel, mean);
+}
+
+}  // namespace aft::cuda

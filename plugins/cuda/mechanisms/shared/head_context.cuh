@@ -1,0 +1,139 @@
+// Context matrices of heads, S = sum_t key_t value_t^T: how their work lies over threads, and the tiles of tokens it
+// goes through.
+//
+// Products of such tiles (block_product.cuh) run on tensor cores with tf32 operands and float32 sums. tf32 holds every
+// float16 and bfloat16 number exactly and has the range of float32, so weights such as exp(k - m) need no scaling;
+// float32 operands are split. Tiles lie in shared memory as float32.
+#pragma once
+
+#include "device/block_product.cuh"
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
+#include "device/tile_rows.cuh"
+#include "mechanisms/shared/running_softmax.cuh"
+
+namespace aft::cuda {
+
+// Sizes by the head's width rounded up to kWidth, 32, 64, 128 or 256.
+template <int kWidth>
+struct HeadSizes {
+  static constexpr int kValues = kWidth <= 64 ? kWidth : kWidth == 128 ? 64 : 32;  // columns of S in a block
+  static constexpr int kSlices = kWidth / kValues;
+  static constexpr int kTokens = kWidth <= 128 ? 32 : 16;       // keys in a tile
+  static constexpr int kCausalTokens = kWidth <= 64 ? 32 : 16;  // keys and queries in a tile
+  static constexpr int kQueries = kWidth <= 64 ? 64 : 32;       // queries in a tile where there are no keys
+  static constexpr int kGroups = kBlockThreads / kWidth;        // of threads that share a key channel
+};
+
+// What the kernels get: the call, what is particular to the mechanism, and the cut.
+template <class Mechanism>
+struct HeadParams {
+  AftCudaSequence sequence;
+  Mechanism mechanism;
+  int heads, width;  // channels of a head
+  int chunk;         // tokens
+  int chunks;
+  bool vectors;  // every head's row starts at a multiple of 16 bytes
+  float* states;
+};
+
+// S [kWidth, kWidth], then per key channel the sum of the weights and the maximum they are relative to.
+__host__ __device__ constexpr int64_t state_floats(int64_t width) { return width * (width + 2); }
+
+// Which tokens of which head, and which columns of S, the block works on.
+template <int kWidth>
+struct HeadPlace {
+  int batch, begin, end, length;  // tokens of the chunk; keys of the document
+  int head, chunk, first_value;   // the slice's first channel in the head
+  float* state;                   // of the chunk
+
+  // `chunks` is how many the launch has.
+  template <class Mechanism>
+  __device__ HeadPlace(const HeadParams<Mechanism>& p, int chunks) {
+    constexpr int kSlices = HeadSizes<kWidth>::kSlices;
+    const unsigned slice = blockIdx.x % kSlices, rest = blockIdx.x / kSlices;
+    head = rest % p.heads;
+    chunk = rest / p.heads % chunks;
+    batch = rest / p.heads / chunks;
+    first_value = slice * HeadSizes<kWidth>::kValues;
+    begin = chunk * p.chunk;
+    const int tokens = static_cast<int>(p.sequence.tokens);
+    end = begin + p.chunk < tokens ? begin + p.chunk : tokens;
+    length = static_cast<int>(length_of(p.sequence, batch));
+    state = p.states + ((batch * p.heads + head) * p.chunks + chunk) * state_floats(kWidth);
+  }
+};
+
+// Merges the states of a head's chunks, one warp a row of S. Into state 0 all of them; or, as a scan, into
+// each state those of the chunks before it, the last chunk's own not being used.
+__device__ __forceinline__ void merge_states(float* states, int64_t heads, int width, int chunks, bool scan) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kBlockWarps + threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp, channel = static_cast<int>(index % width), summed = scan ? chunks - 1 : chunks;
+  const bool active = index < heads * width;
+  float* first = states + (active ? index / width : 0) * chunks * state_floats(width);
+  const int sums = width * width + channel, maxima = sums + width;
+  const auto merge = [&](int at, bool with_maximum) {
+    float total = 0.0f, maximum = kNoKey;
+    float next = first[at], next_maximum = first[maxima];
+    for (int i = 0; i < summed; ++i) {
+      float* state = first + i * state_floats(width);
+      const float mine = next, my_maximum = next_maximum;
+      if (i + 1 < summed) {
+        next = state[state_floats(width) + at];
+        next_maximum = state[state_floats(width) + maxima];
+      }
+      if (scan) {
+        state[at] = total;
+        if (with_maximum) state[maxima] = maximum;
+      }
+      const float new_maximum = fmaxf(maximum, my_maximum);
+      total = total * machine::fast_exp(maximum - new_maximum) + mine * machine::fast_exp(my_maximum - new_maximum);
+      maximum = new_maximum;
+    }
+    float* result = scan ? first + summed * state_floats(width) : first;
+    result[at] = total;
+    if (with_maximum) result[maxima] = maximum;
+  };
+  if (active)
+    for (int column = lane; column < width; column += kWarp) merge(channel * width + column, false);
+  __syncwarp();  // all lanes have read the maxima
+  if (active && lane == 0) merge(sums, true);
+}
+
+// How many chunks at most, so that `blocks` blocks or so have work and a chunk is no smaller than its state.
+inline int64_t most_chunks(int64_t tokens, int64_t heads, int64_t width, int64_t blocks) {
+  const int64_t least_chunk = width < 128 ? 256 : 2 * width;
+  const int64_t most = ceil_div(tokens, least_chunk), wanted = ceil_div(blocks, heads);
+  return most < wanted ? most : wanted;
+}
+
+inline int64_t round_width(int64_t width) { return width <= 32 ? 32 : width <= 64 ? 64 : width <= 128 ? 128 : 256; }
+
+inline size_t head_workspace(const AftCudaSequence& s, int64_t heads, int64_t blocks) {
+  const int64_t all_heads = s.batch * heads;
+  if (all_heads * s.tokens * s.channels == 0) return 0;
+  const int64_t width = round_width(s.channels / heads);
+  // Rather than the heads' own number of chunks, which falls when there are more heads.
+  const int64_t states = all_heads * ceil_div<int64_t>(s.tokens, 256);
+  const int64_t most = all_heads + blocks;
+  return sizeof(float) * state_floats(width) * (states < most ? states : most);
+}
+
+template <int value_>
+struct Width {
+  static constexpr int value = value_;
+};
+
+// Calls f with the width rounded up to what the kernels are compiled for; returns what f does.
+template <class F>
+int with_width(int64_t width, const F& f) {
+  if (width > AFT_CUDA_MOST_HEAD_CHANNELS) return 1;  // cudaErrorInvalidValue
+  switch (round_width(width)) {
+    case 32: return f(Width<32>{});
+    case 64: return f(Width<64>{});
+    case 128: return f(Width<128>{});
+  }
+  return f(Width<256>{});
+}
+
+}  // namespace aft::cuda

@@ -1,0 +1,240 @@
+// The sums over all keys before and after the windows of a tile of rows, for AFT-local and AFT-conv.
+//
+// Computes: two triples (maximum, numerator, denominator) for a tile of `rows` rows from t on: of the keys before and
+//           after its span [t - left, t + rows + right).
+// Cost:     beyond the one reading of k and v: 12 bytes written, 12 read and 24 written per piece and channel, two
+//           pieces every `rows` tokens: 1.5 bytes per token and channel at 64 rows, 0.75 at 128, half of it in causal
+//           form.
+// Method:   the sequence is cut where some tile's span begins or ends, so these triples are sums of whole pieces: one
+//           launch sums the pieces, one scans them from both ends. Where pieces are few, tiles add them up themselves,
+//           which costs less than a launch.
+// Numerics: every term is positive, nothing is subtracted.
+#pragma once
+
+#include "device/launch.cuh"
+#include "device/load_store.cuh"
+#include "kernels.h"
+#include "mechanisms/shared/running_softmax.cuh"
+
+namespace aft::cuda {
+
+constexpr int kSumThreads = 128;
+constexpr int kSumWarps = kSumThreads / kWarp;
+constexpr int kSumInFlight = 8;
+constexpr int kScanThreads = 256;
+constexpr int kScanWarps = kScanThreads / kWarp;
+constexpr int kScanInFlight = 4;
+constexpr int kUnscannedPieces = 9;
+
+// Piece i is the keys [cut(i - 1), cut(i)) that count; some pieces are empty.
+struct WindowSums {
+  int64_t left, right, tokens, channels, low, high;
+  int rows, pieces;
+  bool causal;
+  RunningSum *before, *after;  // [batch, pieces + 1, channels]: of pieces below i, and (not causal) of i and above
+                               // Before the scan: before[i + 1] is piece i.
+
+  WindowSums(const AftCudaSequence& s, int64_t left, int64_t right, int rows, void* memory)
+      : left(left), right(right), tokens(s.tokens), channels(s.channels), rows(rows), causal(s.causal) {
+    const int64_t begin = (rows - left % rows) % rows, end = right % rows;
+    low = begin < end ? begin : end;
+    high = begin < end ? end : begin;
+    pieces = static_cast<int>(2 * ceil_div<int64_t>(tokens, rows) + 1);
+    before = static_cast<RunningSum*>(memory);
+    after = before + s.batch * (pieces + 1) * channels;
+  }
+
+  size_t bytes(int64_t batch) const { return sizeof(RunningSum) * batch * (pieces + 1) * channels * (causal ? 1 : 2); }
+  bool scanned() const { return pieces > kUnscannedPieces; }
+
+  __device__ __forceinline__ int64_t cut(int i) const {
+    return i < 0 ? 0 : static_cast<int64_t>(i / 2) * rows + (i % 2 ? high : low);
+  }
+
+  // The pieces before a key that is a cut or beyond the sequence's ends.
+  __device__ __forceinline__ int pieces_before(int64_t key) const {
+    if (key <= 0) return 0;
+    if (key >= tokens) return pieces;
+    return static_cast<int>(key / rows * 2) + (key % rows == low ? 1 : 2);
+  }
+
+  __device__ __forceinline__ int64_t record(int64_t b, int i, int64_t channel) const {
+    return (b * (pieces + 1) + i) * channels + channel;
+  }
+
+  // Of pieces [from, to), before the scan.
+  __device__ __forceinline__ RunningSum of_pieces(int64_t b, int from, int to, int64_t channel) const {
+    RunningSum sum = RunningSum::empty();
+    for (int i = from; i < to; ++i) sum.merge(before[record(b, i + 1, channel)]);
+    return sum;
+  }
+};
+
+// Of one channel and the tile of rows from t on.
+struct Outside {
+  RunningSum sum;  // of the keys outside the span, those after it only if not causal
+  float maximum;   // at least every key of the span
+
+  __device__ __forceinline__ Outside(const WindowSums& w, int64_t b, int64_t t, int64_t channel) {
+    const int begin = w.pieces_before(t - w.left), end = w.pieces_before(t + w.rows + w.right);
+    if (w.pieces > kUnscannedPieces) {
+      sum = w.before[w.record(b, begin, channel)];
+      if (!w.causal) sum.merge(w.after[w.record(b, end, channel)]);
+      maximum = w.before[w.record(b, end, channel)].maximum;
+    } else {
+      sum = w.of_pieces(b, 0, begin, channel);
+      if (!w.causal) sum.merge(w.of_pieces(b, end, w.pieces, channel));
+      maximum = w.of_pieces(b, begin, end, channel).maximum;
+    }
+  }
+};
+
+// A thread sums one piece of N channels, whose keys are N channels too or, in AFT-conv, the one of their head.
+// Warps beyond those call prepare(item), items [0, prepare.items), which is the mechanism's own.
+template <class T, int N, int kKeys, class Prepare>
+__global__ void __launch_bounds__(kSumThreads, 3)
+    sum_pieces_kernel(const AftCudaSequence s, const WindowSums w, const int64_t channels_per_key, const int64_t blocks,
+                      const Prepare prepare) {
+  if (blockIdx.x >= blocks) {
+    const int64_t item = (blockIdx.x - blocks) * kSumWarps + threadIdx.x / kWarp;
+    if (item < prepare.items) prepare(item);
+    return;
+  }
+  const int64_t vectors = w.channels / N, index = static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
+  const int64_t channel = index % vectors * N, b = index / vectors / w.pieces;
+  const int piece = static_cast<int>(index / vectors % w.pieces);
+  if (b >= s.batch) return;
+  const int64_t length = length_of(s, b), begin = w.cut(piece - 1), cut = w.cut(piece);
+  const int64_t end = cut < length ? cut : length;
+
+  float maximum[kKeys], denominator[kKeys], numerator[N];
+#pragma unroll
+  for (int k = 0; k < kKeys; ++k) maximum[k] = kNoKey, denominator[k] = 0.0f;
+#pragma unroll
+  for (int c = 0; c < N; ++c) numerator[c] = 0.0f;
+  const T* keys = row<T>(s.key, b, 0) + channel / channels_per_key;
+  const T* values = row<T>(s.value, b, 0) + channel;
+  for (int64_t u = begin; u < end; u += kSumInFlight) {
+    Raw<T, kKeys> key[kSumInFlight];
+    Raw<T, N> value[kSumInFlight];
+#pragma unroll
+    for (int i = 0; i < kSumInFlight; ++i)
+      if (u + i < end) {
+        key[i] = Raw<T, kKeys>(keys + (u + i) * s.key.token_stride);
+        value[i] = Raw<T, N>(values + (u + i) * s.value.token_stride);
+      }
+#pragma unroll
+    for (int k = 0; k < kKeys; ++k) {
+      const float from = maximum[k];
+#pragma unroll
+      for (int i = 0; i < kSumInFlight; ++i)
+        if (u + i < end) maximum[k] = fmaxf(maximum[k], key[i][k]);
+      const float rescale = machine::fast_exp(from - maximum[k]);
+      denominator[k] *= rescale;
+#pragma unroll
+      for (int c = k; c < N; c += kKeys) numerator[c] *= rescale;
+#pragma unroll
+      for (int i = 0; i < kSumInFlight; ++i)
+        if (u + i < end) {
+          const float weight = machine::fast_exp(key[i][k] - maximum[k]);
+          denominator[k] += weight;
+#pragma unroll
+          for (int c = k; c < N; c += kKeys) numerator[c] += weight * value[i][c];
+        }
+    }
+  }
+  RunningSum* to = w.before + w.record(b, piece + 1, channel);
+#pragma unroll
+  for (int c = 0; c < N; ++c) {
+    to[c] = {maximum[c % kKeys], numerator[c], denominator[c % kKeys]};
+    if (piece == 0) w.before[w.record(b, 0, channel) + c] = RunningSum::empty();
+  }
+}
+
+// Calls use(i, piece i) for i from `first` towards `last`, exclusive, kScanInFlight loads at a time: use may write
+// the records of the pieces it was given.
+template <class Use>
+__device__ __forceinline__ void for_pieces(const WindowSums& w, int64_t b, int64_t channel, int first, int last,
+                                           const Use& use) {
+  const int step = first < last ? 1 : -1;
+  for (int i = first; i != last;) {
+    RunningSum pieces[kScanInFlight];
+    const int left = (last - i) * step, count = left < kScanInFlight ? left : kScanInFlight;
+#pragma unroll
+    for (int k = 0; k < kScanInFlight; ++k)
+      if (k < count) pieces[k] = w.before[w.record(b, i + k * step + 1, channel)];
+#pragma unroll
+    for (int k = 0; k < kScanInFlight; ++k)
+      if (k < count) use(i + k * step, pieces[k]);
+    i += count * step;
+  }
+}
+
+struct ScanShared {
+  RunningSum sums[kScanWarps][kWarp];
+};
+
+// A block scans the pieces of 32 channels, a warp a stretch of them.
+static __global__ void __launch_bounds__(kScanThreads, 4) scan_pieces_kernel(const WindowSums w) {
+  auto& shared = shared_memory<ScanShared>();
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t groups = ceil_div<int64_t>(w.channels, kWarp);
+  const int64_t b = blockIdx.x / groups, channel = blockIdx.x % groups * kWarp + lane;
+  const bool active = channel < w.channels;
+  const int first = static_cast<int>(static_cast<int64_t>(w.pieces) * warp / kScanWarps);
+  const int last = static_cast<int>(static_cast<int64_t>(w.pieces) * (warp + 1) / kScanWarps);
+  RunningSum own = RunningSum::empty();
+  if (active) for_pieces(w, b, channel, first, last, [&](int, const RunningSum& piece) { own.merge(piece); });
+  shared.sums[warp][lane] = own;
+  __syncthreads();
+  if (!active) return;
+  if (!w.causal) {
+    RunningSum sum = RunningSum::empty();
+    for (int i = kScanWarps - 1; i > warp; --i) sum.merge(shared.sums[i][lane]);
+    if (warp == kScanWarps - 1) w.after[w.record(b, w.pieces, channel)] = sum;
+    for_pieces(w, b, channel, last - 1, first - 1, [&](int i, const RunningSum& piece) {
+      sum.merge(piece);
+      w.after[w.record(b, i, channel)] = sum;
+    });
+  }
+  RunningSum sum = RunningSum::empty();
+  for (int i = 0; i < warp; ++i) sum.merge(shared.sums[i][lane]);
+  for_pieces(w, b, channel, first, last, [&](int i, const RunningSum& piece) {
+    sum.merge(piece);
+    w.before[w.record(b, i + 1, channel)] = sum;
+  });
+}
+
+// The launches before the mechanism's own.
+template <class T, int N, int kKeys, class Prepare>
+int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_per_key, const Prepare& prepare,
+                cudaStream_t stream) {
+  const int64_t blocks = ceil_div<int64_t>(s.batch * w.pieces * (s.channels / N), kSumThreads);
+  const dim3 grid(static_cast<unsigned>(blocks + ceil_div<int64_t>(prepare.items, kSumWarps)));
+  if (const int status = launch(sum_pieces_kernel<T, N, kKeys, Prepare>, grid, kSumThreads, stream, s, w,
+                                channels_per_key, blocks, prepare))
+    return status;
+  if (!w.scanned()) return 0;
+  const dim3 scans(static_cast<unsigned>(s.batch * ceil_div<int64_t>(s.channels, kWarp)));
+  return launch<ScanShared>(scan_pieces_kernel, scans, kScanThreads, stream, w);
+}
+
+// Adds to what the span's keys gave, numerator and denominator relative to exp(maximum), the sum of the others.
+// False where the denominator is too small to be trusted: what was lost in the span may be more than rounding.
+struct Total {
+  float mine, theirs;
+
+  __device__ __forceinline__ Total(float maximum, const RunningSum& others) {
+    const float difference = maximum - others.maximum, factor = machine::fast_exp(-fabsf(difference));
+    mine = difference < 0.0f ? factor : 1.0f;
+    theirs = difference < 0.0f ? 1.0f : factor;
+  }
+  __device__ __forceinline__ float of(float span, float others) const { return span * mine + others * theirs; }
+  __device__ __forceinline__ bool trusted(float denominator, float least) const { return denominator >= least * mine; }
+};
+
+// Below this, relative to the largest key and the largest bias (which need not meet), float32 may have lost terms
+// to underflow; above it what was lost, at most 2^-126 per key, is below rounding.
+constexpr float kTrustedDenominator = 1e-25f;
+
+}  // namespace aft::cuda
