@@ -122,3 +122,14 @@ def test_bug_template_asks_for_inspect() -> None:
     fields = [field for field in TEMPLATES["bug.yml"]["body"] if field["type"] != "markdown"]
     required = {field["id"] for field in fields if field["validations"]["required"]}
     assert {"model", "command", "inspect"} <= required
+
+
+def test_help_lists_targets_by_purpose() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    groups = done.stdout.strip().split("\n\n")
+    assert {"Try it", "Develop", "Test", "Measure"} <= {group.splitlines()[0] for group in groups}
+    listed = [line.split()[1] for group in groups for line in group.splitlines()[1:]]
+    assert {"demo", "test", "lint", "help"} <= set(listed) <= make_targets()
