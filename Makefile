@@ -13,8 +13,12 @@ space := $(subst ,, )
 .PHONY: demo test test-all help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
   load soak lint format clean
 
+## Try it
+
 demo: $(VENV)/installed  ## train a small classifier, export it, check parity, serve it, ask it
 	$(BIN)/aftexport demo
+
+## Test
 
 # The CUDA kernels first: some tests look at what was built.
 test: lint build/third_party/installed cuda  ## lint, types, and the whole test suite
@@ -22,9 +26,6 @@ test: lint build/third_party/installed cuda  ## lint, types, and the whole test 
 
 test-all: lint build/third_party/installed cuda  ## the same with the largest sizes, one test at a time, in 16 GiB
 	AFT_TEST_ALL=1 $(BIN)/pytest
-
-help:  ## what there is to make
-	@awk -F ':.*## ' '/^[a-z]/ && NF == 2 { printf "%-16s%s\n", $$1, $$2 }' Makefile
 
 # As they ship, and under each sanitizer. What this processor lacks of AVX-512 is emulated under the address sanitizer,
 # and skipped by name in the other two.
@@ -46,6 +47,8 @@ native-aarch64: $(VENV)/installed  ## the same for aarch64, emulated
 	  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64-static;-L;/usr/aarch64-linux-gnu"
 	$(BIN)/cmake --build build/native/aarch64 --parallel 2 --target native_tests
 	$(BIN)/ctest --test-dir build/native/aarch64 --output-on-failure --tests-regex baseline
+
+## Kernels
 
 # The CUDA kernels, build/cuda/libaft_cuda.a, and the libraries over them for ONNX Runtime and TensorRT, in
 # plugins/aftplugins; needs no GPU, and installs nvcc where the system has none. TENSORRT_ROOT: whose headers the
@@ -77,6 +80,8 @@ cuda-mutations: $(VENV)/installed
 gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
 	@PYTHONPATH=tests:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
 
+## Measure
+
 bench: $(VENV)/installed  ## core operators against torch.compile and ONNX Runtime, by length
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
@@ -99,6 +104,8 @@ build/contenders/installed: constraints.txt
 	$(BIN)/pip install --quiet --upgrade --target build/contenders --constraint constraints.txt litserve==0.2.19
 	touch $@
 
+## Documentation
+
 # Other people's attention, for tests; without what else those packages ask for, which is much.
 THIRD_PARTY := aft-pytorch==0.2.2 labml==0.5.3 labml-nn==0.5.1 labml-helpers==0.4.89 \
   linear-attention==0.2.0 linear-attention-transformer==0.19.1 fast-transformer-pytorch==0.0.4 \
@@ -110,14 +117,20 @@ build/third_party/installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party $(THIRD_PARTY)
 	touch $@
 
+## Develop
+
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/installed  ## what ruff can mend
+format: $(VENV)/installed  ## apply the fixes of ruff, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+help:  ## list the targets by purpose
+	@awk -F ':.*## ' '/^## / { heading = "\n" substr($$0, 4) "\n" } \
+	  /^[a-z]/ && NF == 2 { printf "%s  make %-16s%s\n", heading, $$1, $$2; heading = "" }' Makefile
 
 clean:  ## remove .venv and build
 	rm -rf $(VENV) build

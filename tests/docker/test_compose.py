@@ -16,6 +16,7 @@ from aftserve.settings import Settings
 
 DOCKER = Path(__file__).parents[2] / "docker"
 COMPOSE = DOCKER / "compose.yaml"
+EXAMPLE = DOCKER.parent / "examples" / "compose" / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
 
 
@@ -68,8 +69,9 @@ def test_an_image_asks_the_server_itself_whether_it_is_healthy(
     assert status("127.0.0.1:1") != 0
 
 
-def test_compose_takes_the_file_with_a_bundle_alone(tmp_path: Path) -> None:
-    words = [*command(), "-f", str(COMPOSE), "config"]
+@pytest.mark.parametrize("file", [COMPOSE, EXAMPLE], ids=["docker", "example"])
+def test_compose_takes_the_file_with_a_bundle_alone(file: Path, tmp_path: Path) -> None:
+    words = [*command(), "-f", str(file), "config"]
     environment = os.environ | {"BUNDLE": str(tmp_path)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

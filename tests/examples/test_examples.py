@@ -1,0 +1,165 @@
+"""The examples, run by the commands that they document."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from commands import environment
+from prometheus_client.parser import text_string_to_metric_families
+from servers import serving
+
+import aftexport
+from aftexport.bundle import Bundle
+from aftexport.nn import LAYERS
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "examples"
+COMPOSE = EXAMPLES / "compose"
+
+
+def commands(name: str) -> list[str]:
+    """The indented commands of a script's docstring, but for the set-up and the server."""
+    text = ast.get_docstring(ast.parse((EXAMPLES / name).read_text("utf-8")))
+    assert text is not None
+    found = re.findall(r"(?m)^    (?!pip |aftserve )(.+)$", text)
+    assert found
+    return found
+
+
+def run(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run a documented command in a folder that has the examples."""
+    shutil.copytree(EXAMPLES, cwd / "examples", dirs_exist_ok=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        ["bash", "-ec", f"set -o pipefail; {command}"],
+        cwd=cwd,
+        env=environment(PATH=path),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_layers_are_trained_and_exported(tmp_path: Path) -> None:
+    train, export = commands("train_each_layer.py")
+    done = run(train, tmp_path)
+    assert done.returncode == 0, done.stderr
+    accuracies = dict(re.findall(r"(?m)^(\w+) +([\d.]+)%", done.stdout))
+    assert tuple(accuracies) == LAYERS
+    assert all(float(percent) > 90 for percent in accuracies.values()), done.stdout
+
+    folder = tmp_path / "build" / "examples" / "layers"
+    for layer in LAYERS:
+        assert aftexport.load(folder / f"{layer}.pt").labels == ("invoice", "letter")
+
+    done = run(export, tmp_path)
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.open(folder / "aft_local.bundle")
+    assert bundle.manifest.operators["AftLocal"] == 1
+    assert (folder / "aft_local.bundle" / "tokenizer.json").is_file()
+
+
+def test_transformers_model_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="this example needs `pip install transformers`")
+    (command,) = commands("transformers_model.py")
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    manifest = Bundle.open(tmp_path / "build" / "examples" / "bert" / "bert.bundle").manifest
+    assert manifest.operators["NormalizedLinearAttention"] == 2
+    assert manifest.max_tokens == 512
+
+
+def prometheus_target() -> str:
+    """The ``host:port`` that Prometheus asks."""
+    (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    return str(target)
+
+
+def client_commands(address: str) -> list[str]:
+    return [line.replace("http://localhost:8000", address) for line in commands("client.py")[:2]]
+
+
+def test_client_asks_for_files(server: str, tmp_path: Path) -> None:
+    (tmp_path / "first.txt").write_text("the first document")
+    (tmp_path / "second.txt").write_text("the second, ü")
+    done = run(client_commands(server)[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [(row[0], row[3]) for row in rows] == [
+        ("first.txt", "18 tokens"),
+        ("second.txt", "14 tokens"),
+    ]
+    assert all(0 < float(row[2]) <= 1 for row in rows)
+
+
+def test_client_shows_evidence(server: str, tmp_path: Path) -> None:
+    (tmp_path / "document.txt").write_text("a document from standard input")
+    done = run(client_commands(server)[1], tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *passages = done.stdout.splitlines()
+    assert first.startswith("-\t")
+    assert 1 <= len(passages) <= 3
+    assert all(
+        ast.literal_eval(line.split(None, 1)[1]) in "a document from standard input"
+        for line in passages
+    )
+
+
+def test_client_reports_document_without_answer(server: str, tmp_path: Path) -> None:
+    (tmp_path / "first.txt").write_text("x" * 6001)  # the server takes 6,000 tokens
+    (tmp_path / "second.txt").write_text("x")
+    done = run(client_commands(server)[0], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("first.txt: 413: ")
+    assert done.stdout.startswith("second.txt\t")
+
+
+def test_client_reports_missing_server(tmp_path: Path) -> None:
+    (tmp_path / "document.txt").write_text("x")
+    command = client_commands("http://127.0.0.1:1")[1]
+    done = run(f"{command} --deadline 0.2", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert "127.0.0.1:1" in done.stderr
+
+
+def test_compose_file_fits_prometheus() -> None:
+    """Prometheus is given the name of a service and the port of its image."""
+    services = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))["services"]
+    name, port = prometheus_target().split(":")
+    base = services[name]["extends"]
+    extended = yaml.safe_load((COMPOSE / base["file"]).read_text("utf-8"))["services"]
+    dockerfile = REPOSITORY / extended[base["service"]]["build"]["dockerfile"]
+    assert f"\nEXPOSE {port}\n" in dockerfile.read_text("utf-8")
+    for volume in services["prometheus"]["volumes"]:
+        source = volume.split(":")[0]
+        assert not source.startswith(".") or (COMPOSE / source).is_file()
+
+
+def test_server_answers_prometheus(bundle_folder: Path, tmp_path: Path) -> None:
+    """On all addresses, as in the image, it answers to the name that Prometheus uses."""
+    with serving(bundle_folder, tmp_path / "log", "--host", "0.0.0.0") as (address, _):
+        headers = {"Host": prometheus_target()}
+        with httpx.Client(base_url=address.replace("0.0.0.0", "127.0.0.1")) as client:
+            client.post("/infer", json={"text": "x"}).raise_for_status()
+            answer = client.get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    families = text_string_to_metric_families(answer.text)
+    names = {sample.name for family in families for sample in family.samples}
+    text = (COMPOSE / "compose.yaml").read_text("utf-8")
+    assert set(re.findall(r"rate\((\w+)\[", text)) == {"aftserve_responses_total"} <= names
+
+
+def test_readme_lists_every_example() -> None:
+    listed = re.findall(r"(?m)^\| \[([\w./]+)\]", (EXAMPLES / "README.md").read_text("utf-8"))
+    present = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+    assert {name.rstrip("/") for name in listed} == present

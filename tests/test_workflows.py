@@ -1,0 +1,135 @@
+"""The files around the code agree with it: workflows, hooks and templates."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[1]
+WORKFLOWS = {
+    path.name: yaml.safe_load(path.read_text("utf-8"))
+    for path in sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+}
+TEMPLATES = {
+    path.name: yaml.safe_load(path.read_text("utf-8"))
+    for path in sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    if path.name != "config.yml"
+}
+# The Makefile gains these two with the documentation and the list of system packages.
+PENDING = {"docs", "system-packages"}
+
+
+def read(name: str) -> str:
+    return (REPOSITORY / name).read_text("utf-8")
+
+
+def make_targets() -> set[str]:
+    rules = re.findall(r"(?m)^((?:\$\(VENV\)/)?[a-z][\w-]*):(?!=)", read("Makefile"))
+    return {rule.replace("$(VENV)", ".venv") for rule in rules}
+
+
+def called_targets(text: str) -> set[str]:
+    """The targets of the ``make`` commands at the start of a line or of a code span."""
+    return set(re.findall(r"(?m)(?:^|`|    |\] )(?:sudo )?make ([a-z.][\w/-]*)", text))
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def workflow_targets(name: str) -> set[str]:
+    return called_targets("\n".join(step.get("run", "") for step in steps(WORKFLOWS[name])))
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflow_calls_existing_targets(name: str) -> None:
+    assert workflow_targets(name) <= make_targets() | PENDING
+
+
+def test_make_target_is_read() -> None:
+    """The other tests depend on these two patterns."""
+    assert {"test", "test-native", ".venv/installed"} <= make_targets()
+    assert called_targets("make a-b\n`sudo make c` make no") == {"a-b", "c"}
+
+
+def test_contributing_names_existing_targets() -> None:
+    for name in ("CONTRIBUTING.md", ".github/PULL_REQUEST_TEMPLATE.md"):
+        named = called_targets(read(name))
+        assert "test" in named
+        assert named <= make_targets() | PENDING
+
+
+def test_workflows_run_what_ci_runs() -> None:
+    ci = set(re.findall(r"(?m)^(?:\w+=\S+ )*make ([\w-]+)", read(".ci/run")))
+    assert {"test", "test-native", "test-cuda"} <= ci
+    assert ci <= set().union(*map(workflow_targets, WORKFLOWS))
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflow_has_bounds(name: str) -> None:
+    """Each job has a time limit, the least permissions, and actions of a named version."""
+    workflow = WORKFLOWS[name]
+    assert workflow["permissions"] == {"contents": "read"}
+    for title, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= 90
+        assert job.get("permissions", {}) == ({"id-token": "write"} if title == "publish" else {})
+    for step in steps(workflow):
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[\w/.]+", step.get("uses", "an/action@v1"))
+
+
+def test_publish_needs_tag() -> None:
+    (job,) = [job for job in WORKFLOWS["wheels.yml"]["jobs"].values() if "environment" in job]
+    assert "startsWith(github.ref, 'refs/tags/v')" in job["if"]
+    assert set(job["needs"]) == WORKFLOWS["wheels.yml"]["jobs"].keys() - {"publish"}
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v0.1.1", 1)])
+def test_publish_compares_tag_with_version(tag: str, code: int, tmp_path: Path) -> None:
+    job = WORKFLOWS["wheels.yml"]["jobs"]["publish"]
+    (command,) = [step["run"] for step in job["steps"] if "run" in step]
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "aftexport-0.1.0.tar.gz").touch()
+    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env={"GITHUB_REF_NAME": tag})
+    assert done.returncode == code
+
+
+def test_hooks_have_tested_versions() -> None:
+    config = yaml.safe_load(read(".pre-commit-config.yaml"))
+    hooks = {hook["id"]: hook for repo in config["repos"] for hook in repo["hooks"]}
+    assert hooks.keys() == {"ruff-check", "ruff-format", "clang-format"}
+    pinned = read("constraints.txt").splitlines()
+    for hook in hooks.values():
+        (tool,) = hook["additional_dependencies"]
+        assert tool in pinned
+        assert tool.split("==")[0] == hook["entry"].split()[0]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_fields_are_known(name: str) -> None:
+    template = TEMPLATES[name]
+    assert template["name"]
+    assert template["description"]
+    fields = [field for field in template["body"] if field["type"] != "markdown"]
+    assert {field["type"] for field in fields} <= {"textarea", "input", "dropdown", "checkboxes"}
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert all(field["attributes"]["label"] for field in fields)
+
+
+def test_bug_template_asks_for_inspect() -> None:
+    fields = [field for field in TEMPLATES["bug.yml"]["body"] if field["type"] != "markdown"]
+    required = {field["id"] for field in fields if field["validations"]["required"]}
+    assert {"model", "command", "inspect"} <= required
+
+
+def test_help_lists_targets_by_purpose() -> None:
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    groups = done.stdout.strip().split("\n\n")
+    assert {"Try it", "Develop", "Test", "Measure"} <= {group.splitlines()[0] for group in groups}
+    listed = [line.split()[1] for group in groups for line in group.splitlines()[1:]]
+    assert {"demo", "test", "lint", "help"} <= set(listed) <= make_targets()
