@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import serving
 
 import aftexport
-from aftexport.bundle import Bundle
+from aftexport.bundle.bundle import Bundle
 from aftexport.nn import LAYERS
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,57 +1,143 @@
-"""The translation of ``logcumsumexp``: a scan that adds logarithms.
+"""The translation of ``logcumsumexp``: scans that add logarithms, in two levels.
 
 As log(cumsum(exp(x))) it overflows from 89 on, and less a maximum of the whole it loses what comes
-before the maximum.
+before the maximum. A scan keeps a sum of powers as its largest logarithm and the rest: the sum is
+exp(largest) * (1 + rest). Blocks are scanned side by side, then their totals, and each block's
+sums are added to those of the blocks before.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
 
+from aftexport.operators.numerics import MAX_BLOCK
+
+_SIDE_BY_SIDE = 16
+"""The number of blocks of a short sequence: it makes the steps of its scans fewer."""
+
+Sums = tuple[Any, Any]
+"""The largest logarithms and the rests."""
+
 
 def logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
-    """For torch.onnx: a Scan over ``dim``, in float32 or wider."""
+    """Translate the operator for torch.onnx: scans over ``dim``, in float32 or wider."""
     if not len(self.shape):
         return op.Identity(self)
     dim %= len(self.shape)
-    wide = self if self.dtype == ir.DataType.DOUBLE else op.Cast(self, to=ir.DataType.FLOAT)
     element = ir.DataType.DOUBLE if self.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    shape = op.Shape(op.ReduceMax(wide, [dim], keepdims=0))
-    start = op.Expand(op.CastLike(-math.inf, wide), shape)
+    wide = op.Cast(self, to=element)
+    before = [op.Shape(self, start=0, end=dim)] if dim else []
+    terms = op.Shape(self, start=dim, end=dim + 1)
+    after = [op.Shape(self, start=dim + 1)] if dim + 1 < len(self.shape) else []
+    blocks, size = _cut(terms)
+    nothing = op.CastLike(-math.inf, wide)
+    gap = op.Concat(*before, op.Sub(op.Mul(blocks, size), terms), *after, axis=0)
+    whole = op.Concat(wide, op.Expand(nothing, gap), axis=dim)
+    split = op.Reshape(whole, op.Concat(*before, blocks, size, *after, axis=0), allowzero=1)
+
+    of_blocks = op.Concat(*before, blocks, *after, axis=0)
+    totals, within = _scan(element, (split,), dim + 1, of_blocks)
+    of_all = op.Concat(*before, *after, axis=0) if len(self.shape) > 1 else _ints()
+    _, others = _scan(element, totals, dim, of_all, exclusive=True)
+    others = (op.Unsqueeze(part, _ints(dim + 1)) for part in others)
+    largest, rest = _add(op, op.CastLike(0.0, wide), *within, *others)
+    if element is ir.DataType.FLOAT:
+        more = op.Softplus(op.Log(rest))
+    else:  # ONNX Runtime 1.31 has no Softplus of float64.
+        more = op.Log(op.Add(rest, op.CastLike(1.0, wide)))
+    sums = op.Add(largest, more)
+    joined_shape = op.Concat(*before, op.Mul(blocks, size), *after, axis=0)
+    joined = op.Reshape(sums, joined_shape, allowzero=1)
+    return op.CastLike(op.Slice(joined, _ints(0), terms, _ints(dim)), self)
+
+
+def _ints(*values: int) -> Any:
+    return op.Constant(value=ir.tensor(np.array(values, np.int64)))
+
+
+def _cut(terms: Any) -> tuple[Any, Any]:
+    """Return the number of blocks and their size, as ``_two_level_sums.scan_cut`` has them."""
+
+    def quotient_up(count: Any, part: Any) -> Any:
+        return op.Div(op.Sub(op.Add(count, part), _ints(1)), part)
+
+    some = op.Min(quotient_up(terms, _ints(_SIDE_BY_SIDE)), _ints(_SIDE_BY_SIDE))
+    blocks = op.Max(quotient_up(terms, _ints(MAX_BLOCK)), some, _ints(1))
+    return blocks, op.Max(quotient_up(terms, blocks), _ints(1))
+
+
+def _scan(
+    element: ir.DataType,
+    terms: tuple[Any, ...],
+    axis: int,
+    state_shape: Any,
+    *,
+    exclusive: bool = False,
+) -> tuple[Sums, Sums]:
+    """Return the total over ``axis``, and the sum up to each term or, exclusively, before it.
+
+    Args:
+        element: the type of the terms.
+        terms: logarithms, or the largest logarithms and the rests of sums.
+        axis: the axis of the terms.
+        state_shape: the shape of a term.
+        exclusive: whether a sum is that before its term.
+    """
+    numbers = (ir.tensor(number, dtype=element) for number in (-math.inf, 0.0))
+    start = [op.Expand(op.Constant(value=number), state_shape) for number in numbers]
     # onnxscript's own Scan has one output.
-    _, sums = call_op(
+    total_largest, total_rest, largest, rest = call_op(
         "Scan",
-        start,
-        wide,
-        num_scan_inputs=1,
-        scan_input_axes=[dim],
-        scan_output_axes=[dim],
-        body=_body(element),
-        _num_outputs=2,
+        *start,
+        *terms,
+        num_scan_inputs=len(terms),
+        scan_input_axes=[axis] * len(terms),
+        scan_output_axes=[axis] * 2,
+        body=_body(element, len(terms), exclusive=exclusive),
+        _num_outputs=4,
     )
-    return op.CastLike(sums, self)
+    return (total_largest, total_rest), (largest, rest)
 
 
-def _body(element: ir.DataType) -> ir.Graph:
+def _body(element: ir.DataType, count: int, *, exclusive: bool) -> ir.Graph:
     kind = ir.TensorType(element)
-    before, x = ir.val("sum_before", type=kind), ir.val("term", type=kind)
-    nodes = list[ir.Node]()
-
-    def apply(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        node = ir.node(op_type, inputs, attributes)
-        nodes.append(node)
-        return node.outputs[0]
-
-    zero = apply("Constant", value=ir.tensor(0.0, dtype=element))
-    apart = apply("Abs", apply("Sub", before, x))
-    # Equal infinities have no difference.
-    apart = apply("Where", apply("Equal", before, x), zero, apart)
-    more = apply("Softplus", apply("Neg", apart))
-    after = apply("Add", apply("Max", before, x), more)
-    outputs = (apply("Identity", after), apply("Identity", after))
+    names = ("largest_before", "rest_before", "term", "term_rest")[: 2 + count]
+    before = [ir.val(name, type=kind) for name in names]
+    body = _Body()
+    zero = body.Constant(value=ir.tensor(0.0, dtype=element))
+    after = _add(body, zero, *before, *[zero] * (2 - count))
+    scanned = before[:2] if exclusive else after
+    outputs = [body.Identity(value) for value in (*after, *scanned)]
     for output in outputs:
         output.type = kind
-    return ir.Graph((before, x), outputs, nodes=nodes, name="logcumsumexp", opset_imports={"": 18})
+    return ir.Graph(before, outputs, nodes=body.nodes, name="logcumsumexp", opset_imports={"": 18})
+
+
+class _Body:
+    """A list of nodes, made by the same calls as those of an onnxscript opset."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+
+    def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
+        def apply(*inputs: ir.Value, **attributes: Any) -> ir.Value:
+            self.nodes.append(ir.node(op_type, inputs, attributes))
+            return self.nodes[-1].outputs[0]
+
+        return apply
+
+
+def _add(ops: Any, zero: Any, largest: Any, rest: Any, other: Any, other_rest: Any) -> Sums:
+    """Add two sums, each of a largest logarithm and the rest."""
+    # Equal infinities have no difference.
+    apart = ops.Where(ops.Equal(largest, other), zero, ops.Abs(ops.Sub(largest, other)))
+    smaller = ops.Exp(ops.Neg(apart))
+    one = ops.Exp(zero)
+    scaled = ops.Mul(rest, ops.Where(ops.Less(largest, other), smaller, one))
+    other_scaled = ops.Mul(other_rest, ops.Where(ops.Less(other, largest), smaller, one))
+    return ops.Max(largest, other), ops.Add(ops.Add(scaled, other_scaled), smaller)

@@ -37,12 +37,13 @@ class TokenBlocks:
         """A constant int64 scalar."""
         return self.tape.op("Squeeze", [self.ints(value)])
 
-    def split(self, x: ir.Value, axis: int) -> ir.Value:
-        """Reshapes ``[..., T, ...]`` to ``[..., blocks, size, ...]``, with zeros after the last.
+    def split(self, x: ir.Value, axis: int, gap: float = 0.0) -> ir.Value:
+        """Reshapes ``[..., T, ...]`` to ``[..., blocks, size, ...]``, with a gap after the last.
 
         Args:
             x: the value; its rank is known.
             axis: the axis of T.
+            gap: the number that fills the gap.
         """
         op = self.tape.op
         one = self.ints(1)
@@ -56,17 +57,23 @@ class TokenBlocks:
         assert x.shape is not None
         after = [op("Shape", [x], {"start": axis + 1})] if axis + 1 < len(x.shape) else []
         gap_shape = op("Concat", [*before, missing, *after], {"axis": 0})
-        zero = ir.tensor(np.zeros(1, np.float32))
-        gap = op("ConstantOfShape", [gap_shape], {"value": zero})
-        whole = op("Concat", [x, gap], {"axis": axis})
+        number = ir.tensor(np.array([gap], np.float32))
+        filled = op("ConstantOfShape", [gap_shape], {"value": number})
+        whole = op("Concat", [x, filled], {"axis": axis})
         shape = op("Concat", [*before, blocks, size, *after], {"axis": 0})
         return op("Reshape", [whole, shape])
 
-    def total(self, blocks: ir.Value, axis: int, *, keepdims: bool) -> ir.Value:
-        """Sums what ``split`` gave, over the blocks' tokens, then over the blocks."""
+    def total(self, blocks: ir.Value, axis: int, addition: str = "ReduceSum") -> ir.Value:
+        """Sum the result of ``split`` over the blocks' tokens, then over the blocks.
+
+        Args:
+            blocks: the tokens in blocks.
+            axis: the axis of the blocks, which stays as 1.
+            addition: the reduction that adds tokens and then the blocks' sums.
+        """
         op = self.tape.op
-        of_blocks = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 0})
-        return op("ReduceSum", [of_blocks, self.ints(axis)], {"keepdims": int(keepdims)})
+        of_blocks = op(addition, [blocks, self.ints(axis + 1)], {"keepdims": 0})
+        return op(addition, [of_blocks, self.ints(axis)], {"keepdims": 1})
 
     def running_total(self, blocks: ir.Value, axis: int) -> ir.Value:
         """The running sum of what ``split`` gave, in its shape."""

@@ -3,12 +3,15 @@
     ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
     ReduceL1(X, t)                       ->  such a sum of absolute values
     ReduceL2(X, t)                       ->  the root of such a sum of squares
+    ReduceLogSumExp(X, t)                ->  of blocks (of a block's tokens)
+    X - ReduceMean(X, t)                 ->  X less (such a mean M + the mean of X - M)
     CumSum(X, t)                         ->  within a block + of the blocks before
     ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
     MatMul, Einsum of A, B over tokens   ->  sum over blocks (A B of a block)
     Softmax(X, t)                        ->  Softmax(X, t) / sum of it
 
 ONNX Runtime may add float32 numbers one by one: of a million equal tokens the sum is off by 1e-2.
+A mean that is subtracted from its own tokens is refined: its error counts beside the deviations.
 Only what is linear in the tokens is rewritten: the axis t is the only one of any length, but for
 that of the documents.
 """
@@ -22,7 +25,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.passes import nodes as match
 from aftexport.passes._token_blocks import TokenBlocks
 
-_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2")
+_LOGS = "ReduceLogSumExp"
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", _LOGS)
 
 
 def fuse_pooling(model: ir.Model) -> None:
@@ -64,45 +68,80 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
     widths = {other: size for other, size in sizes.items() if isinstance(size, int)}
     if axis not in axes or len(widths) < len(sizes):
         return
-    keepdims = bool(reduction.attributes.get_int("keepdims", 1))
     new = TokenBlocks(model, f"{reduction.outputs[0].name}")
-    op = new.tape.op
-    is_plain = reduction.op_type in ("ReduceSum", "ReduceMean") and not widths
+    op, op_type = new.tape.op, reduction.op_type
+    is_centre = op_type == "ReduceMean" and _is_centre(reduction)
+    is_plain = op_type in ("ReduceSum", "ReduceMean") and not widths and not is_centre
     weighted = _weighted(summed) if axis == 1 and is_plain else None
     if weighted is None:
-        terms = _terms(reduction.op_type, summed, [*widths], new)
-        total = new.total(new.split(terms, axis), axis, keepdims=keepdims or bool(widths))
-        if widths and not keepdims:
-            total = op("Squeeze", [total, new.ints(*sorted(axes))])
+        total = _total(op_type, summed, axis, [*widths], new)
     else:
         weights, x = (new.split(value, 1) for value in weighted)
         rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
-        # Without an axis of tokens, or with one of the row that each block has.
+        # The axis of the row that each block has is left.
         total = op("ReduceSum", [op("MatMul", [rows, x]), new.ints(1)], {"keepdims": 0})
-        if not keepdims:
-            total = op("Squeeze", [total, new.ints(1)])
-    if reduction.op_type == "ReduceL2":
+    if op_type == "ReduceL2":
         total = op("Sqrt", [total])
-    if reduction.op_type == "ReduceMean":
-        count = op("Shape", [summed], {"start": axis, "end": axis + 1})
-        if widths:
-            count = op("Mul", [count, new.ints(math.prod(widths.values()))])
-        total = op("Div", [total, op("Cast", [count], {"to": int(ir.DataType.FLOAT)})])
+    if op_type == "ReduceMean":
+        total = _mean(summed, total, axis, widths, new, is_refined=is_centre)
+    if not reduction.attributes.get_int("keepdims", 1):
+        total = op("Squeeze", [total, new.ints(*sorted(axes))])
     _replace(model, reduction, new, total)
 
 
-def _terms(op_type: str, summed: ir.Value, axes: list[int], new: TokenBlocks) -> ir.Value:
-    """Return the terms of a reduction for each token, summed over fixed axes, which stay as 1."""
+def _mean(
+    summed: ir.Value,
+    total: ir.Value,
+    axis: int,
+    widths: dict[int, int],
+    new: TokenBlocks,
+    *,
+    is_refined: bool,
+) -> ir.Value:
+    """Return ``total`` over the number of its terms; refined, plus the mean of the deviations."""
+    op = new.tape.op
+    count = op("Shape", [summed], {"start": axis, "end": axis + 1})
+    if widths:
+        count = op("Mul", [count, new.ints(math.prod(widths.values()))])
+    count = op("Cast", [count], {"to": int(ir.DataType.FLOAT)})
+    mean = op("Div", [total, count])
+    if not is_refined:
+        return mean
+    rest = op("Sub", [summed, mean])
+    rest.type, rest.shape = summed.type, summed.shape
+    more = op("Div", [_total("ReduceSum", rest, axis, [*widths], new), count])
+    # Deviations from an infinite mean have none.
+    return op("Where", [op("IsNaN", [more]), mean, op("Add", [mean, more])])
+
+
+def _is_centre(mean: ir.Node) -> bool:
+    """Return whether a node subtracts the mean from its own terms, or these from the mean."""
+    values = [mean.outputs[0]]
+    users = [user for user, _ in values[0].uses()]
+    values += [user.outputs[0] for user in users if user.op_type in ("Unsqueeze", "Expand")]
+    return any(
+        user.op_type == "Sub" and mean.inputs[0] in user.inputs
+        for value in values
+        for user, _ in value.uses()
+    )
+
+
+def _total(
+    op_type: str, summed: ir.Value, axis: int, others: list[int], new: TokenBlocks
+) -> ir.Value:
+    """Return the sum of a reduction's terms over the tokens and other axes, which stay as 1."""
     op, terms = new.tape.op, summed
+    addition, gap = (_LOGS, -math.inf) if op_type == _LOGS else ("ReduceSum", 0.0)
     if op_type == "ReduceL1":
         terms = op("Abs", [summed])
     if op_type == "ReduceL2":
         terms = op("Mul", [summed, summed])
-    if axes:
-        terms = op("ReduceSum", [terms, new.ints(*axes)], {"keepdims": 1})
+    if others:
+        terms = op(addition, [terms, new.ints(*others)], {"keepdims": 1})
     assert summed.shape is not None
-    terms.shape = ir.Shape([1 if i in axes else dim for i, dim in enumerate(summed.shape)])
-    return terms
+    shape = ir.Shape([1 if i in others else dim for i, dim in enumerate(summed.shape)])
+    terms.type, terms.shape = summed.type, shape
+    return new.total(new.split(terms, axis, gap), axis, addition)
 
 
 def _axes(reduction: ir.Node, rank: int) -> list[int]:
@@ -189,7 +228,7 @@ def _normalise(model: ir.Model, softmax: ir.Node) -> None:
     new = TokenBlocks(model, f"{result.name}")
     weights = new.tape.op("Softmax", [x], {"axis": axis})
     weights.type, weights.shape = x.type, x.shape
-    total = new.total(new.split(weights, axis), axis, keepdims=True)
+    total = new.total(new.split(weights, axis), axis)
     _replace(model, softmax, new, new.tape.op("Div", [weights, total]))
 
 

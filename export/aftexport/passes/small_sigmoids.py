@@ -1,7 +1,8 @@
 """Sigmoids whose smallest results count, written so that they keep their digits.
 
 ONNX Runtime's Sigmoid is right to 6e-8 and 0 from -18 on. That is nothing in a gate, and everything
-in ``log(sigmoid(x))`` or ``sigmoid(x) ** (1 / 16)``, as gated linear attention has them.
+in ``log(sigmoid(x))`` or ``sigmoid(x) ** (1 / 16)``, as gated linear attention has them, or in a
+weight that is divided by the sum of the weights.
 """
 
 from collections import defaultdict
@@ -9,11 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-_PASSED = frozenset((
-    "Add", "Cast", "Clip", "Concat", "Div", "Expand", "Flatten", "Gather", "Identity", "Max", "Min",
-    "Mul", "Neg", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
-    "Where",
+_PRODUCTS = frozenset(("Einsum", "Gemm", "MatMul"))
+_PASSED = _PRODUCTS | frozenset((
+    "Abs", "Add", "Cast", "Clip", "Concat", "CumSum", "Div", "Expand", "Flatten", "Gather",
+    "Identity", "Max", "Min", "Mul", "Neg", "Pad", "ReduceL1", "ReduceL2", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Slice", "Split", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
 """What a small number comes out of as a small number."""
 _SENSITIVE = frozenset(("Log", "Pow", "Reciprocal", "ReduceLogSum", "ReduceProd", "Sqrt"))
@@ -31,6 +35,7 @@ class _Rewriter:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph
         self._sigmoids = {n.output[0]: n for n in graph.node if n.op_type == "Sigmoid"}
+        self._constants = {initializer.name: initializer for initializer in graph.initializer}
         self._consumers = defaultdict[str, list[onnx.NodeProto]](list)
         for node in graph.node if self._sigmoids else ():
             for name in node.input:
@@ -55,10 +60,19 @@ class _Rewriter:
                 place = list(node.input).index(value)
                 if (node.op_type in _SENSITIVE and not place) or (node.op_type == "Div" and place):
                     return True
-                if node.op_type in _PASSED:
+                if node.op_type in _PASSED and not self._is_layer(node):
                     left += [output for output in node.output if output not in seen]
                     seen.update(node.output)
         return False
+
+    def _is_layer(self, node: onnx.NodeProto) -> bool:
+        """Return whether ``node`` multiplies by constants of both signs.
+
+        A gate before a layer keeps its Sigmoid. Constants of one sign, as ones, make a sum.
+        """
+        factors = node.input[:2] if node.op_type in _PRODUCTS else ()
+        known = [self._constants[name] for name in factors if name in self._constants]
+        return any(_has_both_signs(onnx.numpy_helper.to_array(constant)) for constant in known)
 
     def _rewritten(self, node: onnx.NodeProto, changed: set[str]) -> Iterator[onnx.NodeProto]:
         make = onnx.helper.make_node
@@ -91,3 +105,7 @@ class _Rewriter:
             name += "_"
         self._names.add(name)
         return name
+
+
+def _has_both_signs(array: NDArray[np.generic]) -> bool:
+    return bool((array < 0).any() and (array > 0).any())

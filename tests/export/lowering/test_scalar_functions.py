@@ -132,6 +132,63 @@ def test_a_gate_keeps_its_sigmoid() -> None:
     assert "Reciprocal" not in operators
 
 
+def test_gate_before_layer_keeps_sigmoid() -> None:
+    class Gated(Table):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embedding(input_ids).expand(-1, -1, 4)
+            y = self.layer(torch.sigmoid(x) * x)
+            return y / (y.square().mean(2, keepdim=True) + 1e-6).sqrt()
+
+    gated = Gated([])
+    gated.layer = nn.Linear(4, 4)
+    operators = [node.op_type for node in finish(lower(capture(gated))).graph.node]
+    assert "Sigmoid" in operators
+
+
+def of_ones(weights: Tensor) -> Tensor:
+    """Sum ``[B, T, D]`` over the tokens by a product with ones, to ``[B, D, 1]``."""
+    return weights.transpose(1, 2) @ torch.ones_like(weights[..., :1])
+
+
+SUMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda w: w.sum(1, keepdim=True),
+    "mean": lambda w: w.mean(1, keepdim=True),
+    "product": lambda w: of_ones(w).transpose(1, 2),
+    "product with constants": lambda w: w @ torch.ones(w.shape[2], 1, dtype=w.dtype),
+    "equation": lambda w: torch.einsum("btd,bte->bde", w, torch.ones_like(w)).mean(2)[:, None],
+    "running sum": lambda w: w.cumsum(1),
+    "maximum": lambda w: w.amax(1, keepdim=True),
+    "norm": lambda w: w.norm(dim=1, keepdim=True),
+    "norm of order 1": lambda w: w.norm(p=1, dim=1, keepdim=True),
+}
+
+
+class SmallWeights(nn.Module):
+    """Sigmoids of about 1e-13 divided by their sums."""
+
+    def __init__(self, sum_: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.sum = sum_
+        self.embedding = nn.Embedding(50, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        weights = torch.sigmoid(self.embedding(input_ids) - 30)
+        return weights / self.sum(weights)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_small_sigmoids_divided_by_sums(name: str) -> None:
+    torch.manual_seed(0)
+    weights = SmallWeights(SUMS[name]).eval()
+    lowered = lower(capture(weights))
+    ids = torch.arange(100).reshape(2, 50) % 50
+    expected = weights.double()(ids).detach().numpy()
+    for fuse in (True, False):
+        engine = OnnxRuntimeEngine(finish(lowered, fuse=fuse).SerializeToString())
+        served = engine.run({"input_ids": ids.numpy()})["logits"]
+        np.testing.assert_allclose(served, expected, rtol=1e-5)
+
+
 def test_remainders_of_integers_have_the_sign_of_the_divisor() -> None:
     class Hashed(Table):
         def forward(self, input_ids: Tensor) -> Tensor:

@@ -61,6 +61,11 @@ def halves(x: Tensor) -> Tensor:
     return x.unflatten(2, (2, DIM // 2))
 
 
+def normalised(x: Tensor, axis: int = 1) -> Tensor:
+    centred = x - x.mean(axis, keepdim=True)
+    return centred / (centred.square().mean(axis, keepdim=True) + 1e-5).sqrt()
+
+
 LONG_SUMS = {
     "sum": lambda x: x.sum(1) / x.shape[1],
     "mean": lambda x: x.mean(1),
@@ -75,6 +80,9 @@ LONG_SUMS = {
     "weights": lambda x: (x[..., :1].sigmoid() * x).sum(1) / x[..., :1].sigmoid().sum(1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=1) / x.shape[1] ** 0.5,
     "norm of order 1": lambda x: x.norm(p=1, dim=1) / x.shape[1],
+    "logarithm of a sum of powers": lambda x: x.logsumexp(1),
+    "logarithm that keeps the axis": lambda x: (x - x.logsumexp(1, keepdim=True)).mean(1),
+    "logarithm of a sum over both": lambda x: x.logsumexp((1, 2))[:, None].expand(-1, DIM),
     "mean of tokens and channels": lambda x: x.mean((1, 2))[:, None].expand(-1, DIM),
     "sum of both that keeps the axes": lambda x: (
         x.sum((1, 2), keepdim=True)[:, 0].expand(-1, DIM) / x.shape[1]
@@ -90,6 +98,13 @@ LONG_SUMS = {
     ),
     "running mean": lambda x: x.cumsum(1)[:, -1] / x.shape[1],
 }
+CENTRED = {
+    "variance": lambda x: x.var(1, unbiased=False),
+    "variance of both": lambda x: x.var((1, 2), unbiased=False)[:, None].expand(-1, DIM),
+    "moment": lambda x: (x.mean(1)[:, None] - x).pow(4).mean(1) * 1e4,
+    "norm": lambda x: normalised(x).amax(1),
+    "norm of the last axis": lambda x: normalised(x.transpose(1, 2), 2).amax(2),
+}
 OTHERS = {
     "maximum": lambda x: x.amax(1),
     "mean of channels": lambda x: (x * x.mean(2, keepdim=True)).sum(1),
@@ -97,28 +112,59 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*LONG_SUMS, *OTHERS])
+@pytest.mark.parametrize("name", [*LONG_SUMS, *CENTRED, *OTHERS])
 def test_pooling_of_ones_own(name: str) -> None:
-    module = Pooled((LONG_SUMS | OTHERS)[name])
+    module = Pooled((LONG_SUMS | CENTRED | OTHERS)[name])
     assert_pytorchs(module, exported(module))
 
 
 @pytest.mark.parametrize("name", LONG_SUMS)
 def test_a_million_tokens_are_pooled_exactly(name: str) -> None:
     """Equal tokens, the worst case of a running sum, and nearly equal ones."""
-    module = Pooled(LONG_SUMS[name])
+    assert_million_pooled(LONG_SUMS[name], noise=1e-4, kinds=(1, 50))
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_deviations_of_a_million_nearly_equal_tokens_are_exact(name: str) -> None:
+    assert_million_pooled(CENTRED[name], noise=1e-2, kinds=(50,))
+
+
+def assert_million_pooled(
+    pool: Callable[[Tensor], Tensor], *, noise: float, kinds: tuple[int, ...]
+) -> None:
+    module = Pooled(pool)
     with torch.no_grad():
-        noise = 1e-4 * torch.randn(50, DIM)
-        module.embedding.weight.copy_(module.embedding.weight[:1] * (1 + noise))
+        factors = 1 + noise * torch.randn(50, DIM)
+        module.embedding.weight.copy_(module.embedding.weight[:1] * factors)
         module.head.bias.zero_()
     engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)
     module.double()
-    for kinds in (1, 50):
-        ids = torch.arange(1_048_576)[None] % kinds
+    for number in kinds:
+        ids = torch.arange(1_048_576)[None] % number
         given = {"input_ids": ids, "lengths": torch.tensor([ids.shape[1]])}
         expected = module(**given).detach().numpy()
         logits = engine.run({n: given[n].numpy() for n in engine.input_names})["logits"]
         assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("number", [-np.inf, np.inf, np.nan])
+def test_infinities_and_nan_are_pooled_as_by_pytorch(number: float) -> None:
+    def pool(x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        return torch.cat([x.logsumexp(1, keepdim=True), mean, (x - mean)[:, :4]], 1)
+
+    module = Pooled(pool)
+    module.head = nn.Identity()
+    with torch.no_grad():
+        module.embedding.weight[3, :4] = number
+        module.embedding.weight[:, 0] = number
+    engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)
+    ids = torch.arange(3000)[None] % 50
+    lengths = torch.tensor([3000])
+    expected = module(ids, lengths).detach().numpy()
+    given = {"input_ids": ids.numpy(), "lengths": lengths.numpy()}
+    logits = engine.run({name: given[name] for name in engine.input_names})["logits"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
