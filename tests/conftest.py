@@ -21,6 +21,8 @@ from aftexport.errors import EngineError
 from aftexport.nn import DocumentClassifier
 from aftexport.pipeline.export import export
 
+pytest_plugins = ["sampling"]
+
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.
 settings.register_profile("fixed", derandomize=True)

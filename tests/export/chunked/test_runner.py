@@ -15,6 +15,7 @@ import torch
 import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import fewer
 from torch import Tensor
 
 from aftexport.bench.timing import peak_mib
@@ -81,7 +82,7 @@ def chunkable(
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=fewer(8), deadline=None)
 def test_any_length_in_chunks_of_any_length(
     chunkable: Chunkable, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
 ) -> None:
@@ -91,12 +92,14 @@ def test_any_length_in_chunks_of_any_length(
     assert error <= TOLERANCES["fp32"].bound
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 65, 96])
 def test_at_the_edges_of_chunks(chunkable: Chunkable, tokens: int) -> None:
     ids = np.arange(tokens) * 37 % toy.VOCABULARY
     assert chunkable.error(ids, chunk_tokens=32) <= TOLERANCES["fp32"].bound
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [20, 65, 200])
 def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
     model = ChunkedModel(chunkable.path, chunkable.plan, threads=1, chunk_tokens=32)
@@ -104,6 +107,7 @@ def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
     assert model.count(tokens) == stops + 1
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 32, 65, 200])
 def test_what_each_token_adds(chunkable: Chunkable, tokens: int) -> None:
     model, ids = chunkable.truth, np.arange(tokens) * 37 % toy.VOCABULARY

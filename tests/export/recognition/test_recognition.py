@@ -34,6 +34,12 @@ def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, tokens, DIM, generator=generator)
 
 
+def operator_of(name: str) -> str:
+    """By which the tables of styles are sampled."""
+    return LAYERS[name][0]
+
+
+@pytest.mark.table(keep=0.4, by=operator_of)
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_style_is_found_and_computes_the_same(name: str) -> None:
     operator, layer = LAYERS[name]
@@ -43,6 +49,7 @@ def test_every_style_is_found_and_computes_the_same(name: str) -> None:
     assert_equal(layer, model, example(), example(1, 1), example(31, 3))
 
 
+@pytest.mark.table(keep=0.25, by=operator_of)
 @pytest.mark.parametrize("name", list(LAYERS)[::4])
 def test_both_exporters_graphs_are_read(name: str) -> None:
     operator, layer = LAYERS[name]
@@ -51,6 +58,7 @@ def test_both_exporters_graphs_are_read(name: str) -> None:
     assert_equal(layer, model, example(), example(1, 1), example(31, 3))
 
 
+@pytest.mark.table(keep=0.25, by=operator_of)
 @pytest.mark.parametrize("name", LAYERS)
 def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
     operator, layer = LAYERS[name]
@@ -91,6 +99,7 @@ def test_a_bias_without_an_end_gets_none() -> None:
     assert_equal(layer, model, example(60, 1))
 
 
+@pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("axes", [(BATCH, TOKENS), ()], ids=["any size", "one size"])
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
@@ -125,6 +134,7 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
     np.testing.assert_allclose(output, expected, atol=1e-5)
 
 
+@pytest.mark.table(keep=0.5, by=lambda name, reason: name.partition("_")[0])
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

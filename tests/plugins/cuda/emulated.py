@@ -1,6 +1,7 @@
 """Builds the CUDA kernels for the emulated GPU and runs their test programs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
+from sampling import RUN_ALL
 
 from aftexport.parity import TOLERANCES
 
@@ -17,8 +19,10 @@ STEMS = sorted(path.stem for path in KERNELS.rglob("*.cu"))
 BOUNDS = [str(TOLERANCES[precision].bound) for precision in ("fp32", "fp16", "bf16")]
 
 SANITIZER = os.environ.get("AFT_SANITIZE", "")
-# Under ThreadSanitizer, which looks for missing barriers, fewer cases tell as much.
-EVERY = {"thread": "12"}
+# One case of so many. Under ThreadSanitizer, which looks for missing barriers, fewer tell as much.
+EVERY = {"thread": 12}.get(SANITIZER, 1)
+PART = 1 if RUN_ALL else 4
+CASES = re.compile(r"^(\d+) of (\d+) cases, 0 failures$", re.MULTILINE)
 
 
 @cache
@@ -44,6 +48,18 @@ def run(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [program, *BOUNDS, *options], capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def share(every: int = 1) -> str:
+    """Return the argument that makes a test program take one case of ``every``, or fewer."""
+    return str(max(EVERY, every * PART))
+
+
+def cases(printed: str) -> tuple[int, int]:
+    """Return how many cases a program ran without a failure, and how many it has."""
+    found = CASES.search(printed)
+    assert found, printed
+    return int(found[1]), int(found[2])
 
 
 def missing() -> str | None:

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <list>
+#include <set>
 
 #include "cases.h"
 #include "device.h"
@@ -243,27 +244,58 @@ class Problem {
 };
 
 // The main function of a kernel's test: `try_case(case, bounds)` on every case, returning its failures.
-// Arguments: the bounds for float32, float16 and bfloat16, and optionally n, to take one case of n only:
-// drawn, as the table repeats its types and forms every few cases.
+// Arguments: the bounds for float32, float16 and bfloat16, and optionally n, to take about one case of n only. They
+// are drawn, as the table repeats its types and forms every few cases; each extent, type and form keeps a case.
 constexpr int kEnoughFailures = 5;
 constexpr unsigned kSampled = 99;    // apart from what mechanisms draw
 constexpr size_t kStride = 101;  // through the table in an order that has something of everything soon
+
+// Chooses the cases that run, of cases that are shown one after the other.
+class Sample {
+ public:
+  explicit Sample(int every) : every_(every) {}
+
+  bool takes(const Case& c) {
+    if (c.draw(every_, kSampled) != 0 && !is_new(c)) return false;
+    visit(c, [this](int field, int64_t value) { seen_.insert({field, value}); });
+    return true;
+  }
+
+ private:
+  bool is_new(const Case& c) const {
+    bool found = false;
+    visit(c, [&](int field, int64_t value) { found = found || seen_.count({field, value}) == 0; });
+    return found;
+  }
+
+  template <class Visitor>
+  static void visit(const Case& c, const Visitor& visitor) {
+    int field = 0;
+    for (int64_t extent : {c.batch, c.tokens, c.channels, c.heads}) visitor(field++, extent);
+    for (int form : {int{c.element}, int{c.causal}, int{c.gate}, static_cast<int>(c.data), static_cast<int>(c.layout)})
+      visitor(field++, form);
+  }
+
+  const int every_;
+  std::set<std::pair<int, int64_t>> seen_;
+};
+
 inline int run_cases(int argc, char** argv, const std::function<int(const Case&, const Bounds&)>& try_case) {
   if (argc < 4) {
     std::printf("usage: %s FLOAT32_BOUND FLOAT16_BOUND BFLOAT16_BOUND [EVERY]\n", argv[0]);
     return EXIT_FAILURE;
   }
   const Bounds bounds{{std::atof(argv[1]), std::atof(argv[2]), std::atof(argv[3])}};
-  const int every = argc > 4 ? std::atoi(argv[4]) : 1;
+  Sample sample(argc > 4 ? std::atoi(argv[4]) : 1);
   int cases = 0, failures = 0;
   const std::vector<Case> table = all_cases();
   for (size_t i = 0; i < table.size(); ++i) {
     const Case& c = table[i * kStride % table.size()];
-    if (c.draw(every, kSampled) != 0 || failures > kEnoughFailures) continue;
+    if (failures > kEnoughFailures || !sample.takes(c)) continue;
     device::doing = c.name();
     failures += try_case(c, bounds);
     ++cases;
   }
-  std::printf("%d cases, %d failures\n", cases, failures);
+  std::printf("%d of %zu cases, %d failures\n", cases, table.size(), failures);
   return failures ? EXIT_FAILURE : EXIT_SUCCESS;
 }

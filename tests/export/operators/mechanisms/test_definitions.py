@@ -7,6 +7,7 @@ from .cases import BOUND, PAIRS, Case, Variant, error, make_inputs, named, truth
 from .definitions import DEFINITIONS
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize(**named(PAIRS))
 def test_the_reference_is_the_papers_formula(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import fewer
 
 from aftexport.operators.domain import DOMAIN
 
@@ -40,6 +41,7 @@ def test_the_body_is_a_valid_function_of_standard_operators(variant: Variant, op
     assert all(node.domain == "" for node in function.node)
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize(**named(PAIRS))
 def test_the_body_equals_the_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
@@ -51,6 +53,7 @@ def test_the_body_equals_the_reference(variant: Variant, case: Case) -> None:
 OTHER_OPSETS = [c for c in CASES if c.tokens <= 65]
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize(**named(list(product(ONE_GATE, OTHER_OPSETS))))
 def test_the_body_is_right_in_every_opset(variant: Variant, case: Case, opset: int) -> None:
@@ -59,6 +62,7 @@ def test_the_body_is_right_in_every_opset(variant: Variant, case: Case, opset: i
     assert error(result, truth(variant, case), inputs) < BOUND["float32"]
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize(**named(list(product(ONE_GATE, FEW))))
 def test_float16_goes_in_and_out_of_the_body(variant: Variant, case: Case, opset: int) -> None:
@@ -74,7 +78,7 @@ def test_float16_goes_in_and_out_of_the_body(variant: Variant, case: Case, opset
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=fewer(15), deadline=None, derandomize=True, database=None)
 @given(case=drawn_cases())
 def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
@@ -83,7 +87,7 @@ def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: C
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_mixture_of_huge_and_tiny_values_gives_finite_numbers(
     variant: Variant, data: st.DataObject

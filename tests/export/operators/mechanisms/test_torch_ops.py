@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import fewer
 
 from .cases import (
     BOUND,
@@ -25,6 +26,7 @@ from .cases import (
 from .strategies import drawn_cases, hard_inputs
 
 
+@pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(**named(PAIRS))
 def test_the_torch_op_equals_the_reference(variant: Variant, case: Case, dtype: str) -> None:
@@ -67,7 +69,7 @@ def test_bfloat16_goes_in_and_out(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(case=drawn_cases())
 def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
@@ -76,7 +78,7 @@ def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: C
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_mixture_of_huge_and_tiny_values_gives_finite_numbers(
     variant: Variant, data: st.DataObject
