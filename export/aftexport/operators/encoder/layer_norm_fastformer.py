@@ -18,8 +18,8 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import NUM_HEADS
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
+from aftexport.operators.mechanism import NUM_HEADS
 from aftexport.operators.numerics import mask_keys
 from aftexport.operators.schema import OnnxOperator, as_float
 

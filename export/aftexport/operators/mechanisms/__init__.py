@@ -1,6 +1,6 @@
 """The mechanisms: for each a definition, a torch op, an ONNX operator and its portable body."""
 
-from aftexport.operators.define import Operator
+from aftexport.operators.mechanism import Operator
 from aftexport.operators.mechanisms.aft_conv import AFT_CONV, CAUSAL_AFT_CONV
 from aftexport.operators.mechanisms.aft_full import AFT_FULL, CAUSAL_AFT_FULL
 from aftexport.operators.mechanisms.aft_local import AFT_LOCAL, CAUSAL_AFT_LOCAL

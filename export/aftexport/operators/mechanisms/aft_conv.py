@@ -18,7 +18,7 @@ from torch.nn.functional import conv1d, pad
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import GATE, NUM_HEADS, define
+from aftexport.operators.mechanism import GATE, NUM_HEADS, Mechanism
 from aftexport.operators.mechanisms import _windowed as windowed
 from aftexport.operators.numerics import (
     Sums,
@@ -186,8 +186,8 @@ def _body(*, gate: str, causal: bool) -> str:
     return lines + text.gate(gate, "query_f", "mean_packed", "result") + text.output("result")
 
 
-AFT_CONV, CAUSAL_AFT_CONV = define(
-    "AftConv",
+AFT_CONV, CAUSAL_AFT_CONV = Mechanism(
+    op_type="AftConv",
     stem="aft_conv",
     inputs=("query", "key", "value", "filter", "lengths"),
     shapes=("B T D", "B T H", "B T D", "H s", "B"),
@@ -202,4 +202,4 @@ AFT_CONV, CAUSAL_AFT_CONV = define(
         "filter [num_heads, s]; filter[h, j] is the bias of key t + j - (s-1)//2, "
         "causal t + j - (s-1); other keys have bias 0."
     ),
-)
+).register()

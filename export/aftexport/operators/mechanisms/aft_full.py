@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import GATE, define
+from aftexport.operators.mechanism import GATE, Mechanism
 from aftexport.operators.numerics import (
     MASKED,
     Sums,
@@ -180,8 +180,8 @@ def _exact_body() -> str:
     )
 
 
-AFT_FULL, CAUSAL_AFT_FULL = define(
-    "AftFull",
+AFT_FULL, CAUSAL_AFT_FULL = Mechanism(
+    op_type="AftFull",
     stem="aft_full",
     inputs=("query", "key", "value", "position_bias", "lengths"),
     shapes=("B T D", "B T D", "B T D", "Tmax Tmax", "B"),
@@ -196,4 +196,4 @@ AFT_FULL, CAUSAL_AFT_FULL = define(
         "AFT-full (arXiv 2105.14103, eq. 2): query, key, value [B, T, D], "
         "position_bias [Tmax, Tmax] with T <= Tmax."
     ),
-)
+).register()

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import GATE, define
+from aftexport.operators.mechanism import GATE, Mechanism
 from aftexport.operators.mechanisms import _windowed as windowed
 from aftexport.operators.numerics import (
     Sums,
@@ -207,8 +207,8 @@ def _body(*, gate: str, causal: bool) -> str:
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
 
 
-AFT_LOCAL, CAUSAL_AFT_LOCAL = define(
-    "AftLocal",
+AFT_LOCAL, CAUSAL_AFT_LOCAL = Mechanism(
+    op_type="AftLocal",
     stem="aft_local",
     inputs=("query", "key", "value", "band", "lengths"),
     shapes=("B T D", "B T D", "B T D", "Tmax W", "B"),
@@ -223,4 +223,4 @@ AFT_LOCAL, CAUSAL_AFT_LOCAL = define(
         "causal [Tmax, s]; band[t, j] is the bias of key t + j - (s-1), keys outside it have "
         "bias 0; a band of one row serves every position."
     ),
-)
+).register()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import GATE, define
+from aftexport.operators.mechanism import GATE, Mechanism
 from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.numerics import (
     Sums,
@@ -100,8 +100,8 @@ def _global_body() -> str:
     )
 
 
-AFT_SIMPLE, CAUSAL_AFT_SIMPLE = define(
-    "AftSimple",
+AFT_SIMPLE, CAUSAL_AFT_SIMPLE = Mechanism(
+    op_type="AftSimple",
     stem="aft_simple",
     inputs=("query", "key", "value", "lengths"),
     shapes=("B T D", "B T D", "B T D", "B"),
@@ -112,4 +112,4 @@ AFT_SIMPLE, CAUSAL_AFT_SIMPLE = define(
     reference=reference,
     body=_body,
     doc="AFT-simple (arXiv 2105.14103, eq. 5): query, key, value [B, T, D].",
-)
+).register()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import NUM_HEADS, define
+from aftexport.operators.mechanism import NUM_HEADS, Mechanism
 from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms._causal_product import causal_product_body
 from aftexport.operators.numerics import (
@@ -320,8 +320,8 @@ def _earlier_contexts_body() -> str:
     )
 
 
-EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = define(
-    "EfficientAttention",
+EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = Mechanism(
+    op_type="EfficientAttention",
     stem="efficient_attention",
     inputs=("query", "key", "value", "lengths"),
     shapes=("B T D", "B T D", "B T D", "B"),
@@ -332,4 +332,4 @@ EFFICIENT_ATTENTION, CAUSAL_EFFICIENT_ATTENTION = define(
     reference=reference,
     body=_body,
     doc="Efficient Attention (arXiv 1812.01243): query, key, value [B, T, D], heads packed in D.",
-)
+).register()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import NUM_HEADS, define
+from aftexport.operators.mechanism import NUM_HEADS, Mechanism
 from aftexport.operators.mechanisms import _running_sums as running
 from aftexport.operators.mechanisms.aft_simple import prefix_sums
 from aftexport.operators.numerics import (
@@ -194,8 +194,8 @@ def _causal_body() -> str:
     )
 
 
-FASTFORMER, CAUSAL_FASTFORMER = define(
-    "Fastformer",
+FASTFORMER, CAUSAL_FASTFORMER = Mechanism(
+    op_type="Fastformer",
     stem="fastformer",
     inputs=("query", "key", "value", "alpha_weight", "beta_weight", "lengths"),
     shapes=("B T D", "B T D", "B T D", "D H", "D H", "B"),
@@ -209,4 +209,4 @@ FASTFORMER, CAUSAL_FASTFORMER = define(
         "Fastformer (arXiv 2108.09084): query, key, value [B, T, D], "
         "alpha_weight, beta_weight [D, num_heads]."
     ),
-)
+).register()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.operators.define import NUM_HEADS, define
+from aftexport.operators.mechanism import NUM_HEADS, Mechanism
 from aftexport.operators.mechanisms._causal_product import causal_product_body
 from aftexport.operators.numerics import (
     causal_product,
@@ -184,8 +184,8 @@ def _body(*, feature_map: str, causal: bool) -> str:
     return lines + text.output("result")
 
 
-NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = define(
-    "NormalizedLinearAttention",
+NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = Mechanism(
+    op_type="NormalizedLinearAttention",
     stem="linear_attention",
     inputs=("query", "key", "value", "lengths"),
     shapes=("B T D", "B T D", "B T D", "B"),
@@ -196,4 +196,4 @@ NORMALIZED_LINEAR_ATTENTION, CAUSAL_NORMALIZED_LINEAR_ATTENTION = define(
     reference=reference,
     body=_body,
     doc="Linear attention (arXiv 2006.16236, eq. 5): query, key, value [B, T, D], heads in D.",
-)
+).register()
