@@ -44,8 +44,8 @@ def logcumsumexp(self, dim: int):  # type: ignore[no-untyped-def]
     totals, within = _scan(element, (split,), dim + 1, of_blocks)
     of_all = op.Concat(*before, *after, axis=0) if len(self.shape) > 1 else _ints()
     _, others = _scan(element, totals, dim, of_all, exclusive=True)
-    others = (op.Unsqueeze(part, _ints(dim + 1)) for part in others)
-    largest, rest = _add(op, op.CastLike(0.0, wide), *within, *others)
+    before_blocks = (op.Unsqueeze(part, _ints(dim + 1)) for part in others)
+    largest, rest = _add(op, op.CastLike(0.0, wide), *within, *before_blocks)
     if element is ir.DataType.FLOAT:
         more = op.Softplus(op.Log(rest))
     else:  # ONNX Runtime 1.31 has no Softplus of float64.

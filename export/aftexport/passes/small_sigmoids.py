@@ -7,6 +7,7 @@ weight that is divided by the sum of the weights.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -107,5 +108,5 @@ class _Rewriter:
         return name
 
 
-def _has_both_signs(array: NDArray[np.generic]) -> bool:
+def _has_both_signs(array: NDArray[Any]) -> bool:
     return bool((array < 0).any() and (array > 0).any())
