@@ -11,7 +11,7 @@ CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
 .PHONY: demo test test-all help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
-  load soak lint format clean
+  docs load soak lint format clean
 
 demo: $(VENV)/installed  ## train a small classifier, export it, check parity, serve it, ask it
 	$(BIN)/aftexport demo
@@ -109,6 +109,10 @@ THIRD_PARTY := aft-pytorch==0.2.2 labml==0.5.3 labml-nn==0.5.1 labml-helpers==0.
 build/third_party/installed: $(VENV)/installed
 	$(BIN)/pip install --quiet --upgrade --no-deps --target build/third_party $(THIRD_PARTY)
 	touch $@
+
+# Strict: a warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/installed  ## this documentation, in build/docs/html
+	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/docs/doctrees docs build/docs/html
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .
