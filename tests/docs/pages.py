@@ -22,13 +22,14 @@ NOT_RUN = {
     "install": "changes the environment",
     "make": "is a target of the Makefile, which takes minutes",
     "minutes": "takes minutes",
+    "picture": "writes a picture of this documentation",
     "proxy": "needs a proxy",
     "tritonserver": "needs Triton's server",
 }
 """Why a block does not run, by the kind that the comment before it names."""
 COMMANDS = ("sh", "python")
 """The languages of blocks that run."""
-_MARK = re.compile(r"<!-- (not run|file|uses): (.+?) -->")
+_MARK = re.compile(r"<!-- (not run|file|in): (.+?) -->")
 
 
 @dataclass(frozen=True)

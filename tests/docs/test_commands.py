@@ -1,8 +1,9 @@
 """Every command and program of the README files and the documentation, run in its page's order.
 
-A page runs in a folder that holds a model, its bundle and a few documents. A block after a
-comment ``<!-- file: NAME -->`` is written to that file, one after ``<!-- not run: KIND -->`` is
-skipped. The address of the server is replaced by that of a real one.
+A page runs in a folder that holds a model, its bundle and a few documents. A comment before a
+block says otherwise: the block after ``<!-- file: NAME -->`` is written to that file, the one after
+``<!-- in: the repository -->`` runs there, and the one after ``<!-- not run: KIND -->`` is skipped.
+The address of the server is replaced by that of a real one.
 """
 
 import json
@@ -24,12 +25,13 @@ import toy
 from commands import environment
 from servers import serving
 
-from docs.pages import BLOCKS, COMMANDS, NOT_RUN, PAGES, Block
+from docs.pages import BLOCKS, COMMANDS, NOT_RUN, PAGES, REPOSITORY, Block
 
 SHOWN = "localhost:8000"
 TEXT = "a long document ..."
 _SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
 """A command that does not end by itself."""
+_EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
 RUNNABLE = [page for page in PAGES if any(
     b.page == page and b.language in COMMANDS and b.mark != "not run" for b in BLOCKS)]  # fmt: skip
 
@@ -69,7 +71,7 @@ class Reader:
     def _run(self, words: list[str], block: Block) -> str:
         done = subprocess.run(
             words,
-            cwd=self.folder,
+            cwd=REPOSITORY if block.mark == "in" else self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -90,11 +92,16 @@ class Reader:
 
 @pytest.fixture
 def folder(
-    checkpoint_file: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str,
+    checkpoint_file: Path,
+    bundle_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """The files that the pages name."""
+    """The files that the pages name; of a page that exports the model, no bundle."""
     shutil.copy(checkpoint_file, tmp_path / "model.pt")
-    shutil.copytree(bundle_folder, tmp_path / "model.bundle")
+    if not any(_EXPORT.search(block.text) for block in BLOCKS if block.page == page):
+        shutil.copytree(bundle_folder, tmp_path / "model.bundle")
     (tmp_path / "tokenizer.json").write_text(toy.byte_tokenizer().to_str())
     (tmp_path / "document.txt").write_text(TEXT)
     (tmp_path / "documents").mkdir()
