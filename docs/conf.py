@@ -1,9 +1,11 @@
 """How Sphinx builds this documentation: ``make docs``."""
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
 
+os.environ["COLUMNS"] = "88"  # the width of usages that argparse formats
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "aftexport"
@@ -18,7 +20,7 @@ extensions = [
     "onnx_schema",
     "settings_table",
 ]
-exclude_patterns = ["_build"]
+smartquotes = False  # it would join the dashes of options
 html_theme = "furo"
 html_title = "aftexport"
 html_show_sphinx = False

@@ -60,7 +60,7 @@ class CommandLine(Directive):
         parts: list[nodes.Node] = [_literal(usage)]
         parts.append(nodes.paragraph(text=parser.description or ""))
         for group in parser._action_groups:
-            actions = [a for a in group._group_actions if a.help is not argparse.SUPPRESS]
+            actions = [a for a in group._group_actions if a.dest != "help"]
             if actions:
                 title = nodes.paragraph()
                 title += nodes.strong(text=(group.title or "").capitalize())
