@@ -40,7 +40,7 @@ class Reader:
     """Types what a page shows, in one folder.
 
     Args:
-        folder: where the commands run.
+        folder: the working folder of the commands.
         variables: further variables of their environment.
         address: host and port of a server that runs until the page starts its own.
         stack: ends the servers that the page starts.
@@ -137,7 +137,7 @@ def test_page_runs(
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
-def test_block_is_run_or_says_why_not(block: Block) -> None:
+def test_block_has_known_mark(block: Block) -> None:
     assert block.language, f"{block.place} is indented: use a fence with a language"
     if block.mark == "not run":
         assert block.marked in NOT_RUN, f"{block.place}: expected one of {', '.join(NOT_RUN)}"

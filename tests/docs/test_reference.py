@@ -44,7 +44,7 @@ def commands(program: str) -> list[str]:
     return [f"{program} {name}" for name in import_module(f"{program}.cli").COMMANDS]
 
 
-def test_commands_are_all_listed() -> None:
+def test_commands_are_listed() -> None:
     listed = re.findall(r"```\{command-line\} (.+)", PAGES["docs/cli.md"])
     assert sorted(listed) == sorted(["aftexport", *commands("aftexport"), *commands("aftserve")])
 
@@ -58,13 +58,13 @@ def test_options_exist(html: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_settings_are_all_listed(html: Path) -> None:
+def test_settings_are_listed(html: Path) -> None:
     page = (html / "settings.html").read_text("utf-8")
     assert [name for name in Settings.model_fields if f"AFTSERVE_{name.upper()}" not in page] == []
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_and_client_are_all_listed(html: Path) -> None:
+def test_python_names_are_listed(html: Path) -> None:
     page = (html / "python.html").read_text("utf-8")
     names = [f"aftserve.client.{name}" for name in aftserve.client.__all__]
     names += [f"aftexport.{name}" for name in ("save", "load", "export", "errors.ParityError")]
@@ -72,7 +72,7 @@ def test_layers_and_client_are_all_listed(html: Path) -> None:
     assert [name for name in names if f'id="{name}"' not in page] == []
 
 
-def test_operators_are_all_listed() -> None:
+def test_operators_are_listed() -> None:
     domain = {
         s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "ai.aftexport"
     }
@@ -81,18 +81,18 @@ def test_operators_are_all_listed() -> None:
     assert sorted(listed) == sorted(mechanisms)
 
 
-def test_manifest_fields_are_all_listed(bundle_folder: Path) -> None:
+def test_manifest_fields_are_listed(bundle_folder: Path) -> None:
     manifest = json.loads((bundle_folder / "manifest.json").read_text("utf-8"))
     listed = re.findall(r"(?m)^\| `(\w+)` \|", PAGES["docs/bundle.md"])
     assert set(listed) == manifest.keys()
 
 
-def test_files_of_a_bundle_are_all_listed(bundle_folder: Path) -> None:
+def test_bundle_files_are_listed(bundle_folder: Path) -> None:
     names = [path.name for path in bundle_folder.iterdir()]
     assert [name for name in names if f"`{name}`" not in PAGES["docs/bundle.md"]] == []
 
 
-def test_addresses_are_all_listed(client: httpx.Client) -> None:
+def test_addresses_are_listed(client: httpx.Client) -> None:
     document: dict[str, Any] = client.get("/openapi.json").json()
     page = PAGES["docs/http.md"]
     for path in document["paths"]:
@@ -102,19 +102,19 @@ def test_addresses_are_all_listed(client: httpx.Client) -> None:
         assert [s for s in operation["responses"] if s != "200" and f"| {s} |" not in page] == []
 
 
-def test_metrics_are_all_listed(client: httpx.Client) -> None:
+def test_metrics_are_listed(client: httpx.Client) -> None:
     names = re.findall(r"(?m)^# HELP (aftserve_\w+) ", client.get("/metrics").text)
     own = {name for name in names if not name.endswith("_created")}
     assert [name for name in own if f"`{name}`" not in PAGES["docs/http.md"]] == []
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
-def test_tolerances_are_those_of_the_table(precision: str) -> None:
+def test_tolerances_match_table(precision: str) -> None:
     shown = re.findall(rf"(?m)^\| {precision} \| (\S+) \|", PAGES["docs/numerics.md"])
     assert [float(bound) for bound in shown] == [TOLERANCES[precision].bound]
 
 
-def test_speedups_are_those_of_the_record(tmp_path: Path) -> None:
+def test_speedups_match_record(tmp_path: Path) -> None:
     rows = json.loads(speedup.RECORD.read_text("utf-8"))["rows"]
     found = speedup.speedups(rows)
     labels = [speedup.label(ratio) for pair in found.values() for ratio in pair.values()]
