@@ -30,6 +30,8 @@ NOT_RUN = {
 """Why a block does not run, by the kind that the comment before it names."""
 COMMANDS = ("sh", "python")
 """The languages of blocks that run."""
+OTHER_LANGUAGES = ("json", "nginx", "text", "toml", "yaml")
+"""The languages of blocks that are data, or the output of a command."""
 _MARK = re.compile(r"<!-- (not run|file|in): (.+?) -->")
 
 

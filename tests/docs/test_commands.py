@@ -25,13 +25,22 @@ import toy
 from commands import environment
 from servers import serving
 
-from docs.pages import BLOCKS, COMMANDS, NOT_RUN, PAGES, REPOSITORY, Block
+from docs.pages import BLOCKS, COMMANDS, NOT_RUN, OTHER_LANGUAGES, PAGES, REPOSITORY, Block
 
 SHOWN = "localhost:8000"
 TEXT = "a long document ..."
 _SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
 """A command that does not end by itself."""
 _EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
+LEFT = {
+    "README.md": ["model.bundle/manifest.json"],
+    "docs/tutorial.md": ["model.bundle/chunked.zip", "model.bundle/tokenizer.json", "parity.html"],
+    "docs/how-to/export-your-model.md": ["own.bundle/manifest.json"],
+    "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
+    "docs/how-to/fuse.md": ["fused.onnx", "fused.json"],
+    "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
+}
+"""The files that the commands of a page write."""
 RUNNABLE = [page for page in PAGES if any(
     b.page == page and b.language in COMMANDS and b.mark != "not run" for b in BLOCKS)]  # fmt: skip
 
@@ -130,14 +139,29 @@ def test_page_runs(
     reader = Reader(folder, variables, urlsplit(server).netloc, stack)
     for block in blocks:
         if block.mark == "file" or block.language in COMMANDS:
-            out = reader.run(block)
-            if block.text.startswith("curl") and "/infer" in block.text:
-                answer = json.loads(out)
-                assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
+            check_output(block, reader.run(block))
+    assert [name for name in LEFT.get(page, ()) if not (folder / name).exists()] == []
+
+
+def check_output(block: Block, out: str) -> None:
+    """Check what a block wrote, where the page says what it is."""
+    if block.text.startswith("curl") and "/infer" in block.text:
+        answer = json.loads(out)
+        assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
+        assert ("evidence" in answer) == ("evidence" in block.text), block.place
+    if block.language == "python" and "localhost" in block.text:
+        labels = (*toy.LABELS, "letter", "invoice")
+        assert any(label in out.splitlines()[0] for label in labels), out
+    if "aftexport fuse" in block.text:
+        assert "NormalizedLinearAtten" in out  # the column of the table is as wide
+    if "infer_each" in block.text:
+        assert len(out.splitlines()) == 1 + 3, out
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 def test_block_has_known_mark(block: Block) -> None:
-    assert block.language, f"{block.place} is indented: use a fence with a language"
+    is_directive = block.language.startswith("{")
+    known = (*COMMANDS, *OTHER_LANGUAGES)
+    assert is_directive or block.language in known, f"{block.place}: use a fence of {known}"
     if block.mark == "not run":
         assert block.marked in NOT_RUN, f"{block.place}: expected one of {', '.join(NOT_RUN)}"

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aftserve.deployment import DeploymentSettings, deployment_options
 from aftserve.keys import Keys
 from aftserve.settings import Settings
-from docs.pages import BLOCKS, PAGES
+from docs.pages import BLOCKS, PAGES, Block
 
 KEY_COMMANDS = re.findall(r"(?m)^aftserve (key .+)$", "".join(b.text for b in BLOCKS))
 
@@ -26,7 +26,7 @@ def shown(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("json", "toml", "yaml")],
                          ids=lambda block: block.place)  # fmt: skip
-def test_data_can_be_read(block) -> None:
+def test_data_can_be_read(block: Block) -> None:
     parse = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}[block.language]
     assert parse(block.text)
 

@@ -12,7 +12,7 @@ from docs.pages import BLOCKS, PAGES, REPOSITORY
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)#?([^)\s]*)\)")
 _FILE = re.compile(r"`((?:docs|export|plugins|serve|tests|docker)/[\w./-]+)`")
 _EXTRA = re.compile(r"pip install '(?:aftexport|\.)\[([\w,-]+)\]'")
-_TARGET = re.compile(r"\bmake ([a-z][\w-]+)\b")
+_TARGET = re.compile(r"\bmake ([a-z][\w/-]+)")
 
 
 @lru_cache
@@ -45,7 +45,7 @@ def test_named_extras_exist() -> None:
 
 def test_named_targets_exist() -> None:
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"(?m)^([a-z][\w-]*):", makefile))
+    targets = set(re.findall(r"(?m)^([a-z][\w/-]*):", makefile))
     shown = "".join(block.text for block in BLOCKS if block.language == "sh")
     inline = "".join(re.findall(r"`make [^`]+`", "".join(PAGES.values())))
     assert {"demo", "test"} <= set(_TARGET.findall(shown))
