@@ -13,7 +13,6 @@ _LIMITS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
     "maximum": "at most",
-    "minLength": "characters, at least",
 }
 
 
