@@ -11,7 +11,7 @@ CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
 .PHONY: demo test test-all help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
-  load soak lint format clean
+  docs load soak lint format clean
 
 ## Try it
 
@@ -118,6 +118,10 @@ build/third_party/installed: $(VENV)/installed
 	touch $@
 
 ## Develop
+
+# Strict: a warning, such as a link that leads nowhere, is an error.
+docs: $(VENV)/installed  ## this documentation, in build/docs/html
+	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/docs/doctrees docs build/docs/html
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

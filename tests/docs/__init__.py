@@ -1,0 +1,1 @@
+"""Tests of what the README and the documentation say."""

@@ -1,0 +1,167 @@
+"""Every command and program of the README files and the documentation, run in its page's order.
+
+A page runs in a folder that holds a model, its bundle and a few documents. A comment before a
+block says otherwise: the block after ``<!-- file: NAME -->`` is written to that file, the one after
+``<!-- in: the repository -->`` runs there, and the one after ``<!-- not run: KIND -->`` is skipped.
+The address of the server is replaced by that of a real one.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import toy
+from commands import environment
+from servers import serving
+
+from docs.pages import BLOCKS, COMMANDS, NOT_RUN, OTHER_LANGUAGES, PAGES, REPOSITORY, Block
+
+SHOWN = "localhost:8000"
+TEXT = "a long document ..."
+_SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
+"""A command that does not end by itself."""
+_EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
+LEFT = {
+    "README.md": ["model.bundle/manifest.json"],
+    "docs/tutorial.md": ["model.bundle/chunked.zip", "model.bundle/tokenizer.json", "parity.html"],
+    "docs/how-to/export-your-model.md": ["own.bundle/manifest.json"],
+    "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
+    "docs/how-to/fuse.md": ["fused.onnx", "fused.json"],
+    "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
+}
+"""The files that the commands of a page write."""
+RUNNABLE = [page for page in PAGES if any(
+    b.page == page and b.language in COMMANDS and b.mark != "not run" for b in BLOCKS)]  # fmt: skip
+
+
+class Reader:
+    """Types what a page shows, in one folder.
+
+    Args:
+        folder: the working folder of the commands.
+        variables: further variables of their environment.
+        address: host and port of a server that runs until the page starts its own.
+        stack: ends the servers that the page starts.
+    """
+
+    def __init__(
+        self, folder: Path, variables: dict[str, str], address: str, stack: ExitStack
+    ) -> None:
+        self.folder = folder
+        self.address = address
+        self.stack = stack
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.environment = environment(PATH=programs, PYTHONPATH=str(folder), **variables)
+
+    def run(self, block: Block) -> str:
+        """Run a block; return what it wrote to standard output."""
+        text = block.text.replace(SHOWN, self.address)
+        if block.mark == "file":
+            (self.folder / block.marked).write_text(text)
+            return ""
+        if block.language == "python":
+            return self._run([sys.executable, "-c", text], block)
+        if served := _SERVER.fullmatch(block.text.strip()):
+            self._serve(served[1], shlex.split(served[2]))
+            return ""
+        return self._run(["bash", "-euo", "pipefail", "-c", text], block)
+
+    def _run(self, words: list[str], block: Block) -> str:
+        done = subprocess.run(
+            words,
+            cwd=REPOSITORY if block.mark == "in" else self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{block.place}\n{block.text}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _serve(self, bundle: str, options: list[str]) -> None:
+        if "--port" in options:
+            at = options.index("--port")
+            del options[at : at + 2]
+        server = serving(self.folder / bundle, self.folder / "server.log", *options)
+        address, _ = self.stack.enter_context(server)
+        self.address = urlsplit(address).netloc
+
+
+@pytest.fixture
+def folder(
+    page: str,
+    checkpoint_file: Path,
+    bundle_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """The files that the pages name; of a page that exports the model, no bundle."""
+    shutil.copy(checkpoint_file, tmp_path / "model.pt")
+    if not any(_EXPORT.search(block.text) for block in BLOCKS if block.page == page):
+        shutil.copytree(bundle_folder, tmp_path / "model.bundle")
+    (tmp_path / "tokenizer.json").write_text(toy.byte_tokenizer().to_str())
+    (tmp_path / "document.txt").write_text(TEXT)
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "a.txt").write_text(TEXT)
+    (tmp_path / "documents.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    table = pa.table({"text": [TEXT], "id": ["a.txt"]})
+    pq.write_table(table, tmp_path / "documents.parquet")
+    monkeypatch.chdir(tmp_path)  # a server's options name files of this folder
+    return tmp_path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_page_runs(
+    page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest
+) -> None:
+    blocks = [b for b in BLOCKS if b.page == page and b.mark != "not run"]
+    variables = {}
+    if any("aftserve batch" in block.text for block in blocks if block.language == "sh"):
+        variables = request.getfixturevalue("ray")
+    reader = Reader(folder, variables, urlsplit(server).netloc, stack)
+    for block in blocks:
+        if block.mark == "file" or block.language in COMMANDS:
+            check_output(block, reader.run(block))
+    assert [name for name in LEFT.get(page, ()) if not (folder / name).exists()] == []
+
+
+def check_output(block: Block, out: str) -> None:
+    """Check what a block wrote, where the page says what it is."""
+    if block.text.startswith("curl") and "/infer" in block.text:
+        answer = json.loads(out)
+        assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
+        assert ("evidence" in answer) == ("evidence" in block.text), block.place
+    if block.language == "python" and "localhost" in block.text:
+        labels = (*toy.LABELS, "letter", "invoice")
+        assert any(label in out.splitlines()[0] for label in labels), out
+    if "aftexport fuse" in block.text:
+        assert "NormalizedLinearAtten" in out  # the column of the table is as wide
+    if "infer_each" in block.text:
+        assert len(out.splitlines()) == 1 + 3, out
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_block_has_known_mark(block: Block) -> None:
+    is_directive = block.language.startswith("{")
+    known = (*COMMANDS, *OTHER_LANGUAGES)
+    assert is_directive or block.language in known, f"{block.place}: use a fence of {known}"
+    if block.mark == "not run":
+        assert block.marked in NOT_RUN, f"{block.place}: expected one of {', '.join(NOT_RUN)}"

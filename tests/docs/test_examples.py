@@ -1,0 +1,93 @@
+"""Examples of the documentation that are data: answers, configurations and keys."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from commands import run_python
+from prometheus_client.parser import text_string_to_metric_families
+
+from aftserve.deployment import DeploymentSettings, deployment_options
+from aftserve.keys import Keys
+from aftserve.settings import Settings
+from docs.pages import BLOCKS, PAGES, Block
+
+KEY_COMMANDS = re.findall(r"(?m)^aftserve (key .+)$", "".join(b.text for b in BLOCKS))
+
+
+def shown(page: str, language: str) -> list[str]:
+    """The blocks of a language on a page."""
+    return [block.text for block in BLOCKS if (block.page, block.language) == (page, language)]
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in ("json", "toml", "yaml")],
+                         ids=lambda block: block.place)  # fmt: skip
+def test_data_can_be_read(block: Block) -> None:
+    parse = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}[block.language]
+    assert parse(block.text)
+
+
+def test_answer_has_shown_fields(client: httpx.Client) -> None:
+    (answer,) = map(json.loads, shown("README.md", "json"))
+    real = client.post("/infer", json={"text": "a long document ..."}).json()
+    assert real.keys() == answer.keys()
+    assert real["timings"].keys() == answer["timings"].keys()
+    assert real["tokens_total"] == len("a long document ...")
+
+
+def test_evidence_has_described_fields(client: httpx.Client) -> None:
+    answer = client.post("/infer?evidence=3", json={"text": "a long document ..."}).json()
+    evidence = answer["evidence"]
+    assert evidence["spans"]
+    for name in {*evidence, *evidence["spans"][0]}:
+        assert f"`{name}`" in PAGES["docs/http.md"], name
+
+
+def test_prometheus_reads_shown_address(client: httpx.Client) -> None:
+    (configuration,) = map(yaml.safe_load, shown("docs/how-to/deploy.md", "yaml"))
+    (job,) = configuration["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["localhost:8000"]}]
+    answer = client.get("/metrics")  # Prometheus asks there, unless it is told otherwise
+    families = {family.name for family in text_string_to_metric_families(answer.text)}
+    assert {"aftserve_responses", "aftserve_bundle_info", "aftserve_ready"} <= families
+    assert answer.headers["Content-Type"].startswith("text/plain; version=")
+
+
+@pytest.mark.parametrize("command", KEY_COMMANDS)
+def test_key_is_made(command: str, tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", *command.split(), cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
+    (tmp_path / "keys.toml").write_text(section)
+    assert Keys.read(tmp_path / "keys.toml").owner(key) == command.split()[1]
+
+
+def test_key_commands_are_shown() -> None:
+    assert KEY_COMMANDS == ["key alice 60/minute", "key ops --admin"]
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "docs/how-to/deploy.md"])
+def test_settings_file_is_read(page: str, bundle_folder: Path, tmp_path: Path) -> None:
+    (text,) = shown(page, "toml")
+    (tmp_path / "aftserve.toml").write_text(text)
+    settings = Settings.read([str(bundle_folder), "--config", str(tmp_path / "aftserve.toml")])
+    assert settings.allowed_hosts == ["classify.example.org"]
+
+
+@pytest.mark.filterwarnings(  # while Ray Serve is imported
+    "ignore:Using extra keyword arguments on `Field`:DeprecationWarning:ray"
+)
+def test_ray_serve_takes_options(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nothing is asked of it
+    (text,) = shown("docs/how-to/many-machines.md", "toml")
+    (tmp_path / "ray.toml").write_text(text)
+    settings = DeploymentSettings.read([str(bundle_folder), "--config", str(tmp_path / "ray.toml")])
+    options = deployment_options(settings)
+    assert options["autoscaling_config"]["max_replicas"] == 8
+    assert options["ray_actor_options"] == {"num_cpus": 2}

@@ -1,0 +1,142 @@
+"""The reference pages are complete, and the recorded numbers are those that they show."""
+
+import json
+import re
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import onnx
+import pytest
+from benchmarks import speedup
+from commands import run_python
+
+import aftexport.nn
+import aftserve.client
+from aftexport.parity import TOLERANCES
+from aftserve.settings import Settings
+from docs.pages import BLOCKS, PAGES, REPOSITORY
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)\b")
+OTHERS = {
+    *("--rounds", "--tokens", "--mechanism", "--contender", "--chunks", "--model"),  # benchmarks
+    *("--parts", "--threads"),  # load tests
+    *("--continue", "--no-tensorrt", "--help"),  # make gpu-check
+    *("--read-only", "--tmpfs", "--stop-timeout"),  # docker
+    *("--model-repository", "--no-deps", "--json", "--data-binary"),  # tritonserver, pip, curl
+}
+"""Options of other programs that the pages name."""
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation as Sphinx builds it, with every warning an error."""
+    if find_spec("sphinx") is None:
+        pytest.skip("Sphinx is not installed: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("html")
+    words = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-d", folder / "doctrees"]
+    outcome = run_python(*words, REPOSITORY / "docs", folder / "html", cwd=REPOSITORY)
+    assert outcome.code == 0, outcome.err
+    return folder / "html"
+
+
+def commands(program: str) -> list[str]:
+    """The subcommands of a program, with its name."""
+    return [f"{program} {name}" for name in import_module(f"{program}.cli").COMMANDS]
+
+
+def test_commands_are_listed() -> None:
+    listed = re.findall(r"```\{command-line\} (.+)", PAGES["docs/cli.md"])
+    assert sorted(listed) == sorted(["aftexport", *commands("aftexport"), *commands("aftserve")])
+
+
+def test_options_exist(html: Path) -> None:
+    generated = (html / "cli.html").read_text("utf-8") + (html / "settings.html").read_text("utf-8")
+    known = set(OPTION.findall(generated)) | OTHERS
+    for name, text in PAGES.items():
+        assert set(OPTION.findall(text)) - known == set(), name
+
+
+def test_settings_are_listed(html: Path) -> None:
+    page = (html / "settings.html").read_text("utf-8")
+    assert [name for name in Settings.model_fields if f"AFTSERVE_{name.upper()}" not in page] == []
+
+
+def test_python_names_are_listed(html: Path) -> None:
+    page = (html / "python.html").read_text("utf-8")
+    names = [f"aftserve.client.{name}" for name in aftserve.client.__all__]
+    names += [f"aftexport.{name}" for name in ("save", "load", "export", "errors.ParityError")]
+    names += [f"aftexport.nn.{name}" for name in aftexport.nn.__all__ if name != "LAYERS"]
+    assert [name for name in names if f'id="{name}"' not in page] == []
+
+
+def test_operators_are_listed() -> None:
+    domain = {
+        s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "ai.aftexport"
+    }
+    mechanisms = {name for name in domain if f"Causal{name}" in domain}
+    listed = re.findall(r"```\{onnx-operator\} (.+)", PAGES["docs/operators.md"])
+    assert sorted(listed) == sorted(mechanisms)
+
+
+def test_manifest_fields_are_listed(bundle_folder: Path) -> None:
+    manifest = json.loads((bundle_folder / "manifest.json").read_text("utf-8"))
+    listed = re.findall(r"(?m)^\| `(\w+)` \|", PAGES["docs/bundle.md"])
+    assert set(listed) == manifest.keys()
+
+
+def test_bundle_files_are_listed(bundle_folder: Path) -> None:
+    names = [path.name for path in bundle_folder.iterdir()]
+    assert [name for name in names if f"`{name}`" not in PAGES["docs/bundle.md"]] == []
+
+
+def test_addresses_are_listed(client: httpx.Client) -> None:
+    document: dict[str, Any] = client.get("/openapi.json").json()
+    page = PAGES["docs/http.md"]
+    for path in document["paths"]:
+        general = re.sub(r"/versions/\{version\}", "", path).replace("{name}", "NAME")
+        assert f"`{general}`" in page, path
+    for operation in document["paths"]["/infer"].values():
+        assert [s for s in operation["responses"] if s != "200" and f"| {s} |" not in page] == []
+
+
+def test_metrics_are_listed(client: httpx.Client) -> None:
+    names = re.findall(r"(?m)^# HELP (aftserve_\w+) ", client.get("/metrics").text)
+    own = {name for name in names if not name.endswith("_created")}
+    assert [name for name in own if f"`{name}`" not in PAGES["docs/http.md"]] == []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8"])
+def test_tolerances_match_table(precision: str) -> None:
+    shown = re.findall(rf"(?m)^\| {precision} \| (\S+) \|", PAGES["docs/numerics.md"])
+    assert [float(bound) for bound in shown] == [TOLERANCES[precision].bound]
+
+
+def test_speedups_match_record(tmp_path: Path) -> None:
+    rows = json.loads(speedup.RECORD.read_text("utf-8"))["rows"]
+    found = speedup.speedups(rows)
+    labels = [speedup.label(ratio) for pair in found.values() for ratio in pair.values()]
+    speedup.draw(rows, tmp_path / "again.svg")
+    for picture in (speedup.PICTURE, tmp_path / "again.svg"):
+        texts = re.findall(r">([\d.]+)</text>", picture.read_text("utf-8"))
+        assert Counter(labels) <= Counter(texts)
+    page = PAGES["docs/benchmarks.md"]
+    long = [found[mechanism] for mechanism in speedup.TITLES if mechanism != "aft_full"]
+    compiled = [speedup.label(pair["torch_compile"]) for pair in long]
+    fallback = [speedup.label(pair["ort_portable"]) for pair in long]
+    assert f"| 65,536 | over `torch.compile` | {' | '.join(compiled)} |" in page
+    assert f"| over the fallback | {' | '.join(fallback)} |" in page
+
+
+def test_pictures_are_small() -> None:
+    pictures = [p for p in (REPOSITORY / "docs" / "images").iterdir() if p.suffix != ".py"]
+    assert {"page.png", "speedup.svg"} <= {picture.name for picture in pictures}
+    assert all(picture.stat().st_size < 300_000 for picture in pictures)
+
+
+def test_readme_fits_two_screens() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 120
+    assert any(block.page == "README.md" for block in BLOCKS)
