@@ -19,8 +19,8 @@ from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
 from aftexport.bundle import Bundle
-from aftserve.deployment import DeploymentSettings, deployment_options
-from aftserve.keys import Keys
+from aftserve.api.api_keys import Keys
+from aftserve.ray.deployment import DeploymentSettings, deployment_options
 
 REPOSITORY = Path(__file__).parents[1]
 DOCUMENTS = {

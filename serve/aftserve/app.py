@@ -10,18 +10,19 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 
 from aftexport import __version__
-from aftserve import bodies, presence, streams
-from aftserve.batching import Backlog
-from aftserve.head_requests import HeadRequests
-from aftserve.interface import describe_bodies, takes
-from aftserve.keys import Keys
-from aftserve.logs import RequestLog, note
-from aftserve.open_inference import routes as open_inference
-from aftserve.origins import named_host, same_origin
-from aftserve.page import routes as page
-from aftserve.presence import DeadlineSeconds, while_wanted
-from aftserve.problems import GUARDED, handle_problems, responses
-from aftserve.receiving import ReceivingLimits
+from aftserve.api import deadline as deadlines
+from aftserve.api import request_body, streaming
+from aftserve.api.api_keys import Keys
+from aftserve.api.deadline import DeadlineSeconds, while_wanted
+from aftserve.api.error_responses import GUARDED, handle_problems, responses
+from aftserve.api.open_inference import routes as open_inference
+from aftserve.api.openapi import describe_bodies, takes
+from aftserve.api.origin_check import named_host, same_origin
+from aftserve.api.page import routes as page
+from aftserve.http.body_limits import ReceivingLimits
+from aftserve.http.head_requests import HeadRequests
+from aftserve.observability.logging import RequestLog, note
+from aftserve.scheduling.batching import Backlog
 from aftserve.schemas import (
     DocumentRequest,
     DocumentResult,
@@ -42,8 +43,8 @@ _LINES_SCHEMA: dict[str, Any] = {
     "description": "Objects, one a line.",
 }
 _TEXT_SCHEMA = {"type": "string", "minLength": 1}
-_LINES_CONTENT = dict.fromkeys(streams.LINES_TYPES, _LINES_SCHEMA)
-_INFER = takes(InferRequest, **{streams.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
+_INFER = takes(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -83,7 +84,7 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         # Where TLS ends before this server, a redirect would have a client repeat its request, with
         # its API key, in the clear; and it would go to whatever host the client named.
         redirect_slashes=False,
-        # Its configuration is that of aftserve.tracing, and metrics have an address of their own.
+        # aftserve.observability.tracing configures traces, and metrics have their own address.
         telemetry={
             "tracer_provider": service.traces.provider,
             "tracing": service.traces.provider is not None,
@@ -133,7 +134,7 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
     )
 
     def deadline_of(request: Request, seconds: float | None) -> float:
-        return presence.deadline_of(request, seconds, settings.deadline_seconds)
+        return deadlines.deadline_of(request, seconds, settings.deadline_seconds)
 
     @guarded.post(
         "/infer",
@@ -153,23 +154,25 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         service.check_open()
         deadline = deadline_of(request, deadline_seconds)
         most = settings.max_documents
-        match kind := bodies.media_type(request):
-            case streams.TEXT:
-                text = await streams.read_text(request, service.model.classifier)
+        match kind := request_body.media_type(request):
+            case streaming.TEXT:
+                text = await streaming.read_text(request, service.model.classifier)
                 body = InferRequest(text=text, texts=None, input_ids=None)
-            case _ if kind in streams.LINES_TYPES:
+            case _ if kind in streaming.LINES_TYPES:
                 classify = partial(
                     service.classify, deadline=deadline, spans=evidence, request=Backlog()
                 )
-                lines = await streams.classify_lines(
+                lines = await streaming.classify_lines(
                     request, classify, most=most, deadline=deadline
                 )
                 note(request, documents=len(lines))
                 content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
                 return Response(content, media_type=kind)
             case _:
-                others = (streams.TEXT, *streams.LINES_TYPES)
-                body = await bodies.read(request, InferRequest, *others, texts=most, input_ids=most)
+                others = (streaming.TEXT, *streaming.LINES_TYPES)
+                body = await request_body.read(
+                    request, InferRequest, *others, texts=most, input_ids=most
+                )
         received(request)
         results = await while_wanted(
             service.classify(body.documents, deadline, spans=evidence), request.receive, deadline
@@ -191,7 +194,7 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
         """Classifies a document, and compares every output with PyTorch's."""
         service.check_open()
         most = service.model.classifier.max_tokens
-        body = await bodies.read(request, DocumentRequest, input_ids=most)
+        body = await request_body.read(request, DocumentRequest, input_ids=most)
         deadline = deadline_of(request, deadline_seconds)
         return await while_wanted(
             service.compare(body.document, deadline), request.receive, deadline

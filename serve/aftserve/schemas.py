@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from aftserve.classifier import Document
+from aftserve.model.classifier import Document
 from aftserve.settings import Policy
 
 

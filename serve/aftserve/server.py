@@ -17,17 +17,18 @@ from aftexport.bundle import Bundle
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
 from aftexport.report import escape, operator_table, stage
-from aftserve import container, logs, tracing
+from aftserve.api.api_keys import Keys
 from aftserve.app import create_app
-from aftserve.connection import Connection
-from aftserve.keys import Keys
-from aftserve.listeners import accept_waiting, bind, urls
-from aftserve.loading import load_model
-from aftserve.open_files import allow_more
-from aftserve.output_queue import flush_output
+from aftserve.http.connection import Connection
+from aftserve.http.file_descriptors import allow_more
+from aftserve.http.listeners import accept_waiting, bind, urls
+from aftserve.model.load import load_model
+from aftserve.observability import container_memory, tracing
+from aftserve.observability.logging import configure_logging
+from aftserve.observability.output_queue import flush_output
+from aftserve.observability.tracing import Traces
 from aftserve.service import Service
 from aftserve.settings import Settings
-from aftserve.tracing import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def serve(settings: Settings, console: Console) -> int:
     # Nothing else ends it while it loads where it is the first process of a container.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     gc.freeze()  # modules: every collection would go through them, and no request be answered
-    logs.configure(settings.log_format)
+    configure_logging(settings.log_format)
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
     allow_more()
     traces = tracing.configure()
@@ -98,7 +99,7 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
     if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
         paths = operator_paths(bundle.model_path)
         console.print(operator_table(bundle.manifest.operators, paths))
-    room = container.memory_room()
+    room = container_memory.memory_room()
     if model.classifier.chunked is not None and room is not None and room < settings.memory_budget:
         logger.warning(
             "the container's memory limit leaves %d MiB, and a document that takes the %g of"

@@ -14,24 +14,24 @@ import anyio.to_thread
 
 from aftexport.bundle import Bundle
 from aftexport.errors import InputError
-from aftserve.admission import Admission
-from aftserve.batching import Backlog, Result
-from aftserve.classifier import Document, Tokens
+from aftserve.api.info import describe
 from aftserve.errors import DocumentTooLongError, UnavailableError
-from aftserve.evidence import explain
-from aftserve.health import Health
-from aftserve.info import describe
-from aftserve.loading import LoadedModel, load_safe_model
-from aftserve.metrics import Metrics
-from aftserve.parity import Parity
-from aftserve.reference_process import ReferenceProcess
-from aftserve.reloading import Reloading
-from aftserve.scheduler import Scheduler
+from aftserve.model.active import Served
+from aftserve.model.classifier import Document, Tokens
+from aftserve.model.evidence import explain
+from aftserve.model.load import LoadedModel, load_safe_model
+from aftserve.model.reload import Reloading
+from aftserve.observability.health import Health
+from aftserve.observability.metrics import Metrics
+from aftserve.observability.tracing import Traces
+from aftserve.parity.monitor import Parity
+from aftserve.parity.reference import ReferenceProcess
+from aftserve.scheduling.admission import Admission
+from aftserve.scheduling.batching import Backlog, Result
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.scheduling.watchdog import watched_loop
 from aftserve.schemas import DocumentResult, Info, ParityCheck, Timings
-from aftserve.served import Served
 from aftserve.settings import Settings
-from aftserve.tracing import Traces
-from aftserve.watchdog import watched_loop
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from aftexport.errors import UsageError
-from aftserve.deployment import DeploymentSettings
+from aftserve.ray.deployment import DeploymentSettings
 from aftserve.settings import Settings
 
 

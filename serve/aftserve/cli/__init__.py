@@ -10,9 +10,9 @@ from aftexport.errors import AftexportError
 from aftexport.garbage_collection import no_collection_at_exit
 from aftexport.interruption import exit_status
 from aftexport.report import accept_any_terminal, escape
-from aftserve import tracing
 from aftserve.cli import batch, deploy, key
-from aftserve.output_queue import unblock_output
+from aftserve.observability import tracing
+from aftserve.observability.output_queue import unblock_output
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
 """The subcommands; any other first word is of the server. A bundle of such a name is ``./key``."""

@@ -47,9 +47,9 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from aftserve.offline import documents, output
-    from aftserve.offline.run import run as classify
-    from aftserve.ray_cluster import resolve
+    from aftserve.batch import documents, output
+    from aftserve.batch.run import run as classify
+    from aftserve.ray.cluster import resolve
     from aftserve.settings import Settings
 
     given = {

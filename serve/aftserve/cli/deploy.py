@@ -43,8 +43,8 @@ def run(words: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from aftserve.deployment import DeploymentSettings, deploy
-    from aftserve.output_queue import unblock_output
+    from aftserve.observability.output_queue import unblock_output
+    from aftserve.ray.deployment import DeploymentSettings, deploy
 
     settings = DeploymentSettings.read(others)
     unblock_output()

@@ -16,7 +16,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--admin", action="store_true", help="it may ask for POST /reload")
     options = parser.parse_args(words)
 
-    from aftserve.keys import make_key
+    from aftserve.api.api_keys import make_key
 
     key, section = make_key(options.name, options.rate, admin=options.admin)
     print(f"For {options.name}, shown this once:\n\n{key}\n\nFor the server's file:\n\n{section}")

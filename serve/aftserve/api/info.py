@@ -1,0 +1,60 @@
+"""What ``GET /info`` answers."""
+
+from collections import Counter
+
+from aftexport import __version__
+from aftexport.manifest import SCORES
+from aftserve.model.active import Served
+from aftserve.schemas import Calibration, Info, Limits, Reload
+from aftserve.settings import Settings
+
+
+def describe(served: Served, settings: Settings, *, pace: float, reload: Reload | None) -> Info:
+    """The server, its model and its limits.
+
+    Args:
+        served: what answers from now on.
+        settings: of the server.
+        pace: of the last runs.
+        reload: the last one.
+    """
+    model, manifest = served.model, served.bundle.manifest
+    classifier = model.classifier
+    precisions = Counter(node.precision for node in manifest.node_precisions)
+    return Info(
+        version=__version__,
+        bundle=served.bundle.digest,
+        loaded=served.since,
+        last_reload=reload,
+        engine=classifier.engine.name,
+        safe=model.safe,
+        labels=list(manifest.labels),
+        scores=SCORES,
+        vocab_size=manifest.vocab_size,
+        precision=manifest.precision,
+        node_precisions=dict(sorted(precisions.items())) or None,
+        operators=manifest.operators,
+        tokenizer=classifier.has_tokenizer,
+        evidence=manifest.evidence is not None,
+        limits=Limits(
+            max_tokens=classifier.max_tokens,
+            max_characters=settings.max_characters,
+            max_documents=settings.max_documents,
+            max_body_bytes=settings.max_body_bytes,
+            max_queue_seconds=settings.max_queue_seconds,
+            deadline_seconds=settings.deadline_seconds,
+            budget_tokens=settings.budget_tokens,
+            batching=manifest.batching,
+            whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
+            long_documents=settings.long_documents,
+            whole_only=_whole_only(served),
+        ),
+        calibration=Calibration(pace=pace, **model.costs.to_dict()),
+    )
+
+
+def _whole_only(served: Served) -> str | None:
+    classifier = served.model.classifier
+    if classifier.chunked is not None:
+        return None
+    return served.bundle.manifest.whole_only or f"{classifier.engine.name} has none"

@@ -1,0 +1,83 @@
+"""The OpenAPI document: what the interface takes, with the limits of the bundle that answers."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from aftserve.api.open_inference.schemas import InferenceRequest
+from aftserve.schemas import DocumentRequest, InferRequest
+from aftserve.service import Service
+
+_COMPONENTS = "#/components/schemas/"
+Schema = dict[str, Any]
+
+
+def takes(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
+    """How a route describes a body that is read only once it is wanted.
+
+    Args:
+        model: of its JSON.
+        others: schemas by content type.
+    """
+    json = {"schema": {"$ref": _COMPONENTS + model.__name__}}
+    content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe_bodies(app: FastAPI, service: Service) -> None:
+    """Has the document of ``app`` say what the bundle that answers takes, also after a reload."""
+    document = app.openapi
+
+    def openapi() -> Schema:
+        described = document()
+        classifier = service.model.classifier
+        bodies = _bodies(
+            classifier.manifest.vocab_size, classifier.min_tokens, classifier.has_tokenizer
+        )
+        described["components"]["schemas"].update(bodies)
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+@lru_cache(maxsize=1)  # who asks for it again and again, without a key, must not slow others
+def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
+    # What is too long is no malformed request: 413 says so, and GET /info has the limits.
+    text = {"type": "string", "minLength": 1}
+    ids: Schema = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+        "minItems": min_tokens,
+        "description": "Token ids of one document.",
+    }
+    several = {"type": "array", "minItems": 1}
+    one = {"text": text, "input_ids": ids}
+    many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
+    if not has_tokenizer:
+        one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
+    template = _COMPONENTS + "{model}"
+    protocol = InferenceRequest.model_json_schema(ref_template=template)
+    return {
+        **protocol.pop("$defs"),
+        "DocumentRequest": _exactly_one(DocumentRequest, one),
+        "InferRequest": _exactly_one(InferRequest, many),
+        "InferenceRequest": protocol,
+    }
+
+
+def _exactly_one(model: type[BaseModel], forms: Mapping[str, Schema]) -> Schema:
+    """An object with one of the forms; the others are left out, or null."""
+    absent = {name: {"type": "null"} for name in model.model_fields}
+    alternatives = [
+        {
+            "type": "object",
+            "required": [name],
+            "properties": absent | {name: schema},
+            "additionalProperties": False,
+        }
+        for name, schema in forms.items()
+    ]
+    return {"description": model.__doc__, "oneOf": alternatives}

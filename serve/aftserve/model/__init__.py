@@ -1,0 +1,1 @@
+"""The loaded model: its classifier, its costs, evidence, and reloading."""

@@ -1,0 +1,56 @@
+"""PyTorch itself, in a process of its own: what the served engine is compared with.
+
+``python -m aftserve.parity.reference_worker BUNDLE MODEL`` reads one JSON line for each document,
+its token ids, and writes one with its ``logits``, or the ``error`` that came instead.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from aftexport.bundle import Bundle
+from aftexport.errors import AftexportError, BundleError
+from aftexport.source import load_source, torch_engine
+
+_NICENESS = 19
+
+
+def main() -> int:
+    """Answers until its input ends, which it does when the server is gone."""
+    parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--digest", help="of the bundle that is served")
+    parser.add_argument("--factory")
+    parser.add_argument("--allow-pickle", action="store_true")
+    options = parser.parse_args()
+    os.nice(_NICENESS)
+    answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
+    bundle = Bundle.open(options.bundle)
+    if options.digest not in (None, bundle.digest):
+        raise BundleError(bundle.path, "the server has another one", "Have it reload.")
+    source = load_source(
+        bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
+    )
+    engine = torch_engine(bundle, source, threads=1, double=True)
+    for line in sys.stdin:
+        ids = json.loads(line)
+        inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}
+        try:
+            logits = engine.run({name: inputs[name] for name in bundle.manifest.inputs})["logits"]
+            answer: dict[str, object] = {"logits": logits[0].tolist()}
+        except AftexportError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (AftexportError, ModuleNotFoundError) as error:
+        sys.exit(f"the reference cannot run: {error}")
