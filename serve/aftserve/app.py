@@ -15,14 +15,16 @@ from aftserve.api import request_body, streaming
 from aftserve.api.api_keys import Keys
 from aftserve.api.deadline import DeadlineSeconds, while_wanted
 from aftserve.api.error_responses import GUARDED, handle_problems, responses
+from aftserve.api.info import describe
 from aftserve.api.open_inference import routes as open_inference
-from aftserve.api.openapi import describe_bodies, takes
+from aftserve.api.openapi import describe_bodies
+from aftserve.api.openapi_body import takes
 from aftserve.api.origin_check import named_host, same_origin
 from aftserve.api.page import routes as page
+from aftserve.http.access_log import RequestLog, note
 from aftserve.http.body_limits import ReceivingLimits
 from aftserve.http.head_requests import HeadRequests
-from aftserve.observability.logging import RequestLog, note
-from aftserve.scheduling.batching import Backlog
+from aftserve.scheduling.job import Backlog
 from aftserve.schemas import (
     DocumentRequest,
     DocumentResult,
@@ -214,7 +216,7 @@ def create_app(service: Service, keys: Keys | None = None, *, replica: bool = Fa
     @guarded.get("/info")
     async def info() -> Info:
         """The model, the limits, and what a document costs on this machine."""
-        return service.info()
+        return describe(service)
 
     @guarded.get("/metrics", response_class=Response, responses={200: _METRICS_RESPONSE})
     async def metrics() -> Response:

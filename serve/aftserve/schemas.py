@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from aftserve.model.classifier import Document
 from aftserve.settings import Policy
+from aftserve.types import Document
 
 
 def _whole(ids: Any) -> Any:

@@ -3,45 +3,35 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
 from aftexport.bundle import Bundle
 from aftexport.errors import InputError
-from aftserve.api.info import describe
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import Served
-from aftserve.model.classifier import Document, Tokens
 from aftserve.model.evidence import explain
 from aftserve.model.load import LoadedModel, load_safe_model
 from aftserve.model.reload import Reloading
+from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces
 from aftserve.parity.monitor import Parity
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.admission import Admission
-from aftserve.scheduling.batching import Backlog, Result
+from aftserve.scheduling.job import Backlog, Result
 from aftserve.scheduling.scheduler import Scheduler
 from aftserve.scheduling.watchdog import watched_loop
-from aftserve.schemas import DocumentResult, Info, ParityCheck, Timings
+from aftserve.schemas import DocumentResult, ParityCheck, Timings
 from aftserve.settings import Settings
+from aftserve.types import Document, Tokens
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_TOKENIZER_THREADS = 2
-_SHORT_CHARACTERS = 512
-"""A text up to this is tokenized sooner than a thread is woken."""
-_LONG_CHARACTERS = 1 << 16
-"""Texts over this have a thread of their own, where shorter ones do not wait for them."""
 
 
 class Service:
@@ -75,10 +65,7 @@ class Service:
         self.parity = self._parity(self.served)
         self.reloading = Reloading(settings, self._serve, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
-        # Of their own and not anyio's: work that a client has left goes on in its thread, and must
-        # go on counting among what the threads are busy with.
-        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
-        self._long_tokenizer = ThreadPoolExecutor(1, "long-tokenizer")
+        self._tokenizers = TokenizerPool()
         self._falling_back: asyncio.Task[None] | None = None
         self.metrics.observe_bundle(bundle.digest, self.served.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
@@ -183,7 +170,7 @@ class Service:
                 explaining = partial(
                     explain, classifier, document, result.answer, first=first, most=spans
                 )
-                answered.evidence = await self._in_thread(document, explaining)
+                answered.evidence = await self._tokenizers.run(document, explaining)
         ended = time.monotonic()
         self._count(results, predicted, ended - admitted)
         total = sum(result.tokens_total for result in results)
@@ -256,19 +243,10 @@ class Service:
                 return classifier.check(document), 0.0
             classifier.check_text(document)  # before it waits for a thread
             start = time.perf_counter()
-            if len(document) <= _SHORT_CHARACTERS:
-                ids = classifier.encode(document)
-            else:
-                ids = await self._in_thread(document, partial(classifier.encode, document))
+            ids = await self._tokenizers.encode(classifier, document)
             return ids, time.perf_counter() - start
         except InputError as error:
             raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
-
-    async def _in_thread(self, document: Document, work: Callable[[], T]) -> T:
-        """What work on a document returns; cancelled, work that has begun goes on for nobody."""
-        long = len(document) > _LONG_CHARACTERS
-        threads = self._long_tokenizer if long else self._tokenizers
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _count(self, results: Sequence[DocumentResult], predicted: float, actual: float) -> None:
         self.metrics.observe_prediction(predicted, actual)
@@ -332,8 +310,3 @@ class Service:
             served.model = model
             self.scheduler.forget()
             logger.warning("serving by portable bodies alone from now on")
-
-    def info(self) -> Info:
-        """What ``GET /info`` answers."""
-        pace, reload = self.scheduler.pace.value, self.reloading.last
-        return describe(self.served, self.settings, pace=pace, reload=reload)

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from aftexport.errors import UsageError
 from aftserve.api.file_permissions import exposures
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
-from aftserve.observability.logging import note
+from aftserve.http.access_log import note
 
 logger = logging.getLogger("aftserve.keys")
 

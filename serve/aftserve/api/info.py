@@ -5,19 +5,13 @@ from collections import Counter
 from aftexport import __version__
 from aftexport.manifest import SCORES
 from aftserve.model.active import Served
-from aftserve.schemas import Calibration, Info, Limits, Reload
-from aftserve.settings import Settings
+from aftserve.schemas import Calibration, Info, Limits
+from aftserve.service import Service
 
 
-def describe(served: Served, settings: Settings, *, pace: float, reload: Reload | None) -> Info:
-    """The server, its model and its limits.
-
-    Args:
-        served: what answers from now on.
-        settings: of the server.
-        pace: of the last runs.
-        reload: the last one.
-    """
+def describe(service: Service) -> Info:
+    """Return the description of the server, its model and its limits."""
+    served, settings = service.served, service.settings
     model, manifest = served.model, served.bundle.manifest
     classifier = model.classifier
     precisions = Counter(node.precision for node in manifest.node_precisions)
@@ -25,7 +19,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
         version=__version__,
         bundle=served.bundle.digest,
         loaded=served.since,
-        last_reload=reload,
+        last_reload=service.reloading.last,
         engine=classifier.engine.name,
         safe=model.safe,
         labels=list(manifest.labels),
@@ -49,7 +43,7 @@ def describe(served: Served, settings: Settings, *, pace: float, reload: Reload 
             long_documents=settings.long_documents,
             whole_only=_whole_only(served),
         ),
-        calibration=Calibration(pace=pace, **model.costs.to_dict()),
+        calibration=Calibration(pace=service.scheduler.pace.value, **model.costs.to_dict()),
     )
 
 

@@ -2,29 +2,14 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
 from aftserve.api.open_inference.schemas import InferenceRequest
+from aftserve.api.openapi_body import COMPONENTS, Schema
 from aftserve.schemas import DocumentRequest, InferRequest
 from aftserve.service import Service
-
-_COMPONENTS = "#/components/schemas/"
-Schema = dict[str, Any]
-
-
-def takes(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
-    """How a route describes a body that is read only once it is wanted.
-
-    Args:
-        model: of its JSON.
-        others: schemas by content type.
-    """
-    json = {"schema": {"$ref": _COMPONENTS + model.__name__}}
-    content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 def describe_bodies(app: FastAPI, service: Service) -> None:
@@ -58,7 +43,7 @@ def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, 
     many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
     if not has_tokenizer:
         one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
-    template = _COMPONENTS + "{model}"
+    template = COMPONENTS + "{model}"
     protocol = InferenceRequest.model_json_schema(ref_template=template)
     return {
         **protocol.pop("$defs"),

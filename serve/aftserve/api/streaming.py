@@ -14,8 +14,9 @@ from aftserve.api import request_body
 from aftserve.api.deadline import while_wanted
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
-from aftserve.model.classifier import PIECE_CHARACTERS, Classifier, Document
+from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
 from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
+from aftserve.types import Document
 
 T = TypeVar("T")
 Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]

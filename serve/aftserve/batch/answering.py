@@ -8,9 +8,10 @@ from rich.console import Console
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
 from aftserve.batch.sharing import shared_runs
-from aftserve.model.classifier import Answer, Tokens
+from aftserve.model.classifier import Answer
 from aftserve.model.load import load_model
 from aftserve.settings import Settings
+from aftserve.types import Tokens
 
 _MOST_TOKENS = 1 << 22
 """Of documents that are held at a time, unless a single one has more."""

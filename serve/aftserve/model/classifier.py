@@ -15,13 +15,10 @@ from aftexport.errors import EngineError, InputError
 from aftexport.manifest import EVIDENCE, MAX_TOKENS
 from aftserve.errors import DocumentTooLongError
 from aftserve.settings import Policy
+from aftserve.types import Tokens
 
-Tokens = NDArray[np.int64]
-"""Token ids of one document, ``[T]``."""
 Added = NDArray[np.float32]
 """What each token of a document adds to the logit of its class, ``[T]``."""
-Document = str | Sequence[int] | Tokens
-"""A text, or token ids that were not checked yet."""
 
 PIECE_CHARACTERS = 1 << 16
 """Texts are counted by pieces of so many: fast, and in little memory."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Encoding
 
-from aftserve.model.classifier import Added, Answer, Classifier, Document
+from aftserve.model.classifier import Added, Answer, Classifier
 from aftserve.schemas import Evidence, EvidenceSpan
+from aftserve.types import Document
 
 
 @dataclass(frozen=True)

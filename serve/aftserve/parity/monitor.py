@@ -14,11 +14,11 @@ from aftexport.errors import EngineError
 from aftexport.parity import Case, Comparison, compare
 from aftserve.errors import NotFoundError, RefusedError
 from aftserve.model.active import Served
-from aftserve.model.classifier import Tokens
 from aftserve.observability.metrics import Metrics
 from aftserve.parity.reference import ReferenceProcess
-from aftserve.scheduling.batching import Result
+from aftserve.scheduling.job import Result
 from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
+from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.parity")
 

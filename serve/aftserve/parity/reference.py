@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from aftexport.bundle import Bundle
 from aftexport.errors import UsageError
 from aftserve.errors import RefusedError
-from aftserve.model.classifier import Tokens
 from aftserve.settings import Settings
+from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.reference_process")
 

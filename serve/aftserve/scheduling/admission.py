@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from aftserve.errors import BusyError, DeadlineError, DocumentTooLongError
 from aftserve.model.load import LoadedModel
-from aftserve.scheduling.batching import Backlog
+from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aftexport.engines import Stop
 from aftserve.model.classifier import Answer, Classifier
-from aftserve.scheduling.batching import Job
+from aftserve.scheduling.job import Job
 
 
 class EngineThreadError(Exception):

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from aftserve.scheduling.batching import Backlog, Job
+from aftserve.scheduling.job import Backlog, Job
 
 
 class Waiting:

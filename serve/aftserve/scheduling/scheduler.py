@@ -10,13 +10,15 @@ from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
 from aftserve.errors import UnavailableError
 from aftserve.model.active import Served
-from aftserve.model.classifier import Classifier, Tokens
+from aftserve.model.classifier import Classifier
 from aftserve.model.costs import Pace
 from aftserve.observability.metrics import Metrics
-from aftserve.scheduling.batching import Backlog, Job, Progress, Result, next_batch
+from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, Run
+from aftserve.scheduling.job import Backlog, Job, Progress, Result
 from aftserve.scheduling.queue import Waiting
 from aftserve.scheduling.watchdog import PARTS
+from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.scheduler")
 

@@ -18,8 +18,9 @@ from aftserve.batch import answering
 from aftserve.batch.answering import OfflineClassifier, Outcome
 from aftserve.batch.documents import texts_of
 from aftserve.errors import DocumentTooLongError
-from aftserve.model.classifier import Answer, Classifier, Tokens
+from aftserve.model.classifier import Answer, Classifier
 from aftserve.settings import Settings
+from aftserve.types import Tokens
 
 BOUND = TOLERANCES["fp32"].bound
 

@@ -21,9 +21,9 @@ from servers import serving
 
 from aftserve.api.error_responses import handle_problems
 from aftserve.http import departure_probe
+from aftserve.http.access_log import RequestLog
 from aftserve.http.connection import Connection
 from aftserve.observability.health import Health
-from aftserve.observability.logging import RequestLog
 
 MIB = 1 << 20
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

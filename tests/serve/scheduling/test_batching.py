@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.model.costs import Costs, Measurement
-from aftserve.scheduling.batching import Job, next_batch
+from aftserve.scheduling.batching import next_batch
+from aftserve.scheduling.job import Job
 
 RUN, TOKEN = 1e-3, 1e-6
 """Seconds of a run, and more for each token of it: short documents gain by company."""

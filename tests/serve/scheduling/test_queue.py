@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.scheduling.batching import Job
+from aftserve.scheduling.job import Job
 from aftserve.scheduling.queue import Waiting
 
 ANY: Any = object()

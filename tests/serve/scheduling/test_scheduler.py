@@ -20,12 +20,13 @@ from rich.console import Console
 from servers import serving
 
 from aftexport.engines import RunStoppedError, Stop
-from aftserve.model.classifier import Classifier, Tokens
-from aftserve.scheduling.batching import Job
+from aftserve.model.classifier import Classifier
+from aftserve.scheduling.job import Job
 from aftserve.scheduling.queue import Waiting
 from aftserve.server import load
 from aftserve.service import Service
 from aftserve.settings import Settings
+from aftserve.types import Tokens
 
 RUNS = "aftserve_run_documents_count"
 STOPPED = "aftserve_stopped_runs_total"

@@ -21,8 +21,8 @@ from aftserve.api.open_inference.schemas import (
     TensorMetadata,
 )
 from aftserve.errors import DocumentTooLongError
-from aftserve.model.classifier import Document
 from aftserve.schemas import DocumentResult
+from aftserve.types import Document
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Bytes of the JSON, where tensors follow it."""

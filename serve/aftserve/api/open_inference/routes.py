@@ -22,9 +22,9 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.openapi import takes
+from aftserve.api.openapi_body import takes
 from aftserve.errors import NotFoundError
-from aftserve.observability.logging import note
+from aftserve.http.access_log import note
 from aftserve.service import Service
 
 VERSION = "1"
@@ -104,13 +104,14 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         @model.get("")
         async def metadata(name: str) -> ModelMetadata:
             """The model's inputs and outputs; send ``text``, or ``input_ids``."""
-            info = service.info()
+            classifier = service.model.classifier
+            engine = classifier.engine.name
             return ModelMetadata(
                 name=name,
                 versions=[VERSION],
-                platform=_PLATFORMS.get(info.engine, info.engine),
-                inputs=list(messages.INPUTS[0 if info.tokenizer else 1 :]),
-                outputs=list(messages.outputs_of(len(info.labels))),
+                platform=_PLATFORMS.get(engine, engine),
+                inputs=list(messages.INPUTS[0 if classifier.has_tokenizer else 1 :]),
+                outputs=list(messages.outputs_of(len(classifier.manifest.labels))),
             )
 
         @model.post(
