@@ -1,4 +1,4 @@
-"""API keys: who may ask, and how often."""
+"""API keys, and the rate of requests that each allows."""
 
 import hashlib
 import hmac
@@ -25,7 +25,7 @@ from aftserve.http.access_log import note
 logger = logging.getLogger("aftserve.keys")
 
 _BEARER = HTTPBearer(auto_error=False, description="An API key.")
-_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="The same.")
+_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="An API key.")
 
 
 def _check_rate(rate: str) -> str:
@@ -34,7 +34,7 @@ def _check_rate(rate: str) -> str:
 
 
 class Key(BaseModel):
-    """What the file of keys says of one: the section's name is that of who has it."""
+    """One section of the file of keys; its name is that of the key's owner."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,62 +48,63 @@ _PARTS = 1000
 
 
 @dataclass
-class _Together:
-    """Requests that came together."""
+class _Group:
+    """Requests that arrived close together."""
 
     first: float
     last: float = 0.0
     count: int = 0
 
 
-class _Stretch:
-    """What a rate has let in of late: in no stretch of its time more than its number.
+class _SlidingWindow:
+    """The requests that a rate has accepted within the last period.
 
-    Requests that come together are kept as one, by the time of the last, so that memory does not
-    grow with the number. They count for a thousandth of that time too long at most. The library
-    keeps each, or lets in more, and goes by the system's clock, which may be set.
+    Requests that arrive close together are stored as one group with the time of the last, so that
+    memory does not grow with their number. They count for at most a thousandth of the period too
+    long. The library either stores each request or accepts too many, and it uses the system's
+    clock, which may be set.
 
     Args:
-        rate: how many requests in how many seconds.
+        rate: number of requests and the period.
     """
 
     def __init__(self, rate: limits.RateLimitItem) -> None:
         self.rate = rate
         self._seconds = float(rate.get_expiry())
-        self._together = deque[_Together]()
+        self._groups = deque[_Group]()
         self._count = 0
 
     def seconds_left(self, now: float) -> float:
-        """Until it lets in one more; 0 where it does."""
-        while self._together and self._together[0].last + self._seconds <= now:
-            self._count -= self._together.popleft().count
+        """Return the seconds until the next request is accepted, from 0 on."""
+        while self._groups and self._groups[0].last + self._seconds <= now:
+            self._count -= self._groups.popleft().count
         if self._count < self.rate.amount:
             return 0
-        oldest = self._together[0].last if self._together else now  # a rate may be 0
+        oldest = self._groups[0].last if self._groups else now  # a rate may be 0
         return oldest + self._seconds - now
 
-    def let_in(self, now: float) -> None:
-        """Counts one."""
-        if not self._together or now - self._together[-1].first > self._seconds / _PARTS:
-            self._together.append(_Together(now))
-        self._together[-1].last = now
-        self._together[-1].count += 1
+    def accept(self, now: float) -> None:
+        """Count a request."""
+        if not self._groups or now - self._groups[-1].first > self._seconds / _PARTS:
+            self._groups.append(_Group(now))
+        self._groups[-1].last = now
+        self._groups[-1].count += 1
         self._count += 1
 
 
 class Keys:
-    """The keys that are known.
+    """The API keys of the server.
 
-    A key is 256 random bits, so that its bare digest gives nothing away.
+    A key has 256 random bits, so its digest needs no salt.
 
     Args:
-        keys: by the name of who has it.
+        keys: digest, rate and rights of each key, by the name of its owner.
     """
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
         self._rates = {
-            name: [_Stretch(rate) for rate in limits.parse_many(key.rate)]
+            name: [_SlidingWindow(rate) for rate in limits.parse_many(key.rate)]
             for name, key in keys.items()
             if key.rate
         }
@@ -111,10 +112,10 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> "Keys":
-        """Reads a TOML file of them; warns where every user of the machine may read or replace it.
+        """Read a TOML file of keys; warn if every user of the machine may read or replace it.
 
         Raises:
-            UsageError: where it is none, or holds none.
+            UsageError: if the file cannot be read or has no keys.
         """
         try:
             keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
@@ -126,16 +127,16 @@ class Keys:
         except (OSError, ValueError) as error:
             raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
         if not keys:
-            raise UsageError(f"--api-keys {path}: it holds no keys.", _REMEDY)
+            raise UsageError(f"--api-keys {path}: the file has no keys.", _REMEDY)
         for exposure in exposed:
             logger.warning("--api-keys: %s", exposure)
         return cls(keys)
 
     def owner(self, *given: str) -> str:
-        """Who has one of these keys; in the same time whatever they are.
+        """Return the owner of one of these keys, in a time that does not depend on them.
 
         Raises:
-            UnauthorizedError: where nobody does.
+            UnauthorizedError: if none of them is known.
         """
         found = None
         for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
@@ -147,23 +148,23 @@ class Keys:
         return found
 
     def count(self, name: str) -> None:
-        """Counts a request of somebody.
+        """Count a request of an owner.
 
         Raises:
-            BusyError: where there were too many.
+            BusyError: if the owner's rate is exceeded.
         """
-        rates, now = self._rates.get(name, ()), time.monotonic()
-        for stretch in rates:
-            if (left := stretch.seconds_left(now)) > 0:
-                raise BusyError(f"This API key may ask {stretch.rate}.", "Ask again later.", left)
-        for stretch in rates:  # once none of them refuses it
-            stretch.let_in(now)
+        windows, now = self._rates.get(name, ()), time.monotonic()
+        for window in windows:
+            if (left := window.seconds_left(now)) > 0:
+                raise BusyError(f"This API key may ask {window.rate}.", "Ask again later.", left)
+        for window in windows:  # only once none of them refuses it
+            window.accept(now)
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
-        """What refuses a request, before its body is read, without a key or over its rate.
+        """Return a check that refuses a request without a key or over the key's rate.
 
         Args:
-            admin: and with a key that is not marked so.
+            admin: whether the key must be marked admin.
         """
 
         async def authorize(
@@ -171,7 +172,7 @@ class Keys:
             bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
             header: Annotated[str | None, Security(_HEADER)],
         ) -> None:
-            # Either will do: a gateway in front may want the other for a key of its own.
+            # Take either: a gateway in front may use the other header for a key of its own.
             name = self.owner(header or "", bearer.credentials if bearer else "")
             note(request, key=name)
             self.count(name)
@@ -185,23 +186,27 @@ _REMEDY = "Make one with: aftserve key NAME [RATE]"
 
 
 def make_key(name: str, rate: str | None, *, admin: bool = False) -> tuple[str, str]:
-    """A fresh key, and the section of the file that lets it in.
+    """Return a new key, and the section of the file that admits it.
 
     Args:
-        name: of who is to have it.
-        rate: how often it may ask, such as ``60/minute``; None for any number of times.
-        admin: whether it may have the server reload its bundle.
+        name: name of the owner.
+        rate: maximum rate of requests, such as ``60/minute``; None for no limit.
+        admin: whether the key may reload the server's bundle.
 
     Raises:
-        UsageError: where the rate is none, or the name does not suit the file.
+        UsageError: if the rate or the name is malformed.
     """
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-        raise UsageError(f"{name!r} is no name.", "Use letters, digits, - and _.")
+        raise UsageError(
+            f"NAME must be letters, digits, - and _, got {name!r}.", "Choose another name."
+        )
     if rate is not None:
         try:
             _check_rate(rate)
         except ValueError as error:
-            raise UsageError(f"{rate!r} is no rate.", "Write, for example, 60/minute.") from error
+            raise UsageError(
+                f"RATE must be a number per period, got {rate!r}.", "Write, for example, 60/minute."
+            ) from error
     key = secrets.token_urlsafe(32)
     lines = [f"[{name}]", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
     if rate is not None:

@@ -1,4 +1,4 @@
-"""Working for a client only while it is there and its deadline has not passed."""
+"""Work for a client that ends at its deadline, or once the client disconnects."""
 
 import asyncio
 import math
@@ -19,34 +19,36 @@ DeadlineSeconds = Annotated[
         alias="Deadline-Seconds",
         gt=0,
         allow_inf_nan=False,
-        description="Most seconds until the answer; the server's limit comes first.",
+        description="Maximum seconds until the answer; a lower limit of the server comes first.",
     ),
 ]
 
 
-def deadline_of(request: Request, seconds: float | None, most: float) -> float:
-    """When the client wants its answer, by ``time.monotonic``; it waits from its first byte.
+def deadline_of(request: Request, seconds: float | None, max_seconds: float) -> float:
+    """Return the client's deadline by ``time.monotonic``, counted from its first byte.
 
     Args:
-        request: whose headers have arrived.
-        seconds: that the client gives it; None where it does not say.
-        most: that the server gives it.
+        request: a request whose headers have arrived.
+        seconds: the client's own limit; None if it sent none.
+        max_seconds: the server's limit.
     """
     started: float = request.state.started
-    return started + min(seconds or math.inf, most)
+    return started + min(seconds or math.inf, max_seconds)
 
 
-async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, deadline: float) -> T:
-    """Awaits ``work``; cancels it once nobody wants the result any more.
+async def run_until_disconnect(
+    work: Coroutine[Any, Any, T], receive: Receive, deadline: float
+) -> T:
+    """Await ``work``; cancel it at the deadline, or once the client disconnects.
 
     Args:
-        work: what the client asked for.
-        receive: of a request whose body was received.
-        deadline: by ``time.monotonic``.
+        work: the work that the client asked for.
+        receive: ASGI's ``receive`` of a request whose body has arrived.
+        deadline: the client's deadline by ``time.monotonic``.
 
     Raises:
-        ClientGoneError: where the client closed its connection.
-        DeadlineError: where the deadline passed.
+        ClientGoneError: if the client closed its connection.
+        DeadlineError: if the deadline passed.
     """
     left = deadline - time.monotonic()
     working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))

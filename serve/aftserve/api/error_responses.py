@@ -1,4 +1,4 @@
-"""What every refusal looks like: a status, and one sentence of what is wrong and what helps."""
+"""Error responses: a status, the problem in one sentence, and the remedy in another."""
 
 import logging
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ from aftserve.errors import DocumentTooLongError, RefusedError
 logger = logging.getLogger("aftserve.problems")
 
 _DESCRIPTIONS = {
-    401: "There is no API key, or a wrong one.",
-    403: "A page of another origin asks, or by a name that is not the server's.",
+    401: "The API key is missing or wrong.",
+    403: "The request comes from a page of another origin, or names another host.",
     408: "The request arrived too slowly.",
-    413: "The body or a document is over a limit, or takes longer than the deadline alone.",
-    415: "The body is of another type, or compressed.",
+    413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
+    415: "The body has another type, or is compressed.",
     422: "The request is malformed, or a document cannot be classified.",
-    429: "The queue, or the API key's rate, is at its bound; Retry-After says when to ask again.",
-    500: "The engine fails on this document.",
+    429: "The queue or the API key's rate is at its limit; Retry-After says when to ask again.",
+    500: "The engine failed on this document.",
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
     507: "The server has no space for a document that runs in chunks.",
 }
 
 GUARDED = (401, 403, 429)
-"""What every address that is not open to all may answer."""
+"""Statuses of every endpoint that is not open to everyone."""
 
 
 def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """For the description of an interface whose errors look like ``model``."""
+    """Return the OpenAPI description of error responses with a body of ``model``."""
     return {
         status: {"model": model, "description": description}
         for status, description in _DESCRIPTIONS.items()
@@ -43,7 +43,7 @@ def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Has the application answer every error by its status and a sentence."""
+    """Register handlers that answer every error with its status and message."""
 
     @app.exception_handler(AftexportError)
     async def known(request: Request, error: AftexportError) -> JSONResponse:
@@ -59,19 +59,19 @@ def handle_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
         headers = error.headers
-        if error.status_code == 405:  # the router names the methods of one route alone
+        if error.status_code == 405:  # the router names the methods of one route only
             headers = {"Allow": ", ".join(_methods(request))}
         return _problem(request, error.detail, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        # uvicorn closes the connection, where another request would be lost.
+        # uvicorn closes the connection; another request on it would be lost.
         headers = {"Connection": "close"}
-        return _problem(request, "The server has a fault. Its log says which.", 500, headers)
+        return _problem(request, "The server has a fault. See its log.", 500, headers)
 
 
 def _methods(request: Request) -> list[str]:
-    """What can be done with the address of a request."""
+    """Return the methods that the path of a request accepts."""
     methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
     routes = request.app.routes
 
@@ -85,13 +85,13 @@ def _methods(request: Request) -> list[str]:
 def _problem(
     request: Request, problem: str, status: int, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    # The Open Inference Protocol has a name of its own for it.
+    # The Open Inference Protocol names the field differently.
     name = "error" if request.url.path.startswith("/v2") else "detail"
     return JSONResponse({name: problem}, status, headers)
 
 
 def status_of(error: AftexportError) -> int:
-    """The status of the response that says so."""
+    """Return the HTTP status of an error."""
     match error:
         case DocumentTooLongError():
             return 413
@@ -106,7 +106,7 @@ def status_of(error: AftexportError) -> int:
 
 
 def describe(error: RequestValidationError) -> str:
-    """What is wrong with the fields of a body."""
+    """Describe the first invalid fields of a body."""
     return "; ".join(map(_describe, error.errors()[:5]))
 
 

@@ -1,4 +1,4 @@
-"""Who may read or replace a file that decides whom the server answers."""
+"""Permissions of the file of API keys, and of the folders on the way to it."""
 
 import os
 import stat
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _MAX_LINKS = 40
-"""Linux follows no more in one path."""
+"""Maximum number of links that Linux follows in one path."""
 
 
 def exposures(file: Path) -> Iterator[str]:
-    """Yield what every user of the machine may do with a file, one sentence each.
+    """Yield a sentence for each way in which every user of the machine may read or replace a file.
 
     Args:
-        file: a file or a link to one. Every folder counts that the system passes on the way.
+        file: a file or a link to one. All folders that the system passes on the way are checked.
 
     Raises:
-        OSError: if the file cannot be looked at.
+        OSError: if the file cannot be examined.
     """
     if os.name != "posix":
-        return  # the bits say nothing of access there
+        return  # the permission bits have no meaning there
     mode = file.stat().st_mode
     if mode & stat.S_IWOTH:
         yield f"every user may write {file}, and so add keys: chmod o-w it"

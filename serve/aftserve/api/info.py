@@ -1,27 +1,27 @@
-"""What ``GET /info`` answers."""
+"""The description of the server for ``GET /info``."""
 
 from collections import Counter
 
 from aftexport import __version__
 from aftexport.manifest import SCORES
-from aftserve.model.active import Served
+from aftserve.model.active import ActiveBundle
 from aftserve.schemas import Calibration, Info, Limits
 from aftserve.service import Service
 
 
 def describe(service: Service) -> Info:
     """Return the description of the server, its model and its limits."""
-    served, settings = service.served, service.settings
-    model, manifest = served.model, served.bundle.manifest
+    active, settings = service.active, service.settings
+    model, manifest = active.model, active.bundle.manifest
     classifier = model.classifier
     precisions = Counter(node.precision for node in manifest.node_precisions)
     return Info(
         version=__version__,
-        bundle=served.bundle.digest,
-        loaded=served.since,
-        last_reload=service.reloading.last,
+        bundle=active.bundle.digest,
+        loaded=active.since,
+        last_reload=service.reloader.last,
         engine=classifier.engine.name,
-        safe=model.safe,
+        safe=model.uses_standard_ops_only,
         labels=list(manifest.labels),
         scores=SCORES,
         vocab_size=manifest.vocab_size,
@@ -41,14 +41,14 @@ def describe(service: Service) -> Info:
             batching=manifest.batching,
             whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
             long_documents=settings.long_documents,
-            whole_only=_whole_only(served),
+            whole_only=_whole_only(active),
         ),
-        calibration=Calibration(pace=service.scheduler.pace.value, **model.costs.to_dict()),
+        calibration=Calibration(pace=service.scheduler.slowdown.value, **model.costs.to_dict()),
     )
 
 
-def _whole_only(served: Served) -> str | None:
-    classifier = served.model.classifier
+def _whole_only(active: ActiveBundle) -> str | None:
+    classifier = active.model.classifier
     if classifier.chunked is not None:
         return None
-    return served.bundle.manifest.whole_only or f"{classifier.engine.name} has none"
+    return active.bundle.manifest.whole_only or f"{classifier.engine.name} has none"

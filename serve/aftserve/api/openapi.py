@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the interface takes, with the limits of the bundle that answers."""
+"""The OpenAPI document, with the limits of the active bundle."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,7 +13,7 @@ from aftserve.service import Service
 
 
 def describe_bodies(app: FastAPI, service: Service) -> None:
-    """Has the document of ``app`` say what the bundle that answers takes, also after a reload."""
+    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload."""
     document = app.openapi
 
     def openapi() -> Schema:
@@ -28,9 +28,9 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-@lru_cache(maxsize=1)  # who asks for it again and again, without a key, must not slow others
+@lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
 def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
-    # What is too long is no malformed request: 413 says so, and GET /info has the limits.
+    # A document that is too long is not malformed: it gets 413, and GET /info has the limits.
     text = {"type": "string", "minLength": 1}
     ids: Schema = {
         "type": "array",
@@ -54,7 +54,7 @@ def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, 
 
 
 def _exactly_one(model: type[BaseModel], forms: Mapping[str, Schema]) -> Schema:
-    """An object with one of the forms; the others are left out, or null."""
+    """Return the schema of an object with exactly one of the forms; the others may be null."""
     absent = {name: {"type": "null"} for name in model.model_fields}
     alternatives = [
         {

@@ -9,11 +9,11 @@ Schema = dict[str, Any]
 
 
 def takes(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
-    """How a route describes a body that is read only once it is wanted.
+    """Return a route's description of a body that the endpoint reads itself.
 
     Args:
-        model: of its JSON.
-        others: schemas by content type.
+        model: model of the JSON body.
+        others: schemas of other bodies, by content type.
     """
     json = {"schema": {"$ref": COMPONENTS + model.__name__}}
     content = {"application/json": json} | {kind: {"schema": s} for kind, s in others.items()}

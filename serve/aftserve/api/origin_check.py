@@ -1,7 +1,7 @@
-"""Which web pages may send requests, and by which host names.
+"""Checks of the Origin and Host headers that browsers send.
 
-A page of any site may have the browser of its reader send a request to this server. It may not
-read the answer, unless the name of its own host is made to lead here.
+A page of any site can make its reader's browser send a request to this server. The page cannot
+read the answer, unless its own host name resolves to this server (DNS rebinding).
 """
 
 import re
@@ -23,13 +23,13 @@ _OWN_SITES = ("same-origin", "none")
 
 
 class OriginError(RefusedError):
-    """A browser asks for a page that is not this server's."""
+    """A browser sent the request for a page of another origin."""
 
     status = 403
 
 
 class _Place(NamedTuple):
-    """A host as one spelling, and a port."""
+    """A host in its canonical spelling, and a port."""
 
     host: str
     port: int
@@ -39,24 +39,24 @@ def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitab
     """Return a dependency that refuses a request whose Host header names another server.
 
     Args:
-        host: the address that the server listens on. Names of loopback are its own where it is one.
-        allowed_hosts: the names that requests may use beside those of loopback; ``*`` for any
-            name, none for any name where the server listens on more than loopback.
+        host: the address that the server listens on.
+        allowed_hosts: host names that are accepted beside those of loopback; ``*`` accepts all.
+            If it is empty, only a server on loopback checks the name.
     """
     any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
     own = {_canonical(name) for name in (host, *allowed_hosts)} - _ALL_ADDRESSES
 
     async def check(request: Request) -> None:
-        # Not of Starlette's URL: where it finds a host odd, that has the server's own address.
+        # Starlette's URL is no use: for an odd host it has the server's own address.
         named = [*filter(None, request.headers.getlist("host"))]
-        # HTTP/1.0 has no such header: a client of it is refused only where names are listed.
+        # HTTP/1.0 has no Host header: such a client is refused only if names are listed.
         for asked in named or ([""] if allowed_hosts else []):
             place = _place(asked, 0)
             if any_host or (place and (place.host in own or _is_loopback(place.host))):
                 continue
             raise OriginError(
                 f"The Host header must name this server, got {asked[:100] or 'none'}.",
-                "Where that is a name of this server, give it to --allowed-hosts.",
+                "If that is a name of this server, give it to --allowed-hosts.",
             )
 
     return check
@@ -81,15 +81,15 @@ def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
             return
         raise OriginError(
             f"A page of this server must send the request, got one of {', '.join(given)[:100]}.",
-            "Give that origin to --cors-origins to let its pages ask; where it is this server's "
-            "own behind a proxy, have the proxy pass on the Host header.",
+            "Give that origin to --cors-origins to accept its pages; if it is this server's own "
+            "behind a proxy, have the proxy pass on the Host header.",
         )
 
     return check
 
 
 def _is_foreign(request: Request) -> bool:
-    """Whether a page of another origin sent a request; programs send neither header."""
+    """Return whether a page of another origin sent a request; programs send neither header."""
     if sites := request.headers.getlist("sec-fetch-site"):
         return any(site not in _OWN_SITES for site in sites)
     origins, hosts = (request.headers.getlist(name) for name in ("origin", "host"))
@@ -98,20 +98,20 @@ def _is_foreign(request: Request) -> bool:
     found = _ORIGIN.fullmatch(origins[0])
     if found is None or len(origins) > 1 or len(hosts) != 1:
         return True
-    # The page's scheme: a proxy may have ended TLS, and both leave its default port out.
+    # Use the page's scheme: a proxy may have ended TLS, and both headers omit the default port.
     default = _PORTS[found["scheme"].lower()]
     page, here = _place(found["host"], default), _place(hosts[0], default)
     return page is None or page != here
 
 
 def _place(text: str, default_port: int) -> _Place | None:
-    """The host and port that a header names; None where it names none."""
+    """Return the host and port of a header, or None if it is malformed."""
     found = _HOST.fullmatch(text)
     return found and _Place(_canonical(found[1]), int(found[2] or default_port))
 
 
 def _canonical(host: str) -> str:
-    """The one spelling of a name or an address: names end without a dot, and have no capitals."""
+    """Return the canonical spelling of a host: names in lower case, without a final dot."""
     host = host.strip("[]").lower()
     try:
         address = ip_address(host)
@@ -125,7 +125,7 @@ def _canonical(host: str) -> str:
 def _canonical_origin(origin: str) -> str:
     found = _ORIGIN.fullmatch(origin)
     if found is None:
-        return origin  # of a browser's extension, which has no port
+        return origin  # a browser extension's origin has no port
     scheme = found["scheme"].lower()
     place = _place(found["host"], _PORTS[scheme])
     assert place is not None  # the pattern of an origin holds that of a host
@@ -133,7 +133,7 @@ def _canonical_origin(origin: str) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a canonical name or address leads to this machine only."""
+    """Return whether a canonical name or address is of loopback."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,8 @@
-"""From the bytes of a body to a checked request, whatever they are."""
+"""From the bytes of a request body to a checked request."""
 
 import codecs
 import math
+from collections.abc import Mapping, Sequence
 from email.message import Message
 from typing import Any, TypeVar
 
@@ -17,44 +18,50 @@ from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 Model = TypeVar("Model", bound=BaseModel)
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
-_MOST_CHARACTERS = 1024
+_MAX_TYPE_CHARACTERS = 1024
 JSON = "application/json"
 
 
 class NotJsonError(RefusedError):
-    """A body says that it is something else than an address takes."""
+    """The endpoint does not take bodies of this type or encoding."""
 
     status = 415
 
 
-async def read(request: Request, model: type[Model], *others: str, **most: int) -> Model:
-    """Receives and checks a body.
+async def read_json(
+    request: Request,
+    model: type[Model],
+    *,
+    other_types: Sequence[str] = (),
+    max_entries: Mapping[str, int],
+) -> Model:
+    """Receive and check a JSON body.
 
     Args:
-        request: whose body was not received yet.
-        model: of the body.
-        others: media types that the address takes beside JSON, for the message.
-        most: entries of its lists, by field.
+        request: a request whose body has not been received.
+        model: model of the body.
+        other_types: media types that the endpoint takes beside JSON, for the error message.
+        max_entries: maximum length of the lists, by field.
 
     Raises:
-        NotJsonError: by its headers it is no JSON, or it is compressed.
-        InputError: it is no JSON, or has a field that the model lacks.
-        DocumentTooLongError: a list has more entries than it may.
-        RequestValidationError: a field is not as the model has it.
-        ClientGoneError: it did not arrive.
+        NotJsonError: if its headers say that it is not JSON, or that it is compressed.
+        InputError: if it is not JSON, or has a field that the model lacks.
+        DocumentTooLongError: if a list has too many entries.
+        RequestValidationError: if a field does not fit the model.
+        ClientGoneError: if the client left before the end of the body.
     """
     kind = media_type(request)
     if kind != JSON and not kind.endswith("+json"):
         raise NotJsonError(
-            f"The body's content type must be {_one_of(JSON, *others)}, got "
+            f"The body's content type must be {_one_of(JSON, *other_types)}, got "
             f"{kind[:100] or 'none'}.",
-            "Send one of these, and say so." if others else "Send JSON, and say so.",
+            "Send one of these, and say so." if other_types else "Send JSON, and say so.",
         )
-    return parse(await receive(request), model, **most)
+    return parse(await receive(request), model, max_entries)
 
 
 async def receive(request: Request) -> bytes:
-    """Receives a body of any type; raises NotJsonError where it is compressed."""
+    """Receive a body of any type; raise NotJsonError if it is compressed."""
     check_encoding(request)
     try:
         return await request.body()
@@ -63,7 +70,7 @@ async def receive(request: Request) -> bytes:
 
 
 def check_encoding(request: Request) -> None:
-    """Raises NotJsonError where a body is compressed."""
+    """Raise NotJsonError if a body is compressed."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise NotJsonError(
@@ -73,9 +80,9 @@ def check_encoding(request: Request) -> None:
 
 
 def check_charset(request: Request) -> None:
-    """Raises NotJsonError where a body says that it is text in another encoding than UTF-8."""
+    """Raise NotJsonError if a body's charset is not UTF-8."""
     content_type = request.headers.get("content-type", "")
-    if len(content_type) > _MOST_CHARACTERS:  # reading its parameters takes the square of that
+    if len(content_type) > _MAX_TYPE_CHARACTERS:  # parsing takes the square of its length
         raise NotJsonError(
             "The body's content type is too long.", "Send it without parameters, in UTF-8."
         )
@@ -89,7 +96,7 @@ def check_charset(request: Request) -> None:
 
 
 def media_type(request: Request) -> str:
-    """What a body says that it is, without parameters."""
+    """Return the media type of a body, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -98,22 +105,25 @@ def _one_of(*kinds: str) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def parse(body: bytes, model: type[Model], **most: int) -> Model:
-    """Like ``read``, of a body that was received.
+def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Model:
+    """Check a body that was received; see ``read_json``.
 
-    What is wrong is said of the first thing that is: a list of all faults of a hostile body
-    takes minutes, and gigabytes.
+    The error names only the first fault: a list of all faults of a hostile body takes minutes and
+    gigabytes.
     """
-    content = objects(body)
+    content = parse_json(body)
     known = ", ".join(model.model_fields)
     if not isinstance(content, dict):
-        raise InputError("The JSON is no object.", f"Send one, whose fields are {known}.")
+        raise InputError(
+            f"The body must be a JSON object, got {_kind_of(content)}.",
+            f"Send an object with the fields {known}.",
+        )
     for name, value in content.items():
         if name not in model.model_fields:
             raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
-        if isinstance(value, list) and len(value) > most.get(name, math.inf):
+        if isinstance(value, list) and len(value) > max_entries.get(name, math.inf):
             raise DocumentTooLongError(
-                f"{name} has {len(value)} entries, this server takes {most[name]}.",
+                f"{name} has {len(value)} entries, this server takes {max_entries[name]}.",
                 "Each entry is one document: put a document's ids in a list of their own."
                 if isinstance(value[0], int)
                 else "Send them in several requests.",
@@ -125,16 +135,30 @@ def parse(body: bytes, model: type[Model], **most: int) -> Model:
         raise RequestValidationError(found) from None
 
 
-def objects(body: bytes) -> Any:
-    """What the JSON of a body holds; raises InputError where it is none."""
+def _kind_of(content: Any) -> str:
+    match content:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case _:
+            return "an array"
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON body; raise InputError if it is not JSON."""
     try:
         with collection_paused():
-            # Not by way of the model: that would hold a tree of the body beside the objects.
+            # The model's own parser would hold a tree of the body beside the objects.
             return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         remedy = "Send JSON in UTF-8."
         if body.startswith(codecs.BOM_UTF8):
-            remedy = "Send it without the byte order mark at its beginning."
+            remedy = "Remove the byte order mark from its beginning."
         if "hex escape" in str(error):
             remedy = (
                 "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."

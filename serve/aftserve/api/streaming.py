@@ -1,4 +1,4 @@
-"""Documents that are looked at while they arrive: one as plain text, or one on each line."""
+"""Bodies that are read as they arrive: one document as plain text, or one on each line."""
 
 import asyncio
 import codecs
@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from aftexport.errors import AftexportError, InputError
 from aftserve.api import request_body
-from aftserve.api.deadline import while_wanted
+from aftserve.api.deadline import run_until_disconnect
 from aftserve.api.error_responses import describe, status_of
 from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
 from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
@@ -31,26 +31,24 @@ LINES_TYPES = (
     "application/jsonlines",
     "application/x-jsonlines",
 )
-"""What people call lines of JSON, for which no media type is registered."""
+"""Names in use for JSON lines; none of these media types is registered."""
 
 
 async def read_text(request: Request, classifier: Classifier) -> str:
-    """Receives one document, and stops as soon as it has too many tokens.
+    """Receive one document, and stop as soon as it has too many tokens.
 
-    What arrived is tokenized piece by piece to count it; the document is tokenized as a whole
-    once it is there.
-
-    A byte order mark at its beginning is none of its characters.
+    Each piece that arrives is tokenized to count its tokens. The complete document is tokenized
+    later, as a whole. A byte order mark at its beginning is removed.
 
     Args:
-        request: whose body was not received yet.
-        classifier: its tokenizer and limits.
+        request: a request whose body has not been received.
+        classifier: the classifier with the tokenizer and the limits.
 
     Raises:
-        NotJsonError: by its headers it is in another encoding, or compressed.
-        InputError: where it is no UTF-8, or the bundle has no tokenizer.
-        DocumentTooLongError: where it is over a limit.
-        ClientGoneError: it did not arrive.
+        NotJsonError: if its headers name another encoding, or it is compressed.
+        InputError: if it is not UTF-8, or the bundle has no tokenizer.
+        DocumentTooLongError: if it is over a limit.
+        ClientGoneError: if the client left before the end of the body.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     parts, piece, characters, tokens = list[str](), "", 0, 0
@@ -77,39 +75,39 @@ def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool 
 
 
 async def classify_lines(
-    request: Request, classify: Classify, *, most: int, deadline: float
+    request: Request, classify: Classify, *, max_lines: int, deadline: float
 ) -> list[DocumentResult | LineProblem]:
-    """Classifies each line as it arrives; one that cannot be does not hold up the others.
+    """Classify each line as it arrives; a line that fails does not delay the others.
 
     Args:
-        request: whose body was not received yet.
-        classify: answers documents.
-        most: lines it may have.
-        deadline: by ``time.monotonic``.
+        request: a request whose body has not been received.
+        classify: function that classifies documents.
+        max_lines: maximum number of lines.
+        deadline: the client's deadline by ``time.monotonic``.
 
     Returns:
-        An answer or a problem for each line, in order.
+        A result or a problem for each line, in order.
 
     Raises:
-        NotJsonError: by its headers it is in another encoding, or compressed.
-        InputError: where there are no lines.
-        DocumentTooLongError: where there are too many.
-        ClientGoneError: they did not arrive, or nobody waits any more.
-        DeadlineError: where the deadline passed.
+        NotJsonError: if its headers name another encoding, or it is compressed.
+        InputError: if there are no lines.
+        DocumentTooLongError: if there are too many lines.
+        ClientGoneError: if the client left.
+        DeadlineError: if the deadline passed.
     """
     tasks: list[asyncio.Task[DocumentResult | LineProblem]] = []
     request_body.check_charset(request)
     try:
         async for line in _lines(request):
-            if len(tasks) == most:
+            if len(tasks) == max_lines:
                 raise DocumentTooLongError(
-                    f"The request has more than the {most} lines this server takes.",
+                    f"The request has more than the {max_lines} lines this server takes.",
                     "Send them in several requests.",
                 )
             tasks.append(asyncio.create_task(_classify_line(line, classify)))
         if not tasks:
-            raise InputError("The request has no lines.", 'Send some: {"text": "..."}.')
-        return await while_wanted(_all(tasks), request.receive, deadline)
+            raise InputError("The request has no lines.", 'Send at least one: {"text": "..."}.')
+        return await run_until_disconnect(_all(tasks), request.receive, deadline)
     finally:
         for task in tasks:
             task.cancel()
@@ -121,7 +119,7 @@ async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
 
 async def _classify_line(line: bytes, classify: Classify) -> DocumentResult | LineProblem:
     try:
-        (result,) = await classify([request_body.parse(line, DocumentRequest).document])
+        (result,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
     except AftexportError as error:
         again = error.retry_after if isinstance(error, RefusedError) else None
         return LineProblem(detail=str(error), status=status_of(error), retry_after=again)

@@ -89,7 +89,7 @@ class OfflineClassifier:
             [len(ids) for ids in used],
             self._model.costs,
             budget_tokens=self._budget_tokens,
-            pads=classifier.pads,
+            masks_padding=classifier.masks_padding,
         )
         for run in runs:
             for index, result in zip(run, self._answers([used[i] for i in run]), strict=True):

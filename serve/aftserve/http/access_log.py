@@ -1,4 +1,4 @@
-"""One log line for each request."""
+"""The access log: one line for each request."""
 
 import logging
 import re
@@ -17,19 +17,19 @@ _HEADER = b"x-request-id"
 
 
 def note(request: HTTPConnection, **fields: Any) -> None:
-    """Adds fields to the request's line."""
+    """Add fields to the request's log line."""
     request.state.fields.update(fields)
 
 
-class RequestLog:
-    """ASGI middleware: names each request, times it, counts and logs its response.
+class AccessLogMiddleware:
+    """ASGI middleware that names and times each request, and counts and logs its response.
 
-    The name is the client's ``X-Request-ID`` where that is one.
+    The name is the client's ``X-Request-ID`` if that is well-formed.
 
     Args:
         app: the application.
-        responses: counts them by path and status.
-        names: whether the response gets the name; not where somebody in front sees to it.
+        responses: counter of responses by path and status.
+        names: whether to send the name in the response; a proxy may do so itself.
     """
 
     def __init__(self, app: ASGIApp, responses: Counter, *, names: bool) -> None:
@@ -38,11 +38,11 @@ class RequestLog:
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application."""
+        """Run the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # By the connection with the first byte: headers that trickle are part of a client's wait.
+        # The connection sets the time of the first byte: slow headers are part of a client's wait.
         started = scope["state"].setdefault("started", time.monotonic())
         given = dict(scope["headers"]).get(_HEADER, b"")
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
@@ -62,8 +62,8 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         finally:
-            status = status or 500  # an error that no handler knows
-            # The route's, not the request's: that would make a series for each that is asked.
+            status = status or 500  # an error without a handler
+            # Count by the path of the route: that of the request would make unlimited series.
             path = getattr(scope.get("route"), "path", "other")
             self._responses.labels(path, str(status)).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)

@@ -1,4 +1,4 @@
-"""Receiving bodies: how long they may take, how large they may be, and all at once."""
+"""Limits on request bodies: their time, their size, and the size of all of them at a time."""
 
 import asyncio
 import math
@@ -14,30 +14,30 @@ _SETTLE_SECONDS = 0.1
 
 
 class BodyTooLargeError(RefusedError):
-    """A request has a body over the limit."""
+    """A request's body is over the limit."""
 
     status = 413
 
 
 class SlowClientError(RefusedError):
-    """A request did not arrive in the time it has for that."""
+    """A request did not arrive in time."""
 
     status = 408
 
 
-class ReceivingLimits:
-    """ASGI middleware that refuses bodies too large or too slow, without holding them.
+class BodyLimitMiddleware:
+    """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
 
-    A client that is refused while it still sends is listened to, for as long as it might
-    have sent, and what it sends is thrown away: one that is cut off never reads why. The
-    connection is kept if the rest of the body arrives within a moment, else it is closed.
+    If a client is refused while it still sends, the rest of its body is received and discarded
+    until its time is up: a client that is cut off never reads the reason. The connection is kept
+    if the rest arrives within a moment, and closed otherwise.
 
     Args:
         app: the application; its ``receive`` raises the errors of this module.
-        max_bytes: of one body.
-        max_buffered_bytes: of all bodies held at a time.
-        seconds: from the first byte of a request, which is ``started`` in its state, to the end
-            of its body.
+        max_bytes: maximum size of one body.
+        max_buffered_bytes: maximum size of all bodies held at a time.
+        seconds: maximum time from the first byte of a request, which is ``started`` in its state,
+            to the end of its body.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class ReceivingLimits:
         self.buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application with a guarded body."""
+        """Run the application with a limited body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Of the request, not of its body: headers that trickle leave it less time.
+        # The time counts from the request's first byte: slow headers leave its body less.
         deadline = scope["state"]["started"] + self.seconds
         body = _Body(self, scope["headers"], receive, deadline)
 
@@ -82,7 +82,7 @@ class _Body:
 
     def __init__(
         self,
-        limits: ReceivingLimits,
+        limits: BodyLimitMiddleware,
         headers: Iterable[tuple[bytes, bytes]],
         receive: Receive,
         deadline: float,
@@ -99,7 +99,7 @@ class _Body:
         self._held = 0
 
     async def receive(self) -> Message:
-        """The next part, or the client's leaving."""
+        """Return the next part, or the client's disconnect."""
         if self.complete:
             return await self._receive()
         self._check(self._announced)
@@ -110,22 +110,22 @@ class _Body:
         return message
 
     async def settle(self) -> None:
-        """Receive the rest of the body, for a moment; headers and body often arrive apart."""
+        """Receive the rest of the body for a moment; headers and body often arrive apart."""
         if self.complete:
             return
         self.release()
         deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
-        # To receive would be to invite the body of a client that awaits an interim response.
+        # Receiving would invite the body of a client that awaits an interim response.
         if not self._awaits_interim and self._announced <= self._limits.max_bytes:
             await self._receive_rest(deadline, self._limits.max_bytes)
 
     async def discard(self) -> None:
-        """Receives what is left, in the time there is, and keeps nothing."""
+        """Receive and discard the rest of the body until its time is up."""
         self.release()
         await self._receive_rest(self._deadline, math.inf)
 
     def release(self) -> None:
-        """Gives back its share of what may be held."""
+        """Give back this body's share of the buffer."""
         self._limits.buffered_bytes -= self._held
         self._held = 0
 

@@ -1,8 +1,12 @@
-"""A connection of one client: what it may send before it is a request, and how long that may take.
+"""A client's connection, with limits on the bytes and the time before a request is complete.
 
-A few bytes can be much work for whoever parses them, all of it before any API key is looked at:
-chunks of one byte, requests that are sent ahead of their answers. So each connection is parsed for
-a millisecond at most, and then the others have their turn.
+A few bytes can take long to parse, and no API key has been checked by then: for example chunks of
+one byte, or requests that are sent before the answers of earlier ones. So each connection is parsed
+for at most a millisecond, and then the others have their turn.
+
+The class overrides private names of uvicorn 0.46 and later: ``_unset_keepalive_if_required`` and
+``_start_asgi_task`` of ``HttpToolsProtocol``, and the ``cycle``, ``pipeline`` and ``flow`` that it
+keeps.
 """
 
 import asyncio
@@ -23,27 +27,27 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from aftserve.http.departure_probe import DepartureProbe
-from aftserve.http.file_descriptors import OpenFiles
+from aftserve.http.file_descriptors import DescriptorWatch
 from aftserve.observability.health import Health
 
 logger = logging.getLogger("aftserve.request")
 
 _TURN_SECONDS = 0.001
 _PIECE_BYTES = 4096
-"""At most some 0.5 ms of work."""
-_MOST_HEADER_BYTES = 1 << 16
+"""Takes at most about 0.5 ms to parse."""
+_MAX_HEADER_BYTES = 1 << 16
 _FIRST_REQUEST_SECONDS = 0.5
 _LAST_REQUEST_SECONDS = 0.05
-"""Time for a request that is under way when the server ends: from the beginning of a connection
-that had none yet, and from the end of the server for others."""
+"""Time for a request that is on its way when the server ends: from the start of a connection
+without any request, and from the end of the server for others."""
 
 
 class _UnknownCodingError(Exception):
-    """A body is coded in a way that RFC 9112 wants to be answered 501 where it is not known."""
+    """A body has an unknown transfer coding; RFC 9112 requires status 501."""
 
 
 class _Flow(FlowControl):
-    """Reads nothing while the request has enough, nor while what was read is not yet parsed."""
+    """Flow control that also stops reading while earlier bytes are not parsed."""
 
     _full = _held = False
 
@@ -56,7 +60,7 @@ class _Flow(FlowControl):
         self.hold(self._held)
 
     def hold(self, held: bool) -> None:
-        """Stops reading, or goes on where nothing else speaks against it."""
+        """Stop reading, or resume unless the application holds it too."""
         self._held = held
         if held:
             super().pause_reading()
@@ -65,18 +69,18 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses what is no request, headers that are too large or too slow, and who reads nothing.
+    """Refuses malformed requests, headers that are too large or slow, and clients that do not read.
 
-    uvicorn bounds the time between two requests, not that of the first line to the last header, nor
-    that of an answer which nobody reads. Bodies are the application's to bound: it can say why.
+    uvicorn limits the time between two requests, but not that of the headers, nor that of an answer
+    that the client does not read. The application limits bodies, because it can send the reason.
 
     Args:
-        seconds: from the connection, or the first byte of a later request, to the end of the
-            headers, and those in which nothing is read of an answer that waits.
-        responses: counts refusals by path and status.
-        health: while it drains, no connection is kept for another request: who sends one would
-            not know whether it came before the end.
-        files: takes note of each connection.
+        seconds: maximum time from the connection, or the first byte of a later request, to the end
+            of the headers, and maximum time in which a client reads nothing of its answer.
+        responses: counter of refusals by path and status.
+        health: health of the server. While it drains, connections close after their answer: the
+            client of another request could not know whether it arrived before the end.
+        files: watch that takes note of each connection.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Connection(HttpToolsProtocol):
         seconds: float,
         responses: Counter,
         health: Health,
-        files: OpenFiles,
+        files: DescriptorWatch,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -108,12 +112,12 @@ class Connection(HttpToolsProtocol):
 
     @classmethod
     def within(cls, seconds: float, responses: Counter, health: Health) -> Any:
-        """The class, for a server whose clients have so long."""
-        files = OpenFiles()
+        """Return a factory of connections with these limits."""
+        files = DescriptorWatch()
         return partial(cls, seconds=seconds, responses=responses, health=health, files=files)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for the first request."""
+        """Begin to wait for the first request."""
         super().connection_made(transport)
         self._made = self.loop.time()
         self._files.note(transport.get_extra_info("socket").fileno())
@@ -121,8 +125,8 @@ class Connection(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what it can in its turn."""
-        if self.timeout_keep_alive_task is not None:  # of a request that is not the first
+        """Parse as much as one turn allows."""
+        if self.timeout_keep_alive_task is not None:  # the data is of a later request
             self._watch()
         self._unset_keepalive_if_required()
         if not self._refused:
@@ -130,51 +134,51 @@ class Connection(HttpToolsProtocol):
             self._parse()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while a request that arrived whole before the end has no answer."""
+        """Keep the connection while a complete request has no answer."""
         self._half_closed = True
         if self._owes_answer and self._probe is None:
             self._probe = DepartureProbe(self.transport, self._may_send_interim)
         return self._owes_answer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no more."""
+        """Cancel all timers."""
         if self._probe is not None:
             self._probe.cancel()
         self._unparsed.clear()
         self._rest()
         self._expect_no_reading()
-        if self._running is not None:  # uvicorn tells that to the one that came last
+        if self._running is not None:  # uvicorn tells only the last request
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Waits for the client to read."""
+        """Begin to wait for the client to read."""
         super().pause_writing()
         self._expect_reading()
 
     def resume_writing(self) -> None:
-        """Goes on."""
+        """End the wait for the client to read."""
         super().resume_writing()
         self._expect_no_reading()
 
     def on_message_begin(self) -> None:
-        """A request begins, and its client's wait."""
+        """Note the start of a request."""
         self._in_headers = True
         super().on_message_begin()
         self.scope["state"]["started"] = self._started or time.monotonic()
         self._started = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header; those behind a body come too late for the application."""
+        """Take a header; trailers after a body come too late for the application."""
         if self._in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Checks what the parser does not, and starts the application."""
+        """Make the checks that the parser does not, and start the application."""
         self._in_headers = False
         self._silent_bytes = 0
-        self._unset_keepalive_if_required()  # what was read in time may be parsed later
+        self._unset_keepalive_if_required()  # bytes read in time may be parsed late
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("CONNECT is for proxies")
@@ -184,26 +188,27 @@ class Connection(HttpToolsProtocol):
             raise httptools.HttpParserError(f"{hosts} Host headers")
         codings = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
         codings = codings.strip().lower()
-        if codings.endswith(b"chunked") and codings != b"chunked":  # the parser takes it for that
+        # The parser would ignore the other codings.
+        if codings.endswith(b"chunked") and codings != b"chunked":
             raise _UnknownCodingError(
-                "The body is coded, and then sent in chunks: send it as it is"
+                "The transfer coding must be chunked only: send the body without other codings"
             )
         if not self.url.startswith((b"/", b"*")) and not httptools.parse_url(self.url).path:
             raise httptools.HttpParserError("a URL without a path")
         self._rest()
         if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False  # it would be taken for the answer
+            self.expect_100_continue = False  # the client would take it for the answer
         super().on_headers_complete()
         if self.pipeline:
-            self._flow.resume_reading()  # or nobody would see that the client has left
+            self._flow.resume_reading()  # otherwise a disconnect would go unnoticed
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the body."""
+        """Take a part of the body."""
         self._silent_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request ends."""
+        """Note the end of a request."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -214,21 +219,21 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Waits for the next request, as long as uvicorn keeps the connection."""
+        """Wait for the next request, as long as uvicorn keeps the connection."""
         super().on_response_complete()
-        if self._idle and self._begun:  # some came ahead
+        if self._idle and self._begun:  # a part of it has arrived
             self._unset_keepalive_if_required()
             self._watch()
         self._parse()
         self._expect_end()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closes a connection on which no request follows."""
+        """Close a connection without a further request."""
         super().timeout_keep_alive_handler()
         self._expect_end()
 
     def shutdown(self) -> None:
-        """Close the connection, after the answers to requests that are under way."""
+        """Close the connection after the answers to current requests."""
         self._ending = True
         if not self._idle:
             super().shutdown()
@@ -239,7 +244,7 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(seconds, self._close_unused)
 
     def _close_unused(self) -> None:
-        # A request that has begun has its usual time for the rest of its headers.
+        # A request whose first bytes arrived keeps its usual time for the rest of its headers.
         if self._idle and not self._begun and not self.transport.is_closing():
             self.transport.close()
             self._expect_end()
@@ -250,12 +255,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _begun(self) -> bool:
-        """Whether a part of a request has arrived that is not answered."""
+        """Whether a part of an unanswered request has arrived."""
         return bool(self._unparsed) or (self._in_headers and self.scope is not None)
 
     @property
     def _owes_answer(self) -> bool:
-        """Whether a whole request has no answer yet, or bytes wait that may hold one."""
+        """Whether a complete request has no answer, or unparsed bytes may hold one."""
         running = self._running
         waits = running is not None and not (running.response_complete or running.more_body)
         return waits or bool(self._unparsed)
@@ -274,7 +279,7 @@ class Connection(HttpToolsProtocol):
             self._turn.cancel()
             self._turn = None
         end = self.loop.time() + _TURN_SECONDS
-        # Requests that came ahead of their turn are not parsed ahead of it.
+        # Pipelined requests are parsed only once it is their turn.
         while self._unparsed and not self.pipeline and not self.transport.is_closing():
             if self.loop.time() > end:
                 self._turn = self.loop.call_soon(self._parse)
@@ -293,18 +298,18 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            # The parser takes all that follows for another protocol's, also the body.
+            # The parser takes all bytes that follow, also the body, for another protocol.
             self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
-            self._started = self.scope["state"]["started"]  # not when it is parsed again
-            self.parser = self._parser()  # the one before may take no more
+            self._started = self.scope["state"]["started"]  # the first parse counts
+            self.parser = self._parser()  # the old parser takes no more bytes
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, _UnknownCodingError):
                 self._refuse(501, f"{error.__context__}.")
             else:
                 self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
         else:
-            if self._silent_bytes > _MOST_HEADER_BYTES:
-                self._refuse(431, f"The headers have more than {_MOST_HEADER_BYTES} bytes.")
+            if self._silent_bytes > _MAX_HEADER_BYTES:
+                self._refuse(431, f"The headers have more than {_MAX_HEADER_BYTES} bytes.")
 
     def _parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -312,7 +317,7 @@ class Connection(HttpToolsProtocol):
         return parser
 
     def _without_upgrade(self) -> bytes:
-        """The headers that were parsed, of a request that asks for no other protocol."""
+        """Return the parsed headers without the upgrade to another protocol."""
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
@@ -324,10 +329,10 @@ class Connection(HttpToolsProtocol):
         self._refused = True
         self._unparsed.clear()
         if self._running is not None and self.pipeline and self.cycle.more_body:
-            self.pipeline.popleft()  # nobody could answer it
+            self.pipeline.popleft()  # it cannot be answered
             self.cycle = self.pipeline[0][0] if self.pipeline else self._running
         if not (self._idle or self.cycle.more_body):
-            self.cycle.keep_alive = False  # those before are answered first
+            self.cycle.keep_alive = False  # earlier requests are answered first
             return
         if self._idle or not self.cycle.response_started:
             content = json.dumps({"detail": problem}).encode()
@@ -340,7 +345,7 @@ class Connection(HttpToolsProtocol):
         self._expect_end()
 
     def _expect_end(self) -> None:
-        """What is written to a connection that closes must be read; uvicorn waits for that."""
+        """Limit the time for the client to read from a closing connection; uvicorn waits for it."""
         if self.transport.is_closing() and self._unread is None:
             self._expect_reading()
 
@@ -357,7 +362,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < left:
             self._expect_reading()
         else:
-            self.transport.abort()  # to close it would be to wait until all is read
+            self.transport.abort()  # close() would wait until everything is read
 
     def _watch(self) -> None:
         if self._waiting is None and not self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""Whether a client that has ended its side of a connection still waits for an answer."""
+"""A probe whether a client that ended its side of a connection still waits for an answer."""
 
 import asyncio
 import socket
@@ -13,8 +13,8 @@ class DepartureProbe:
     """A timer that sends interim responses, and drops the connection once one is refused.
 
     A client that closes its socket and one that only ends its side look the same to the server.
-    The system of the first answers the next bytes by a reset. RFC 9110 (15.2) has every client of
-    HTTP/1.1 skip interim responses.
+    The system of the first answers the next bytes with a reset. Every client of HTTP/1.1 must skip
+    interim responses (RFC 9110, 15.2).
 
     Args:
         transport: connection of the client.

@@ -1,4 +1,4 @@
-"""How many files the process may have open: each connection is one."""
+"""The limit of open files, of which each connection takes one."""
 
 import logging
 import math
@@ -15,39 +15,39 @@ _SPARE = 8
 _PAUSE_SECONDS = 60.0
 
 
-def allow_more() -> None:
-    """Lets the process have as many as it may allow itself; shells and systemd give it fewer."""
+def raise_limit() -> None:
+    """Raise the process's limit to its maximum; shells and systemd set a lower one."""
     if resource is None:
         return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    except (OSError, ValueError) as error:  # macOS takes less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    except (OSError, ValueError) as error:  # macOS accepts less than its own maximum
         logger.debug("the limit of open files stays: %s", error)
 
 
-class OpenFiles:
-    """Says in the log where there can be no more: who connects then is cut off without a word."""
+class DescriptorWatch:
+    """Logs when the limit is reached, because further connections are dropped silently."""
 
     def __init__(self) -> None:
-        self._most = math.inf
+        self._limit = math.inf
         if resource is not None:
-            most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            self._most = math.inf if most == resource.RLIM_INFINITY else most
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            self._limit = math.inf if limit == resource.RLIM_INFINITY else limit
         self._next = -math.inf
 
     def note(self, number: int) -> None:
-        """Takes note of a new one.
+        """Take note of a new descriptor.
 
         Args:
-            number: of its descriptor, the lowest that was free.
+            number: number of the descriptor, which was the lowest free one.
         """
-        if number < self._most - _SPARE or time.monotonic() < self._next:
+        if number < self._limit - _SPARE or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _PAUSE_SECONDS
         logger.error(
-            "%d files are open, %d may be, and each connection is one: further clients are cut off;"
-            " raise the limit (ulimit -n), or let fewer connect",
+            "%d files are open, the limit is %d, and each connection is one: further clients are"
+            " cut off; raise the limit (ulimit -n), or let fewer connect",
             number + 1,
-            self._most,
+            self._limit,
         )

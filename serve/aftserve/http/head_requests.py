@@ -1,10 +1,10 @@
-"""HEAD wherever there is GET: balancers and monitors ask so whether a server is well."""
+"""HEAD for every GET endpoint: load balancers and monitors use it for health checks."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class HeadRequests:
-    """ASGI middleware that has HEAD answered as GET is; uvicorn leaves the body out.
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD like GET; uvicorn omits the body.
 
     Args:
         app: the application.
@@ -14,7 +14,7 @@ class HeadRequests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application."""
+        """Run the application."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -22,4 +22,4 @@ class HeadRequests:
         try:
             await self._app(asked, receive, send)
         finally:
-            scope["route"] = asked.get("route")  # by which responses are counted
+            scope["route"] = asked.get("route")  # responses are counted by route

@@ -14,7 +14,7 @@ _Address = tuple[socket.AddressFamily, Any]
 def bind(host: str, port: int) -> list[socket.socket]:
     """Bind a socket for each address of a host, all to one port; they do not listen yet.
 
-    ``::`` takes clients of IPv4 too, where the system can do so.
+    ``::`` takes clients of IPv4 too, if the system can do so.
 
     Args:
         host: name or address.
@@ -24,7 +24,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         At least one socket.
 
     Raises:
-        OSError: if the host is unknown, or an address or the port cannot be had.
+        OSError: if the host is unknown, or an address or the port is not available.
         ValueError: if the host is not a valid name.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -40,7 +40,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def urls(listeners: Sequence[socket.socket]) -> list[str]:
-    """Return the address of each socket; both of one that takes clients of IPv6 and IPv4."""
+    """Return the URL of each socket; a socket of IPv6 and IPv4 has two."""
     found = list[str]()
     for listener in listeners:
         host, port, *_ = listener.getsockname()
@@ -53,15 +53,15 @@ def urls(listeners: Sequence[socket.socket]) -> list[str]:
     return found
 
 
-def accept_waiting(listener: socket.socket, most: int) -> list[socket.socket]:
-    """Accept the connections that the system holds for a socket that does not block.
+def accept_waiting(listener: socket.socket, max_connections: int) -> list[socket.socket]:
+    """Accept the connections that the system holds for a non-blocking socket.
 
     Args:
-        listener: socket that listens.
-        most: upper bound of their number.
+        listener: the listening socket.
+        max_connections: maximum number of connections.
     """
     accepted = list[socket.socket]()
-    for _ in range(most):
+    for _ in range(max_connections):
         try:
             connection, _ = listener.accept()
         except ConnectionAbortedError:

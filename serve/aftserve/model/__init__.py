@@ -1,1 +1,1 @@
-"""The loaded model: its classifier, its costs, evidence, and reloading."""
+"""The loaded model: its classifier, costs, evidence, tokenizer threads, and reload."""

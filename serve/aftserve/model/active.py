@@ -1,4 +1,4 @@
-"""What is served at a time: a bundle, and the model that was loaded of it."""
+"""The bundle that answers requests, and its loaded model."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,13 +8,15 @@ from aftserve.model.load import LoadedModel
 
 
 @dataclass(eq=False)
-class Served:
-    """Every request stays with the one that it began with, and documents of two never share a run.
+class ActiveBundle:
+    """A bundle and its loaded model.
+
+    A request stays with the bundle that it began with. Documents of two bundles never share a run.
 
     Attributes:
         bundle: a checked bundle.
-        model: of it; another where the server falls back.
-        since: when it was loaded.
+        model: the loaded model; another one after the server falls back.
+        since: time when it was loaded.
     """
 
     bundle: Bundle

@@ -1,4 +1,4 @@
-"""Documents in, labels out: the tokenizer, the checks and the scores of a bundle."""
+"""From documents to labels: a bundle's tokenizer, checks and scores."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,28 +18,28 @@ from aftserve.settings import Policy
 from aftserve.types import Tokens
 
 Added = NDArray[np.float32]
-"""What each token of a document adds to the logit of its class, ``[T]``."""
+"""Contribution of each token of a document to the logit of its class, ``[T]``."""
 
 PIECE_CHARACTERS = 1 << 16
-"""Texts are counted by pieces of so many: fast, and in little memory."""
-_MOST_GAINED = 256
-"""By more tokens than this no piece differs from its share of the whole text."""
-_MOST_CHARACTERS = 8
-"""For each token; a text that has more is probably too long, and worth counting first."""
+"""Length of the pieces in which texts are counted, which is fast and needs little memory."""
+_MAX_EXTRA_TOKENS = 256
+"""Maximum tokens by which a piece may exceed its share of the whole text."""
+_LONG_CHARACTERS_PER_TOKEN = 8
+"""A text with more characters for each allowed token is probably too long and counted first."""
 _AND_MORE = {False: "", True: " and more"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a document is.
+    """The answer for one document.
 
     Attributes:
         label: the class with the largest score.
         scores: probability of every class, by label.
-        logits: ``[C]``, in float64.
-        added: what each token adds to the largest logit, where the model says; see
+        logits: logits ``[C]`` in float64.
+        added: contribution of each token to the largest logit, if the model has evidence; see
             ``aftexport.evidence``.
-        offset: what that logit has of no token.
+        offset: part of that logit that does not depend on the tokens.
     """
 
     label: str
@@ -54,13 +54,13 @@ class Classifier:
 
     Args:
         bundle: a checked bundle.
-        engine: its model, loaded.
-        min_tokens: refuse shorter documents.
-        max_tokens: refuse longer documents; the bundle's own limit comes first.
-        max_characters: refuse longer texts before they are tokenized.
-        chunked: the model for documents over the memory budget; None where it has none.
-        whole_tokens: most tokens within that budget; None where that is not known.
-        policy: for documents over it.
+        engine: the engine with the bundle's model.
+        min_tokens: minimum length of a document.
+        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
+        max_characters: maximum length of a text, checked before it is tokenized.
+        chunked: the model for documents over the memory budget; None if the bundle has none.
+        whole_tokens: maximum length of a document within that budget; None if unknown.
+        policy: treatment of documents over the memory budget.
     """
 
     def __init__(
@@ -90,28 +90,28 @@ class Classifier:
             self.max_tokens = min(self.max_tokens, self.whole_tokens)
 
     @property
-    def pads(self) -> bool:
-        """Whether documents of several lengths can share a run: the model masks padding."""
+    def masks_padding(self) -> bool:
+        """Whether the model masks padding, so that documents of several lengths can share a run."""
         return "lengths" in self.manifest.inputs
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether it takes texts."""
+        """Whether the bundle has a tokenizer and so takes texts."""
         return self._tokenizer is not None
 
     def check_text(self, text: str) -> None:
-        """Checks a text before it is tokenized.
+        """Check a text before it is tokenized.
 
         Raises:
-            InputError: where the bundle has no tokenizer.
-            DocumentTooLongError: for more than ``max_characters``.
+            InputError: if the bundle has no tokenizer.
+            DocumentTooLongError: if it has more than ``max_characters``.
         """
         if self._tokenizer is None:
             raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
         self.check_characters(len(text))
 
     def check_characters(self, count: int, *, more: bool = False) -> None:
-        """Raises DocumentTooLongError for a text of over ``max_characters``; ``more`` may come."""
+        """Raise DocumentTooLongError if a text, or its start if there is ``more``, is too long."""
         if self.max_characters is not None and count > self.max_characters:
             raise DocumentTooLongError(
                 f"The text has {count} characters{_AND_MORE[more]}, this server takes "
@@ -120,7 +120,7 @@ class Classifier:
             )
 
     def check_length(self, tokens: int, *, more: bool = False) -> None:
-        """Raises DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
+        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
         if tokens > self.max_tokens and not self._cuts:
             raise DocumentTooLongError(
                 f"The document has {tokens} tokens{_AND_MORE[more]}, this server takes "
@@ -129,46 +129,45 @@ class Classifier:
             )
 
     def count(self, piece: str, before: int) -> int:
-        """Counts on; what it returns is never more than the text has so far.
+        """Add a piece to a lower bound of a text's tokens.
 
         Args:
-            piece: of a text, about ``PIECE_CHARACTERS``.
-            before: what it returned for the pieces before, 0 for the first.
+            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
+            before: the bound for the pieces before; 0 for the first piece.
 
         Raises:
-            DocumentTooLongError: as soon as those are over ``max_tokens``; see ``check_length``.
+            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
         """
         try:
-            tokens = before + max(0, len(self.tokenize(piece)) - _MOST_GAINED)
-        except InputError:  # a word that is cut in two may be none that the tokenizer knows
+            tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
+        except InputError:  # the tokenizer may not know a word that was cut in two
             return before
         self.check_length(tokens, more=True)
         return tokens
 
     def encode(self, text: str) -> Tokens:
-        """The checked tokens of a text; one of far too many is refused before it is tokenized.
+        """Return the checked tokens of a text; one that is far too long is refused early.
 
         Raises:
-            InputError: where it cannot be tokenized; see ``check``.
-            DocumentTooLongError: over ``max_characters`` or ``max_tokens``.
+            InputError: if it cannot be tokenized; see ``check``.
+            DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
         """
         self.check_text(text)
-        if len(text) > _MOST_CHARACTERS * self.max_tokens and not self._cuts:
+        if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
             tokens = 0
             for start in range(0, len(text), PIECE_CHARACTERS):
                 tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
         return self.check(self.tokenize(text))
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of a text; other threads run meanwhile.
+        """Return the token ids of a text; other threads can run meanwhile.
 
         Raises:
-            InputError: where the tokenizer cannot encode it.
+            InputError: if the tokenizer cannot encode it.
         """
-        assert self._tokenizer is not None  # check_text sees to it
+        assert self._tokenizer is not None  # checked by check_text
         try:
-            # Of a batch, because only that lets go of the interpreter's lock; fast, because
-            # it keeps no offsets.
+            # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
             encoded = self._tokenizer.encode_batch_fast([text])[0]
         except Exception as error:  # the library raises bare Exception and TypeError
             raise InputError(
@@ -178,18 +177,15 @@ class Classifier:
         return np.array(encoded.ids, dtype=np.int64)
 
     def encoding(self, text: str) -> Encoding:
-        """Of a text that was tokenized, again: with the characters of each token."""
-        assert self._tokenizer is not None  # it was tokenized
+        """Tokenize a text again, with the characters of each token."""
+        assert self._tokenizer is not None  # the text was tokenized before
         return self._tokenizer.encode_batch([text])[0]
 
     def check_evidence(self, tokens: int) -> None:
-        """Raises InputError where the model cannot say what each of so many tokens adds."""
+        """Raise InputError if the model has no evidence for a document of this length."""
         if self.manifest.evidence is None:
             why = self.manifest.no_evidence or "it was exported before there was any"
-            raise InputError(
-                f"This model has no evidence: {why}.",
-                "Ask without it.",
-            )
+            raise InputError(f"This model has no evidence: {why}.", "Ask without it.")
         plan = self.manifest.chunked
         if self.in_chunks(tokens) and plan is not None and not plan.evidence:
             raise InputError(
@@ -199,24 +195,24 @@ class Classifier:
             )
 
     def check(self, ids: Sequence[int] | Tokens) -> Tokens:
-        """Checks the tokens of one document, and returns them as an array.
+        """Check the tokens of one document, and return them as an array.
 
         Raises:
             InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
-            DocumentTooLongError: for more than ``max_tokens``, where the policy is not to cut.
+            DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
         """
         if len(ids) == 0:
             raise InputError("The document has no tokens.", "Send some text.")
         if len(ids) < self.min_tokens:
             raise InputError(
                 f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
-                "Send a longer one; it knows of no padding.",
+                "Send a longer one; this model cannot pad.",
             )
         self.check_length(len(ids))
         vocabulary = self.manifest.vocab_size
         if isinstance(ids, np.ndarray):
             low, high = int(ids.min()), int(ids.max())
-        else:  # an id of a request may be too large for an array
+        else:  # an id may be too large for an array
             low, high = min(ids), max(ids)
         bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
         if bad is not None:
@@ -226,38 +222,38 @@ class Classifier:
         return np.asarray(ids, dtype=np.int64)
 
     def cut(self, ids: Tokens) -> Tokens:
-        """What the policy leaves of a checked document."""
+        """Cut a checked document by the policy for long documents."""
         if len(ids) <= self.max_tokens:
             return ids
         return ids[: self.max_tokens] if self.policy == "head" else ids[-self.max_tokens :]
 
     def in_chunks(self, tokens: int) -> bool:
-        """Whether a document of so many tokens is over the memory budget."""
+        """Return whether a document of this length runs in chunks."""
         return self.chunked is not None and tokens > self.whole_tokens
 
     def part_count(self, tokens: int, *, evidence: bool) -> int:
-        """Of a document of so many tokens that runs in chunks."""
-        assert self.chunked is not None  # in_chunks sees to it
+        """Return the number of parts of a document that runs in chunks."""
+        assert self.chunked is not None  # checked by in_chunks
         return self.chunked.count(tokens, evidence=evidence)
 
     def parts(self, ids: Tokens, *, evidence: bool) -> Generator[None, None, Answer]:
-        """Classifies a checked document in chunks; stops after every part of the work.
+        """Classify a checked document in chunks; the generator yields after every part.
 
         Raises:
-            EngineError: where the engine fails, or answers no numbers.
-            StorageError: where there is no space for what is kept between layers.
+            EngineError: if the engine fails, or its output is not finite.
+            StorageError: if there is no space for the values between layers.
         """
-        assert self.chunked is not None  # in_chunks sees to it
+        assert self.chunked is not None  # checked by in_chunks
         outputs = yield from self.chunked.parts(ids, evidence=evidence)
         (answer,) = self._answers(outputs, [len(ids)])
         return answer
 
     def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
-        """Classifies checked documents in one run, padded to the longest.
+        """Classify checked documents in one run, padded to the longest.
 
         Raises:
-            RunStoppedError: where ``stop`` ended the run.
-            EngineError: where the engine fails, or answers no numbers.
+            RunStoppedError: if ``stop`` ended the run.
+            EngineError: if the engine fails, or its output is not finite.
         """
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
         padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
@@ -275,7 +271,7 @@ class Classifier:
         offsets, labels = self.manifest.evidence, self.manifest.labels
         if offsets is None or EVIDENCE not in outputs:
             return answers
-        # Copies: the engine's own array would keep a block of its memory with every answer.
+        # Copy the rows: a view would keep a block of the engine's memory with every answer.
         return [
             replace(answer, added=row[:length].copy(), offset=offsets[labels.index(answer.label)])
             for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)

@@ -1,4 +1,4 @@
-"""What a document costs: measured at start on this machine, and how much more at present."""
+"""The cost of documents: measured at start on this machine, and the current slowdown."""
 
 import math
 import time
@@ -10,21 +10,21 @@ from typing import Any
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
 BATCHES = (2, 4, 8, 16)
 BATCH_LENGTHS = (16, 64, 256, 1024)
-"""Past these a batch has never been seen to pay on a CPU; none is made."""
+"""Longer documents run one by one: no batch of them has paid on a CPU."""
 
-GAIN = 0.95
-"""A run of several takes clearly less than its documents one by one."""
+MIN_BATCH_GAIN = 0.05
+"""A batch must take less time than its documents one by one, by at least this share."""
 
 _ROUNDS = 5
 _SLOW_SECONDS = 0.1
-_MOST_SECONDS = 0.5
+_MAX_SECONDS = 0.5
 _LONG_CHUNK_SECONDS = 2.0
-_SPAN = 8
-_STEEPEST_FLAT = 1.5
+_POWER_LENGTH_RATIO = 8
+_MAX_LINEAR_POWER = 1.5
 
 _HORIZON_SECONDS = 10.0
 _PRIOR_SECONDS = 1.0
-_PACE_LIMITS = (0.1, 10.0)
+_SLOWDOWN_LIMITS = (0.1, 10.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Measurement:
     Attributes:
         documents: of the batch.
         tokens: of each.
-        seconds: the least of several runs, and no more than a larger one took; ``Pace`` tells
+        seconds: the least of several runs, and no more than a larger one took; XX
             how busy the machine is.
     """
 
@@ -43,17 +43,17 @@ class Measurement:
     seconds: float
 
 
-class Costs:
+class CostModel:
     """Predicts the seconds of a run from measurements.
 
-    Between two measured lengths the prediction is linear. Past the longest it grows with
-    the tokens, or with the power of them that the long documents show, where that is
-    clearly more: AFT-full is quadratic.
+    Between two measured lengths the prediction is linear. Past the longest it grows linearly, or
+    with the power that the long documents show if that is clearly greater: AFT-full is quadratic.
 
     Args:
-        measurements: of single documents of at least one length, and of batches.
-        in_chunks: of documents that ran in one and in two chunks, where longer ones run so.
-        whole_tokens: most tokens of a document that does not.
+        measurements: times of single documents of at least one length, and of batches.
+        in_chunks: times of a document in one chunk and of one in two; empty if none runs in
+            chunks.
+        whole_tokens: maximum length of a document that does not run in chunks.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class Costs:
         self.batch_tokens = max((m.tokens for m in pays), default=0)
         self.batch_documents = max((m.documents for m in pays), default=1)
 
-    def alone(self, tokens: int) -> float:
-        """Seconds of a run of one document, or of all its chunks."""
+    def single(self, tokens: int) -> float:
+        """Return the seconds of one document, in one run or in all its chunks."""
         longest = self._curves[1][-1]
         if self._in_chunks and tokens > self._whole_tokens:
             one, two = self._in_chunks
             slope = (two.seconds - one.seconds) / (two.tokens - one.tokens)
-            # A chunk is run twice, of which a slow moment in the first measurement may hide much.
+            # A slow moment in the first measurement would make the slope too small.
             slope = max(slope, longest.seconds / longest.tokens)
-            # A window may make chunks longer than what the budget lets run whole.
+            # A window may make chunks longer than the longest document that runs whole.
             return one.seconds + slope * max(0, tokens - one.tokens)
         if tokens > longest.tokens:
             return float(longest.seconds * (tokens / longest.tokens) ** self._power)
         return _interpolate(self._curves[1], tokens)
 
-    def together(self, documents: int, tokens: int) -> float:
-        """Seconds of a run of several documents padded to ``tokens``.
+    def batch(self, documents: int, tokens: int) -> float:
+        """Return the seconds of a run of several documents padded to ``tokens``.
 
-        Infinite for a batch larger, or of longer documents, than any measured: it is not
-        known to pay.
+        They are infinite for a batch that is larger, or of longer documents, than any measured
+        one: it is not known to pay.
         """
         if documents == 1:
-            return self.alone(tokens)
+            return self.single(tokens)
         sizes = [size for size in self._curves if size > 1]
         above = bisect_left(sizes, documents)
         if above == len(sizes) or tokens > self._curves[sizes[above]][-1].tokens:
@@ -102,16 +102,16 @@ class Costs:
         more = _interpolate(self._curves[sizes[above]], tokens)
         if sizes[above] == documents:
             return more
-        fewer = self.together(sizes[above - 1], tokens) if above else self.alone(tokens)
+        fewer = self.batch(sizes[above - 1], tokens) if above else self.single(tokens)
         below = sizes[above - 1] if above else 1
         return fewer + (more - fewer) * (documents - below) / (sizes[above] - below)
 
     def pays(self, batch: Measurement) -> bool:
-        """Whether a measured batch took clearly less than its documents one by one."""
-        return batch.seconds < GAIN * batch.documents * self.alone(batch.tokens)
+        """Return whether a measured batch took clearly less than its documents one by one."""
+        return batch.seconds < (1 - MIN_BATCH_GAIN) * batch.documents * self.single(batch.tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: what was measured, and what follows for batches."""
+        """Return the measurements, and the resulting limits of batches, ready for JSON."""
         return {
             "measurements": [asdict(m) | {"pays": self.pays(m)} for m in self.measurements],
             "batch_up_to_tokens": self.batch_tokens,
@@ -120,11 +120,11 @@ class Costs:
         }
 
 
-class Pace:
+class SlowdownFactor:
     """The ratio of actual to calibrated seconds over the last runs.
 
-    Others share the machine, and batches gain: with every prediction multiplied by this,
-    it stays true. A run counts by its length, and an old one less.
+    Predictions are multiplied by it, because other processes share the machine and batches save
+    time. Each run counts by its length, and old runs count less.
     """
 
     def __init__(self) -> None:
@@ -132,16 +132,16 @@ class Pace:
 
     @property
     def value(self) -> float:
-        """Multiplies calibrated seconds."""
-        low, high = _PACE_LIMITS
+        """The factor of calibrated seconds."""
+        low, high = _SLOWDOWN_LIMITS
         return min(max(self._actual / self._calibrated, low), high)
 
     def observe(self, calibrated: float, actual: float) -> None:
-        """Takes a run into account.
+        """Take a run into account.
 
         Args:
-            calibrated: seconds its documents would take one by one.
-            actual: seconds it took.
+            calibrated: calibrated seconds of its documents, one by one.
+            actual: seconds that it took.
         """
         fading = math.exp(-actual / _HORIZON_SECONDS)
         self._calibrated = self._calibrated * fading + calibrated
@@ -155,22 +155,22 @@ def calibrate(
     max_tokens: int,
     budget_tokens: int,
     batching: bool = True,
-) -> Costs:
-    """Times runs of growing documents and batches, some seconds in all.
+) -> CostModel:
+    """Measure runs of growing documents and batches, for some seconds in all.
 
     Args:
-        run: runs a batch of so many documents of so many tokens.
-        min_tokens, max_tokens: of a document that runs whole.
-        budget_tokens: of a run, padding included.
-        batching: whether documents may share a run; batches that are not measured are not made.
+        run: function that runs a batch, given the number of documents and their length.
+        min_tokens, max_tokens: limits on the length of a document that runs whole.
+        budget_tokens: maximum tokens of a run, padding included.
+        batching: whether documents may share a run; only measured batches are used.
     """
     longest = max(min(max_tokens, budget_tokens), min_tokens)
     shapes: list[tuple[int, int]] = []
     for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
         shapes.append((1, tokens))
-        # The first run of a shape allocates, and is not counted: where it takes long, that may be
-        # why, or a slow moment of the machine.
-        if all(_seconds(run, 1, tokens) > _MOST_SECONDS for _ in range(2)):
+        # The first run of a shape allocates, so it is not counted. It may also be slow by chance;
+        # only two slow runs end the series.
+        if all(_seconds(run, 1, tokens) > _MAX_SECONDS for _ in range(2)):
             break
     singles = _measured(run, shapes, _SLOW_SECONDS * _ROUNDS)
     alone = {m.tokens: m.seconds for m in singles}
@@ -182,12 +182,12 @@ def calibrate(
     ]
     for shape in shapes:
         run(*shape)
-    return Costs(_increasing([*singles, *_measured(run, shapes, _SLOW_SECONDS * _ROUNDS)]))
+    return CostModel(_increasing([*singles, *_measured(run, shapes, _SLOW_SECONDS * _ROUNDS)]))
 
 
-def measured_chunk(costs: Costs, chunk_tokens: int) -> int:
-    """The tokens of a chunk to measure by: as it runs, but where even one would take long."""
-    while chunk_tokens > 1 and costs.alone(chunk_tokens) > _LONG_CHUNK_SECONDS:
+def measured_chunk(costs: CostModel, chunk_tokens: int) -> int:
+    """Return the chunk length to measure: the real one, or less if one chunk takes too long."""
+    while chunk_tokens > 1 and costs.single(chunk_tokens) > _LONG_CHUNK_SECONDS:
         chunk_tokens //= 2
     return chunk_tokens
 
@@ -195,12 +195,12 @@ def measured_chunk(costs: Costs, chunk_tokens: int) -> int:
 def measure_chunks(
     run: Callable[[int], object], chunk_tokens: int, max_tokens: int
 ) -> list[Measurement]:
-    """Times a document of one chunk and one of two, or of half a chunk and a whole one.
+    """Measure a document of one chunk and one of two, or of half a chunk and a whole one.
 
     Args:
-        run: runs one document of so many tokens in chunks.
-        chunk_tokens: of a chunk.
-        max_tokens: most tokens of a document; none is made that is longer.
+        run: function that runs one document of a given length in chunks.
+        chunk_tokens: length of a chunk.
+        max_tokens: maximum length of a document.
     """
     longer = max(min(2 * chunk_tokens, max_tokens), 2)
     shapes = [(1, min(chunk_tokens, longer // 2)), (1, longer)]
@@ -210,9 +210,9 @@ def measure_chunks(
 def _measured(
     run: Callable[[int, int], object], shapes: Iterable[tuple[int, int]], enough: float
 ) -> list[Measurement]:
-    """The least of two runs of each shape, or more until they took ``enough`` seconds in all.
+    """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in all.
 
-    In turn: a slow moment of the machine falls on a few runs of each, not on all of one.
+    The shapes take turns, so that a slow moment of the machine does not hit all runs of one.
     """
     seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     for _ in range(_ROUNDS):
@@ -223,11 +223,10 @@ def _measured(
 
 
 def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Every run takes at most as long as one of no fewer documents of no fewer tokens.
+    """Limit the time of every shape to that of each shape with no fewer documents and tokens.
 
-    What was measured otherwise is the machine's doing, as where a small run finds the cache filled
-    by a large one before it; two documents that seem to cost more than four would never be joined,
-    so that no four were either.
+    A small run may measure slower than a large one, for example because its cache is cold. If two
+    documents seemed to cost more than four, they would never be joined, and so no four would be.
     """
     return [
         replace(
@@ -258,13 +257,13 @@ def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:
 
 
 def _power(curve: Sequence[Measurement]) -> float:
-    """The power of the tokens that the seconds grow with; 1 unless it is clearly more.
+    """Return the power of the length with which the time grows; 1 unless it is clearly more.
 
-    Taken over a wide span: one slow moment of the machine must not make a model quadratic.
+    It is taken over a wide range, because one slow moment must not make a model quadratic.
     """
     high = curve[-1]
-    low = next((m for m in reversed(curve) if m.tokens * _SPAN <= high.tokens), high)
+    low = next((m for m in reversed(curve) if m.tokens * _POWER_LENGTH_RATIO <= high.tokens), high)
     if low is high:
         return 1.0
     power = math.log(high.seconds / low.seconds) / math.log(high.tokens / low.tokens)
-    return power if power > _STEEPEST_FLAT else 1.0
+    return power if power > _MAX_LINEAR_POWER else 1.0

@@ -1,9 +1,9 @@
-"""The passages of a document that speak for its class.
+"""The passages of a document that support its class.
 
-The model says what each token adds to the logit (``aftexport.evidence``). A passage is a run of
-tokens that adds more than as many tokens of the document do on average, as much more as any run
-that it overlaps: the maximal scoring subsequences of Ruzzo and Tompa ("A linear time algorithm for
-finding all maximal scoring subsequences", ISMB 1999), of what each token adds above the average.
+The model returns the contribution of each token to the logit (``aftexport.evidence``). A passage is
+a run of tokens that contributes more than as many average tokens. The passages are the maximal
+scoring subsequences of the contributions minus their average, found by the algorithm of Ruzzo and
+Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +23,8 @@ class Passage:
 
     Attributes:
         start, end: its first token, and the one after its last.
-        added: by its tokens to the logit, exactly.
-        above: how much that is over what as many tokens add on average.
+        added: exact contribution of its tokens to the logit.
+        above: contribution above that of as many average tokens.
     """
 
     start: int
@@ -34,21 +34,21 @@ class Passage:
 
 
 def explain(
-    classifier: Classifier, document: Document, answer: Answer, *, first: int, most: int
+    classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
 ) -> Evidence:
-    """What a document's tokens add to the logit of its class.
+    """Return the contributions of a document's tokens to the logit of its class.
 
     Args:
-        classifier: that gave the answer.
-        document: as it was sent.
-        answer: with what each token adds.
-        first: of the document's tokens that the model saw.
-        most: of the passages.
+        classifier: the classifier that gave the answer.
+        document: the document as it was sent.
+        answer: the answer, with the contribution of each token.
+        first: index of the first token that the model saw.
+        max_spans: maximum number of passages.
     """
-    assert answer.added is not None  # check_evidence sees to it
+    assert answer.added is not None  # checked by check_evidence
     encoding = classifier.encoding(document) if isinstance(document, str) else None
     spans = []
-    for passage in passages(answer.added, most):
+    for passage in passages(answer.added, max_spans):
         start, end = first + passage.start, first + passage.end
         span = EvidenceSpan(
             start_token=start,
@@ -65,22 +65,22 @@ def explain(
 
 
 def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:
-    """The first character of a run of tokens, and the one after its last.
+    """Return the first character of a run of tokens, and the one after its last.
 
-    Asked for token by token: the list of all would be made while nothing else runs.
+    The tokens are looked up one by one: a list of all would hold the interpreter's lock for long.
     """
 
     def shown(tokens: Iterable[int]) -> tuple[int, int] | None:
         places = map(encoding.token_to_chars, tokens)
-        # A token that the tokenizer put in has no characters.
+        # A token that the tokenizer inserted has no characters.
         return next((place for place in places if place and place[0] < place[1]), None)
 
     first, last = shown(range(start, end)), shown(reversed(range(start, end)))
     return (first[0], last[1]) if first and last else None
 
 
-def passages(added: Added, most: int) -> list[Passage]:
-    """The ``most`` passages that add the most above average, in that order."""
+def passages(added: Added, max_spans: int) -> list[Passage]:
+    """Return the passages that contribute most above average, the largest first."""
     wide = added.astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(wide)])
     above = np.concatenate([[0.0], np.cumsum(wide - wide.mean())])
@@ -88,13 +88,13 @@ def passages(added: Added, most: int) -> list[Passage]:
         Passage(start, end, float(sums[end] - sums[start]), float(above[end] - above[start]))
         for start, end in _maximal(above.tolist())
     ]
-    return sorted(found, key=lambda passage: -passage.above)[:most]
+    return sorted(found, key=lambda passage: -passage.above)[:max_spans]
 
 
 def _maximal(sums: Sequence[float]) -> list[tuple[int, int]]:
-    """The maximal subsequences, of the sums up to each place; a start is that of no lower sum."""
+    """Return the maximal scoring subsequences of a sequence, given its running sums."""
     found: list[tuple[int, int]] = []
-    # For each of ``found``, the last one before it whose sum up to its start is lower; -1 for none.
+    # For each of ``found``: the index of the last earlier one with a lower sum at its start, or -1.
     lower: list[int] = []
     for place in range(len(sums) - 1):
         if sums[place + 1] <= sums[place]:
@@ -106,7 +106,7 @@ def _maximal(sums: Sequence[float]) -> list[tuple[int, int]]:
                 before = lower[before]
             if before < 0 or sums[found[before][1]] >= sums[end]:
                 break
-            # Together they score more than either alone.
+            # Merge them: together they score more than each.
             start = found[before][0]
             del found[before:], lower[before:]
         found.append((start, end))

@@ -1,4 +1,4 @@
-"""From a bundle to a model that is loaded, warm, compared with PyTorch, and measured."""
+"""From a bundle to a model that is loaded, warmed up, compared with PyTorch, and measured."""
 
 import tempfile
 from collections.abc import Sequence
@@ -16,31 +16,31 @@ from aftexport.parity import Comparison
 from aftexport.report import stage
 from aftexport.verification import verify, verify_engine
 from aftserve.model.classifier import Classifier
-from aftserve.model.costs import Costs, calibrate, measure_chunks, measured_chunk
+from aftserve.model.costs import CostModel, calibrate, measure_chunks, measured_chunk
 from aftserve.settings import Settings
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that can be served.
+    """A loaded model.
 
     Attributes:
-        classifier: with its engine.
-        golden: the bundle's own cases, run through that engine.
-        costs: of its runs.
-        reason: what the engine is and why, as a sentence for people.
-        safe: in standard operators alone, without kernels of our own.
+        classifier: the classifier with its engine.
+        golden: results of the bundle's golden cases on that engine.
+        costs: cost model of its runs.
+        reason: the choice of the engine and its reason, as a sentence for people.
+        uses_standard_ops_only: whether it runs in standard operators, without our kernels.
     """
 
     classifier: Classifier
     golden: Sequence[Comparison]
-    costs: Costs
+    costs: CostModel
     reason: str
-    safe: bool
+    uses_standard_ops_only: bool
 
     @property
     def breach(self) -> str | None:
-        """Why its answers are not PyTorch's; None where they are."""
+        """The golden cases that are out of bound, as a sentence; None if all are within."""
         failed = [result for result in self.golden if not result.passed]
         if not failed:
             return None
@@ -52,20 +52,20 @@ class LoadedModel:
 
 
 def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedModel:
-    """Loads the model of a bundle; the first request waits for nothing of this.
+    """Load the model of a bundle and warm it up.
 
-    Where its golden cases fail and ``on_breach`` says so, it is the safe one.
+    If its golden cases fail and ``on_breach`` is ``fallback``, load it in standard operators only.
 
     Args:
         bundle: a checked bundle.
-        settings: of the server.
-        console: where progress goes.
+        settings: settings of the server.
+        console: console that shows the progress.
 
     Raises:
-        AftexportError: where the engine cannot be had.
+        AftexportError: if the engine is not available.
     """
     _check_folders(settings)
-    # Apart from the stage below: building an engine shows its own progress.
+    # Not within the stage below: building an engine shows its own progress.
     choice = choose(
         bundle,
         settings.engine,
@@ -73,29 +73,29 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         console=console,
     )
     with stage(console, "Comparing with PyTorch's outputs, calibrating"):
-        model = _prepare(bundle, settings, choice, safe=False)
+        model = _prepare(bundle, settings, choice, standard_ops_only=False)
     if model.breach is not None and settings.on_breach == "fallback":
-        return load_safe_model(bundle, settings)
+        return load_standard_ops_model(bundle, settings)
     return model
 
 
-def load_safe_model(bundle: Bundle, settings: Settings) -> LoadedModel:
-    """Loads the model to run it by its portable bodies alone; see ``load_model``.
+def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
+    """Load the model to run it in standard operators only; see ``load_model``.
 
     Raises:
-        BundleError: where the bundle is no longer the one that was opened.
+        BundleError: if the files of the bundle changed since it was opened.
     """
     check_unchanged(bundle)
     engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
-    choice = Choice(engine, "ONNX Runtime by portable bodies alone: parity was broken.")
-    return _prepare(bundle, settings, choice, safe=True)
+    choice = Choice(engine, "ONNX Runtime with portable bodies only: parity was broken.")
+    return _prepare(bundle, settings, choice, standard_ops_only=True)
 
 
 def check_unchanged(bundle: Bundle) -> None:
-    """Checks that the files of a bundle are still those it was opened with.
+    """Check that the files of a bundle are still those that it was opened with.
 
     Raises:
-        BundleError: where they are not.
+        BundleError: if they changed.
     """
     if Bundle.open(bundle.path).digest != bundle.digest:
         raise BundleError(
@@ -104,7 +104,7 @@ def check_unchanged(bundle: Bundle) -> None:
 
 
 def _check_folders(settings: Settings) -> None:
-    """Checks that temporary files can be written: of long documents, and of the engine."""
+    """Check that the folders for temporary files, of long documents and of the engine, work."""
     remedies = {
         settings.spill: "Name a folder by --spill.",
         None: "Name a folder by the variable TMPDIR, or mount one at /tmp.",
@@ -114,15 +114,15 @@ def _check_folders(settings: Settings) -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            place = folder or "a folder for temporary files"
-            raise UsageError(
-                f"No file can be written to {place} ({error.strerror}).", remedy
-            ) from error
+            place = folder or "The folder for temporary files"
+            raise UsageError(f"{place} cannot be written to ({error.strerror}).", remedy) from error
 
 
-def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) -> LoadedModel:
+def _prepare(
+    bundle: Bundle, settings: Settings, choice: Choice, *, standard_ops_only: bool
+) -> LoadedModel:
     limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
-    chunked = _chunked(bundle, settings, choice, safe)
+    chunked = _chunked(bundle, settings, choice, standard_ops_only)
     classifier = Classifier(
         bundle,
         choice.engine,
@@ -149,14 +149,16 @@ def _prepare(bundle: Bundle, settings: Settings, choice: Choice, *, safe: bool) 
             timed.chunk_tokens,
             classifier.max_tokens,
         )
-        costs = Costs(costs.measurements, in_chunks, classifier.whole_tokens)
-    golden = _golden(bundle, choice, safe)
+        costs = CostModel(costs.measurements, in_chunks, classifier.whole_tokens)
+    golden = _golden(bundle, choice, standard_ops_only)
     choice.engine.release()
-    return LoadedModel(classifier, golden, costs, choice.reason, safe)
+    return LoadedModel(classifier, golden, costs, choice.reason, standard_ops_only)
 
 
-def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> ChunkedModel | None:
-    """The model for documents over the memory budget; an engine of TensorRT has none."""
+def _chunked(
+    bundle: Bundle, settings: Settings, choice: Choice, standard_ops_only: bool
+) -> ChunkedModel | None:
+    """Return the model for documents over the memory budget; None on TensorRT."""
     plan = bundle.manifest.chunked
     if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
         return None
@@ -166,13 +168,13 @@ def _chunked(bundle: Bundle, settings: Settings, choice: Choice, safe: bool) -> 
         threads=settings.threads or 0,
         memory_budget=settings.memory_budget,
         folder=settings.spill,
-        fused=not safe,
+        fused=not standard_ops_only,
     )
 
 
-def _golden(bundle: Bundle, choice: Choice, safe: bool) -> list[Comparison]:
+def _golden(bundle: Bundle, choice: Choice, standard_ops_only: bool) -> list[Comparison]:
     if choice.engine.name == OnnxRuntimeEngine.name:
-        return verify(bundle, engine=choice.engine, fused=not safe)
+        return verify(bundle, engine=choice.engine, fused=not standard_ops_only)
     assert choice.max_tokens is not None  # a built engine has a bound
     return verify_engine(
         bundle, choice.engine, min_tokens=choice.min_tokens, max_tokens=choice.max_tokens

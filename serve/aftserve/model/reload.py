@@ -1,4 +1,4 @@
-"""Takes a bundle anew while the one before answers, and goes on with that if it cannot be used."""
+"""Reload of the bundle while the current one answers; it stays if the new one cannot be used."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from rich.console import Console
 from aftexport.bundle import Bundle
 from aftexport.errors import AftexportError, ParityError
 from aftserve.errors import RefusedError, UnavailableError
-from aftserve.model.active import Served
+from aftserve.model.active import ActiveBundle
 from aftserve.model.load import check_unchanged, load_model
 from aftserve.observability.metrics import Metrics
 from aftserve.schemas import Reload
@@ -22,34 +22,37 @@ logger = logging.getLogger("aftserve.reloading")
 
 
 class ReloadError(RefusedError):
-    """The bundle cannot be used; the one before answers on."""
+    """The new bundle cannot be used; the current one stays."""
 
     status = 409
 
 
-class Reloading:
-    """One reload after the other.
+class Reloader:
+    """Runs reloads one after the other.
 
-    Whoever asks during one gets the next, with all others who do: the files may have changed
-    since the one under way read them.
+    All requests during a reload share the next one, because the files may have changed since the
+    current reload read them.
 
     Args:
-        settings: of the server, with the bundle's path.
-        serve: goes on with what was loaded.
-        metrics: what it counts.
+        settings: settings of the server, with the bundle's path.
+        activate: function that puts the new bundle to use.
+        metrics: metrics of the server.
 
     Attributes:
-        last: how the last one ended; None before.
-        loading: whether a thread is at it.
+        last: result of the last reload; None before the first.
+        loading: whether a thread loads a bundle.
     """
 
     def __init__(
-        self, settings: Settings, serve: Callable[[Served], Awaitable[None]], metrics: Metrics
+        self,
+        settings: Settings,
+        activate: Callable[[ActiveBundle], Awaitable[None]],
+        metrics: Metrics,
     ) -> None:
         self.last: Reload | None = None
         self.loading = False
         self._settings = settings
-        self._serve = serve
+        self._activate = activate
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Reload]] = set()
@@ -57,7 +60,7 @@ class Reloading:
         self._closed = False
 
     def start(self) -> "asyncio.Task[Reload]":
-        """Begins a reload, or has one follow that under way."""
+        """Begin a reload, now or after the current one."""
         if self._next is None:
             self._next = asyncio.create_task(self._reload())
             self._tasks.add(self._next)
@@ -67,11 +70,11 @@ class Reloading:
         return self._next
 
     async def run(self) -> Reload:
-        """Reloads, and waits for the end of it.
+        """Reload, and wait for the end.
 
         Raises:
-            ReloadError: where the bundle cannot be used.
-            UnavailableError: where the server stops meanwhile.
+            ReloadError: if the new bundle cannot be used.
+            UnavailableError: if the server stops meanwhile.
         """
         task = self.start()
         await asyncio.wait({task})
@@ -79,11 +82,11 @@ class Reloading:
             raise UnavailableError("The server is stopping.", "Ask another one.")
         reload = task.result()
         if reload.problem is not None:
-            raise ReloadError(reload.problem, "The bundle before answers on.")
+            raise ReloadError(reload.problem, "The bundle before stays in use.")
         return reload
 
     def close(self) -> None:
-        """Gives up what is under way; a thread that is at it cannot be stopped."""
+        """Cancel all reloads; a thread that loads a bundle cannot be stopped."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -95,9 +98,9 @@ class Reloading:
             start = time.monotonic()
             problem, digest = None, None
             try:
-                served = await self._load()
-                digest = served.bundle.digest
-                await self._serve(served)
+                active = await self._load()
+                digest = active.bundle.digest
+                await self._activate(active)
             except AftexportError as error:
                 problem = str(error)
             except Exception as error:
@@ -106,20 +109,20 @@ class Reloading:
             seconds = time.monotonic() - start
             said = problem
             for path in (self._settings.bundle, self._settings.bundle.absolute()):
-                if said and path.parent.name:  # where it is on this machine is for the log alone
+                if said and path.parent.name:  # only the log shows the path on this machine
                     said = said.replace(f"{path.parent}/", "")
             self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=said)
             self._metrics.reloads.labels("refused" if problem else "served").inc()
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
             else:
-                logger.error("the bundle before answers on: %s", problem)
+                logger.error("the bundle before stays in use: %s", problem)
             return self.last
 
-    async def _load(self) -> Served:
-        """What is at the path now, loaded beside what is served."""
+    async def _load(self) -> ActiveBundle:
+        """Load the bundle that is at the path now, beside the active one."""
 
-        def load() -> Served:
+        def load() -> ActiveBundle:
             try:
                 return _load(self._settings)
             finally:
@@ -129,10 +132,10 @@ class Reloading:
         return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
 
 
-def _load(settings: Settings) -> Served:
+def _load(settings: Settings) -> ActiveBundle:
     bundle = Bundle.open(settings.bundle)
     model = load_model(bundle, settings, Console(quiet=True))
     if model.breach is not None:
         raise ParityError(f"{bundle.path}: {model.breach}.", "Export the model again.")
     check_unchanged(bundle)
-    return Served(bundle, model)
+    return ActiveBundle(bundle, model)

@@ -1,16 +1,16 @@
-"""What a container lets this process have of memory."""
+"""The memory limit of the container."""
 
 import mmap
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Of control groups, version 2 and 1."""
+"""Files with the limit of control groups, version 2 and 1."""
 
 
 def memory_room() -> int | None:
-    """Bytes that its limit leaves beside what the process has; None where nothing bounds it.
+    """Return the bytes that the limit leaves beside the memory of this process; None if unlimited.
 
-    None are left where the process has more: pages that it shares may count for others.
+    It is 0 if the process has more than the limit, since shared pages may count for others.
     """
     for name in _LIMITS:
         try:

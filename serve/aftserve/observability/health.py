@@ -1,14 +1,14 @@
-"""Whether the server wants requests, and why not."""
+"""Whether the server takes requests, and the reason if it does not."""
 
 from collections.abc import Callable
 
 
 class Health:
-    """The phases of the server's life, and what speaks against it meanwhile.
+    """The phase of the server, and the breach of parity if there is one.
 
     Attributes:
         phase: starting, ready, draining or failed.
-        breach: why answers are not to be trusted, None where nothing is known.
+        breach: reason why the answers cannot be trusted; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -18,27 +18,27 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are wanted."""
+        """Whether the server takes requests."""
         return self.phase == "ready" and self.breach is None
 
     @property
     def answers(self) -> bool:
-        """Whether a request that comes all the same is answered."""
+        """Whether the server answers requests, even while it is not ready."""
         return self.phase in ("ready", "draining") and self.breach is None
 
     @property
     def status(self) -> str:
-        """The phase, with what speaks against it."""
+        """The phase, with the breach if there is one."""
         if self.phase == "ready" and self.breach is not None:
             return f"not ready: {self.breach}"
         return self.phase
 
     def fail(self) -> None:
-        """The server cannot go on, and ends."""
+        """Mark the server as failed, which ends it."""
         self.phase = "failed"
         for action in self._on_failure:
             action()
 
     def when_failed(self, action: Callable[[], object]) -> None:
-        """Has ``action`` called at a failure."""
+        """Call ``action`` at a failure."""
         self._on_failure.append(action)

@@ -1,4 +1,4 @@
-"""Log lines for people or for machines, one of them for each request."""
+"""Log formats for people and for machines."""
 
 import json
 import logging
@@ -9,15 +9,15 @@ from aftexport.report import one_line
 
 
 def configure_logging(form: str) -> None:
-    """Sends every log record to standard error, one line each.
+    """Send every log record to standard error, one line each.
 
     Args:
-        form: text, or json for one object each.
+        form: ``text``, or ``json`` for one JSON object on each line.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Each request has a line of its own, with its name and times.
+    # The access log has a line for each request, with its name and times.
     logging.getLogger("uvicorn.access").disabled = True
 
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error of a server, which never waits for their readers."""
+"""Standard output and standard error of a server that never waits for their readers."""
 
 import atexit
 import io
@@ -126,10 +126,10 @@ _queues: list[OutputQueue] = []
 
 
 def unblock_output() -> None:
-    """Have threads write the standard streams of this process from now on.
+    """Write the standard streams of this process by threads from now on.
 
-    Python's own writes are queued. Those of native code and of child processes fail where a pipe
-    or a terminal is full. Streams that were replaced before stay as they are.
+    Python's own writes are queued. Writes of native code and of child processes fail if a pipe or
+    a terminal is full. Streams that were replaced before stay as they are.
     """
     _fill_closed_descriptors()
     for attribute, name in _NAMES.items():
@@ -165,7 +165,7 @@ def dropped_lines() -> int:
 def _fill_closed_descriptors() -> None:
     """Open the null device in place of closed standard streams.
 
-    Else a client's connection may get such a number, and what native code writes.
+    Otherwise a client's connection may get such a number, and receive the output of native code.
     """
     for descriptor in range(3):
         try:
@@ -175,9 +175,9 @@ def _fill_closed_descriptors() -> None:
 
 
 def _reopen_without_blocking(descriptor: int) -> None:
-    """Have writes to a pipe or a terminal fail where it is full.
+    """Make writes to a pipe or a terminal fail if it is full.
 
-    The flag belongs to an open file description, which other processes share: open another one.
+    The flag belongs to an open file description, which other processes share, so open a new one.
     """
     if not (stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor)):
         return

@@ -1,4 +1,4 @@
-"""Keeps what clients put into a query string by mistake, such as an API key, out of traces."""
+"""Redaction of query strings in traces: clients put secrets, such as API keys, there by mistake."""
 
 import re
 from urllib.parse import parse_qsl, urlencode
@@ -29,7 +29,7 @@ class QueryRedaction(SpanProcessor):  # type: ignore[misc]  # mypy skips the pac
     """Redacts the query strings of every span as it starts."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Replaces the attributes that have a query string."""
+        """Replace the attributes that have a query string."""
         for name, value in (span.attributes or {}).items():
             if name in _QUERIES:
                 span.set_attribute(name, redacted(str(value)))

@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry, where its SDK is installed and its variables say where they go.
+"""Traces by OpenTelemetry, if its SDK is installed and its variables name a receiver.
 
-FastAPI makes the span of a request, below that of the client's ``traceparent``; those of its
-stages are made here, once they have ended.
+FastAPI makes the span of a request, below that of the client's ``traceparent``. This module makes
+the spans of its stages, once they have ended.
 """
 
 import logging
@@ -28,10 +28,10 @@ _CLOSE_SECONDS = 5.0
 
 
 class Traces:
-    """Makes spans; none where there is no provider.
+    """Makes spans, or none without a provider.
 
     Args:
-        provider: of the SDK.
+        provider: provider of the SDK.
     """
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
@@ -39,12 +39,12 @@ class Traces:
         self._tracer = provider.get_tracer(_NAME, __version__) if provider is not None else None
 
     def record(self, name: str, start: float, end: float, **attributes: float) -> None:
-        """Makes the span of a stage of the current request.
+        """Make the span of a stage of the current request.
 
         Args:
-            name: of the stage.
-            start, end: by ``time.monotonic``.
-            attributes: of it, each named ``aftserve.`` and this.
+            name: name of the stage.
+            start, end: start and end by ``time.monotonic``.
+            attributes: attributes of the span; their names get the prefix ``aftserve.``.
         """
         if self._tracer is None:
             return
@@ -57,18 +57,18 @@ class Traces:
         span.end(int((epoch + end) * 1e9))
 
     def close(self) -> None:
-        """Sends what was not sent yet, as far as that does not keep the process from its end."""
+        """Send the remaining spans, for a few seconds at most."""
         if self.provider is None:
             return
         sending = threading.Thread(target=self.provider.shutdown, daemon=True)
         sending.start()
         sending.join(_CLOSE_SECONDS)
         if sending.is_alive():
-            logger.warning("the last traces are lost: nobody took them in %g s", _CLOSE_SECONDS)
+            logger.warning("the last traces are lost: not received within %g s", _CLOSE_SECONDS)
 
 
 def configure() -> Traces:
-    """Traces as the standard ``OTEL_*`` variables have it; none where they name no receiver."""
+    """Return traces by the standard ``OTEL_*`` variables; none if these name no receiver."""
     kind = os.environ.get(_EXPORTER) or ("otlp" if any(map(os.environ.get, _ENDPOINTS)) else "none")
     if kind == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return Traces()
@@ -82,13 +82,13 @@ def configure() -> Traces:
 
 
 def leave_out_unknown_propagators() -> None:
-    """Takes out of ``OTEL_PROPAGATORS`` what is not installed, as the specification asks.
+    """Remove propagators that are not installed from ``OTEL_PROPAGATORS``, as specified.
 
-    Its Python package raises instead, when FastAPI imports it, traces or not.
+    The Python package raises instead when FastAPI imports it, even without traces.
     """
     installed = entry_points(group="opentelemetry_propagator").names
     if not installed:
-        return  # nor is what would look for them
+        return  # OpenTelemetry is not installed either
     names = [name.strip() for name in os.environ.get(_PROPAGATORS, "").split(",")]
     unknown = [name for name in names if name and name.lower() not in {"none", *installed}]
     for name in unknown:
@@ -96,7 +96,7 @@ def leave_out_unknown_propagators() -> None:
     if kept := [name for name in names if name and name not in unknown]:
         os.environ[_PROPAGATORS] = ",".join(kept)
     else:
-        os.environ.pop(_PROPAGATORS, None)  # the standard's own
+        os.environ.pop(_PROPAGATORS, None)  # use the standard's default
 
 
 def _provider(kind: str) -> "TracerProvider":

@@ -1,4 +1,4 @@
-"""Does the server still answer what PyTorch does? At start, on demand, and in passing."""
+"""Comparison of the server's outputs with PyTorch's: at start, on demand, and on live traffic."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from aftexport.errors import EngineError
 from aftexport.parity import Case, Comparison, compare
 from aftserve.errors import NotFoundError, RefusedError
-from aftserve.model.active import Served
+from aftserve.model.active import ActiveBundle
 from aftserve.observability.metrics import Metrics
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.job import Result
@@ -23,39 +23,39 @@ from aftserve.types import Tokens
 logger = logging.getLogger("aftserve.parity")
 
 Logits = NDArray[np.float64]
-_MOST_PENDING = 4
-_MOST_TOKENS = 1 << 16
-"""Of a document checked in passing: PyTorch in float64 would take minutes and gigabytes."""
+_MAX_PENDING = 4
+_MAX_SAMPLED_TOKENS = 1 << 16
+"""Maximum length of a sampled document: PyTorch in float64 takes minutes and gigabytes for more."""
 
 
-class Parity:
-    """Keeps what is known of it, and tells when it is broken.
+class ParityMonitor:
+    """Compares a bundle's outputs with PyTorch's, and reports errors out of bound.
 
     Args:
-        served: what is compared.
-        reference: PyTorch; None where there is no model file to compare with.
-        share: of live documents that are checked in passing.
-        alone: runs a document of it by itself.
-        seconds: that a check in passing may take.
-        on_breach: called with it and the reason where a check is outside its bound.
-        metrics: what it counts.
+        active: the bundle that is compared.
+        reference: the PyTorch model; None if there is no model file.
+        share: share of live documents that are sampled.
+        run_single: function that runs a document without others.
+        seconds: maximum time of a sampled check.
+        on_breach: called with the bundle and the reason if an error is out of bound.
+        metrics: metrics of the server.
     """
 
     def __init__(
         self,
-        served: Served,
+        active: ActiveBundle,
         reference: ReferenceProcess | None,
         *,
         share: float,
-        alone: Callable[[Served, Tokens], Awaitable[Result]],
+        run_single: Callable[[ActiveBundle, Tokens], Awaitable[Result]],
         seconds: float,
-        on_breach: Callable[[Served, str], None],
+        on_breach: Callable[[ActiveBundle, str], None],
         metrics: Metrics,
     ) -> None:
-        self.served = served
+        self.active = active
         self._reference = reference
         self._share = share
-        self._alone = alone
+        self._run_single = run_single
         self._seconds = seconds
         self._on_breach = on_breach
         self._metrics = metrics
@@ -64,8 +64,8 @@ class Parity:
         self._retired = False
 
     def report(self) -> ParityReport:
-        """What ``GET /parity`` answers."""
-        golden = self.served.model.golden
+        """Return the results of the golden cases."""
+        golden = self.active.model.golden
         return ParityReport(
             golden=[GoldenCase.model_validate(result.to_dict()) for result in golden],
             within=all(result.passed for result in golden),
@@ -73,24 +73,24 @@ class Parity:
             shadow=self._share,
         )
 
-    async def check(self, ids: Tokens, served: Logits) -> ParityCheck:
-        """Compares the served logits of a document with PyTorch's.
+    async def check(self, ids: Tokens, logits: Logits) -> ParityCheck:
+        """Compare a document's logits with PyTorch's.
 
         Raises:
-            NotFoundError: where there is no reference.
-            ReferenceError: where it fails.
+            NotFoundError: if there is no PyTorch model.
+            ReferenceError: if PyTorch fails.
         """
         if self._reference is None:
             raise NotFoundError(
                 "The server has no PyTorch model to compare with.",
-                "Start it with --reference and the model file the bundle was exported from.",
+                "Start it with --reference and the model file that the bundle was exported from.",
             )
         expected = await self._reference.logits(ids)
-        result = self._judge("reference", ids, served, expected)
+        result = self._judge("reference", ids, logits, expected)
         outputs = [
             OutputParity(label=label, served=ours, reference=theirs, difference=abs(ours - theirs))
             for label, ours, theirs in zip(
-                self.served.bundle.manifest.labels, served.tolist(), expected.tolist(), strict=True
+                self.active.bundle.manifest.labels, logits.tolist(), expected.tolist(), strict=True
             )
         ]
         return ParityCheck(
@@ -103,10 +103,10 @@ class Parity:
         )
 
     def sample(self, ids: Tokens, result: Result) -> None:
-        """Checks an answered document in passing, if its lot is drawn; waits for nothing."""
+        """Check an answered document in the background, with the configured probability."""
         if random.random() >= self._share:
             return
-        if len(self._pending) >= _MOST_PENDING or len(ids) > _MOST_TOKENS:
+        if len(self._pending) >= _MAX_PENDING or len(ids) > _MAX_SAMPLED_TOKENS:
             self._metrics.skipped_checks.inc()
             return
         task = asyncio.create_task(self._shadow(ids, result))
@@ -115,7 +115,7 @@ class Parity:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Self]:
-        """While the block runs, there is something to compare with."""
+        """Keep the reference open within the block."""
         self._holders += 1
         try:
             yield self
@@ -124,7 +124,7 @@ class Parity:
             await self._close_if_done()
 
     async def retire(self) -> None:
-        """Closes it once nobody holds it: others are served by another bundle."""
+        """Close the reference once no request holds it; another bundle answers new requests."""
         self._retired = True
         await self._close_if_done()
 
@@ -133,35 +133,35 @@ class Parity:
             await self.close()
 
     async def close(self) -> None:
-        """Ends what is under way, and the reference."""
+        """Cancel pending checks and end the reference."""
         for task in self._pending:
             task.cancel()
         if self._reference is not None:
             await self._reference.close()
 
     async def _shadow(self, ids: Tokens, result: Result) -> None:
-        served = result.answer.logits
+        logits = result.answer.logits
         try:
             async with asyncio.timeout(self._seconds):
                 if result.batch_documents > 1:
-                    alone = await self._alone(self.served, ids)
-                    self._judge("batch", ids, served, alone.answer.logits)
+                    single = await self._run_single(self.active, ids)
+                    self._judge("batch", ids, logits, single.answer.logits)
                 if self._reference is not None:
-                    await self.check(ids, served)
+                    await self.check(ids, logits)
         except (RefusedError, EngineError, TimeoutError) as error:
             self._metrics.skipped_checks.inc()
             logger.warning("a check of parity was not possible: %s", str(error) or "too slow")
 
-    def _judge(self, kind: str, ids: Tokens, served: Logits, expected: Logits) -> Comparison:
+    def _judge(self, kind: str, ids: Tokens, logits: Logits, expected: Logits) -> Comparison:
         case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
-        manifest = self.served.bundle.manifest
-        result = compare(case, served[None], manifest.precision, bound=manifest.tolerance)
+        manifest = self.active.bundle.manifest
+        result = compare(case, logits[None], manifest.precision, bound=manifest.tolerance)
         self._metrics.parity_error.labels(kind).observe(result.error)
         self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
         if not result.passed:
-            other = "PyTorch" if kind == "reference" else "its run alone"
+            other = "PyTorch" if kind == "reference" else "its single run"
             self._on_breach(
-                self.served,
+                self.active,
                 f"a document of {len(ids)} tokens differs by {result.error:.1e} from {other}, "
                 f"bound {result.bound:.0e}",
             )

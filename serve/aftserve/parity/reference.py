@@ -1,4 +1,4 @@
-"""The server's side of the reference: started when it is asked, and again after it died."""
+"""The server's side of the PyTorch reference: it starts the worker, and restarts a dead one."""
 
 import asyncio
 import json
@@ -23,25 +23,25 @@ logger = logging.getLogger("aftserve.reference_process")
 _MAX_LOG_LINE_BYTES = 4096
 _LOGIT_BYTES = 32
 _OTHER_BYTES = 1 << 16
-"""Most of an answer's line for each logit, and for what else is in it, as the text of an error."""
+"""Maximum length of the worker's line: for each logit, and for the rest, such as an error."""
 
 
 class ReferenceError(RefusedError):
-    """There is no PyTorch model to compare with, or it failed."""
+    """The PyTorch model is not available, or it failed."""
 
     status = 503
 
 
 class ReferenceProcess:
-    """PyTorch's logits of a document, from a process that nothing else depends on.
+    """PyTorch's logits of documents, from a separate process.
 
     Args:
-        bundle: that is served.
-        settings: with the model file.
+        bundle: the bundle to compare with.
+        settings: settings of the server, with the model file.
     """
 
     def __init__(self, bundle: Bundle, settings: Settings) -> None:
-        assert settings.reference is not None  # or nothing would be compared
+        assert settings.reference is not None  # checked by the caller
         words = [sys.executable, "-m", "aftserve.parity.reference_worker", str(bundle.path)]
         words += [str(settings.reference), "--digest", bundle.digest]
         if settings.reference_factory is not None:
@@ -56,16 +56,16 @@ class ReferenceProcess:
         self._turn = asyncio.Lock()
 
     async def logits(self, ids: Tokens) -> NDArray[np.float64]:
-        """Runs one document, ``[C]``, in float64 unless the model is a captured program.
+        """Return the logits ``[C]`` of one document, in float64 unless the model is a program.
 
         Raises:
-            ReferenceError: where the process cannot be started, dies or fails.
+            ReferenceError: if the process cannot be started, dies or fails.
         """
         async with self._turn:
             before = self._process
             line = await self._ask(ids)
             if not line and self._process is before:
-                # It may have died of something else, and not have been missed yet.
+                # The process may have died before this document; ask a new one.
                 line = await self._ask(ids)
         if not line:
             raise ReferenceError(
@@ -77,14 +77,14 @@ class ReferenceProcess:
         return np.array(answer["logits"], dtype=np.float64)
 
     async def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
 
     async def _ask(self, ids: Tokens) -> bytes:
-        """The line that a running process, or a new one, answers; empty where it dies."""
+        """Return the worker's line for a document; it is empty if the process dies."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -97,7 +97,7 @@ class ReferenceProcess:
         except OSError:
             pass
         finally:
-            # Cut off, its answer would be taken for that of the next document.
+            # Kill the worker on cancellation: a late answer would be read as the next document's.
             if not line:
                 await self.close()
         return line
@@ -105,12 +105,12 @@ class ReferenceProcess:
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             try:
-                # The process would say so too, in its log and after it has imported PyTorch.
+                # The worker checks this too, but only after it has imported PyTorch.
                 await anyio.to_thread.run_sync(self._check)
             except UsageError as error:
-                logger.error("%s", error)  # with paths, which are nothing for clients
+                logger.error("%s", error)  # has paths, which clients must not see
                 raise ReferenceError(
-                    "The PyTorch reference is another file than the bundle was exported from, or "
+                    "The PyTorch reference is not the file that the bundle was exported from, or "
                     "cannot be read.",
                     "See the server's log.",
                 ) from error
@@ -118,13 +118,13 @@ class ReferenceProcess:
                 *self._words, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=self._line_bytes
             )
             assert self._process.stderr is not None
-            # Not the server's own: a write to that may block, or fail.
+            # A pipe rather than the server's own stream: a write to that may block or fail.
             self._logging = asyncio.create_task(log_errors(self._process.stderr))
         return self._process
 
 
 async def log_errors(errors: asyncio.StreamReader) -> None:
-    """Log each line of a process's standard error, until its end; a long one in parts."""
+    """Log each line of a process's standard error until its end; long lines in parts."""
     rest = b""
     while part := await errors.read(_MAX_LOG_LINE_BYTES):
         *lines, rest = (rest + part).split(b"\n")

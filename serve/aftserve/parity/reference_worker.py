@@ -1,7 +1,7 @@
-"""PyTorch itself, in a process of its own: what the served engine is compared with.
+"""The process that runs the PyTorch model for comparison.
 
-``python -m aftserve.parity.reference_worker BUNDLE MODEL`` reads one JSON line for each document,
-its token ids, and writes one with its ``logits``, or the ``error`` that came instead.
+``python -m aftserve.parity.reference_worker BUNDLE MODEL`` reads a JSON line with the token ids of
+each document, and writes a JSON line with its ``logits`` or an ``error``.
 """
 
 import argparse
@@ -20,11 +20,11 @@ _NICENESS = 19
 
 
 def main() -> int:
-    """Answers until its input ends, which it does when the server is gone."""
+    """Answer until the input ends, at the latest when the server ends."""
     parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--digest", help="of the bundle that is served")
+    parser.add_argument("--digest", help="digest of the server's bundle")
     parser.add_argument("--factory")
     parser.add_argument("--allow-pickle", action="store_true")
     options = parser.parse_args()
@@ -32,7 +32,7 @@ def main() -> int:
     answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
     bundle = Bundle.open(options.bundle)
     if options.digest not in (None, bundle.digest):
-        raise BundleError(bundle.path, "the server has another one", "Have it reload.")
+        raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
     source = load_source(
         bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
     )

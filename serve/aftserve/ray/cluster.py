@@ -1,4 +1,4 @@
-"""The Ray that work runs on: a cluster that is there, or one of this machine's own."""
+"""The Ray cluster that work runs on: an existing one, or one on this machine."""
 
 import os
 import secrets
@@ -17,12 +17,12 @@ from aftexport.errors import AftexportError
 from aftexport.interruption import TerminatedError
 
 _OWN = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # of one machine: it listens to loopback alone
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a single machine listens only on loopback
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    # Told to stop while it starts, it has nobody to wait for.
+    # If it is stopped while it starts, there is nothing to wait for.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # A proxy that is not ready after 5 s is started again, though all that starts keeps it waiting.
+    # A proxy may take more than the default 5 s while everything starts; it would be restarted.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
@@ -32,18 +32,18 @@ _LOOK_SECONDS = 0.1
 
 
 class ClusterError(AftexportError):
-    """There is no Ray to run on."""
+    """Ray is not available."""
 
 
 def resolve(address: str | None) -> str | None:
-    """The address of the cluster to run on; None for this machine's own Ray.
+    """Return the address of the cluster to use; None for a Ray on this machine.
 
-    Called before ray is imported, which reads the environment that is set here.
+    Call it before ray is imported, because ray then reads the environment that is set here.
 
     Args:
-        address: that was asked for; where there is none, ``RAY_ADDRESS`` may have one.
+        address: the requested address; ``RAY_ADDRESS`` by default.
     """
-    # Its core's handler takes SIGTERM too, and where there is half a core the process aborts.
+    # The handler of Ray's core takes SIGTERM too; with half a core the process then aborts.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
@@ -55,16 +55,16 @@ def resolve(address: str | None) -> str | None:
 def connected(
     address: str | None, *, object_store_mib: int, cpus: int | None = None, logs: bool = True
 ) -> Iterator[None]:
-    """Runs the block with Ray at hand; an own one ends with it.
+    """Connect to Ray within the block; a Ray on this machine ends with it.
 
     Args:
-        address: as ``resolve`` has it.
-        object_store_mib: of an own one, in shared memory.
-        cpus: that an own one gives out; the machine's where it is None.
-        logs: whether standard error shows what its processes write to theirs.
+        address: the address from ``resolve``.
+        object_store_mib: shared memory of a Ray on this machine.
+        cpus: CPUs of a Ray on this machine; None for all.
+        logs: whether to forward its processes' standard error.
 
     Raises:
-        ClusterError: where it cannot be reached, or does not start.
+        ClusterError: if Ray cannot be reached or does not start.
     """
     if address is not None:
         _check_reachable(address)
@@ -88,7 +88,7 @@ def connected(
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """The system's: the path of a socket in it must stay below 108 bytes."""
+    """Make a folder in the system's for temporary files: a socket's path has at most 108 bytes."""
     folder = tempfile.mkdtemp(prefix="aftserve-")
     try:
         yield folder
@@ -97,22 +97,22 @@ def _folder() -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
             if not Path(folder).exists():
                 break
-            time.sleep(_LOOK_SECONDS)  # what ends after Ray may still write to its log
+            time.sleep(_LOOK_SECONDS)  # a process that ends after Ray may still write its log
 
 
 def _check_reachable(address: str) -> None:
-    """Whether somebody listens at ``host:port``; Ray would ask for minutes."""
+    """Check that ``host:port`` can be reached; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
-        return  # auto, which Ray looks up
+        return  # Ray looks auto up
     if not host or not port.isdigit():
         raise ClusterError(
-            f"{address} is no address of a Ray cluster.",
-            "Give --address, or RAY_ADDRESS, as host:port, ray://host:port or auto.",
+            f"The address must be host:port, ray://host:port or auto, got {address}.",
+            "Correct --address or RAY_ADDRESS.",
         )
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:  # of a port over 65,535
+    except (OSError, OverflowError) as error:  # OverflowError: a port over 65,535
         raise ClusterError(
             f"Ray at {address} cannot be reached ({error}).", "Check --address, or RAY_ADDRESS."
         ) from error
@@ -123,17 +123,17 @@ def _ray(name: str, **options: Any) -> Iterator[None]:
     import ray
 
     if not options["log_to_driver"]:
-        # Ray's core calls it an error how Ray Data makes actors; what fails is an exception.
+        # Ray's core logs an error whenever Ray Data makes actors; failures raise exceptions.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     terminates = signal.getsignal(signal.SIGTERM)
     try:
         try:
             ray.init(configure_logging=False, **options)
-        except SystemExit as end:  # while it starts, Ray answers to SIGTERM
+        except SystemExit as end:  # Ray exits on SIGTERM while it starts
             raise TerminatedError from end
-        except Exception as error:  # of one that does not start in time, Ray raises no other
+        except Exception as error:  # Ray raises a bare Exception if it does not start in time
             raise ClusterError(
-                f"{name} cannot be had: {str(error).rstrip('.')}.",
+                f"{name} is not available: {str(error).rstrip('.')}.",
                 "Check the address, the space in /tmp and /dev/shm, and ray status.",
             ) from error
         finally:

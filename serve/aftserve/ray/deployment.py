@@ -1,4 +1,4 @@
-"""The server as a Ray Serve deployment: replicas with a model each, behind Ray's HTTP proxy."""
+"""The server as a Ray Serve deployment: replicas with one model each, behind Ray's HTTP proxy."""
 
 import inspect
 import logging
@@ -23,11 +23,11 @@ from aftserve.server import load
 from aftserve.settings import Settings
 
 NAME = "aftserve"
-"""Of the application, and of its one deployment."""
+"""Name of the application and of its only deployment."""
 _OURS = ("name", "func_or_class", "version", "user_config", "route_prefix", "logging_config")
-"""Options of a deployment that are not a matter of how many replicas run, and where."""
+"""Options of a deployment that the user cannot set."""
 _OBJECT_STORE_MIB = 80
-"""Requests do not go through it; Ray takes no less."""
+"""Ray's minimum; requests do not use the object store."""
 _POLL_SECONDS = 2.0
 
 
@@ -38,28 +38,28 @@ class DeploymentSettings(Settings):
 
 
 class Replica:
-    """One process of the deployment; Ray Serve sends it requests once it is constructed.
+    """A process of the deployment; Ray Serve sends it requests once it is constructed.
 
     Args:
-        settings: of the server.
-        digest: of the bundle that all replicas serve.
+        settings: settings of the server.
+        digest: digest of the bundle that was deployed.
     """
 
     def __init__(self, settings: Settings, digest: str) -> None:
         configure_logging(settings.log_format)
         self._keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
         self._service = load(settings, Console(quiet=True), tracing.configure())
-        if self._service.served.bundle.digest != digest:
+        if self._service.active.bundle.digest != digest:
             raise BundleError(
                 settings.bundle, "it is not the bundle that was deployed", "Deploy it again."
             )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The application; Ray Serve runs its lifespan."""
+        """Return the application; Ray Serve runs its lifespan."""
         return create_app(self._service, self._keys, replica=True)
 
     def check_health(self) -> None:
-        """Has the replica replaced, by an exception, where it does not answer."""
+        """Raise if the replica does not answer; Ray Serve then replaces it."""
         if not self._service.health.answers:
             raise RuntimeError(f"The server is {self._service.health.status}.")
 
@@ -67,19 +67,20 @@ class Replica:
 def deploy(
     settings: DeploymentSettings, address: str | None, console: Console, interruption: Interruption
 ) -> int:
-    """Deploys a bundle; on a Ray of its own, serves until it is told to stop.
+    """Deploy a bundle; on a Ray of this machine, serve until told to stop.
 
     Args:
-        settings: of each replica, and of the deployment.
-        address: of a Ray cluster; see ``resolve``.
-        console: where progress goes.
-        interruption: whose exception may be lost in a callback of Ray's.
+        settings: settings of each replica and of the deployment.
+        address: address of a Ray cluster; see ``resolve``.
+        console: console that shows the progress.
+        interruption: the interruption to check for, because Ray's callbacks may swallow its
+            exception.
 
     Returns:
         The exit status.
 
     Raises:
-        AftexportError: where it cannot be deployed.
+        AftexportError: if the bundle cannot be deployed.
     """
     address = resolve(address)
     digest = Bundle.open(settings.bundle).digest
@@ -99,8 +100,8 @@ def deploy(
             serve.run(application, name=NAME)
         except RuntimeError as error:
             raise ClusterError(
-                f"Ray Serve cannot deploy it: {str(error).strip().rstrip('.')}.",
-                "Look at the replicas' log.",
+                f"Ray Serve cannot deploy the bundle: {str(error).strip().rstrip('.')}.",
+                "See the replicas' log.",
             ) from error
         interruption.check()
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -111,26 +112,26 @@ def deploy(
         try:
             return _until_stopped()
         finally:
-            serve.delete(NAME)  # which waits for accepted requests; a shutdown does not
+            serve.delete(NAME)  # waits for accepted requests, unlike shutdown
             serve.shutdown()
 
 
 def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
-    """Ray Serve's options for the deployment: those of the file over ours.
+    """Return Ray Serve's options for the deployment; the file overrides our defaults.
 
     Raises:
-        UsageError: for one that Ray Serve does not know, or does not take so.
+        UsageError: if Ray Serve does not accept an option.
     """
     given = settings.ray
     actor = given.get("ray_actor_options", {})
     if not isinstance(actor, dict):
-        raise _bad("ray_actor_options is no table")
+        raise _bad(f"ray_actor_options must be a table, got {actor!r}")
     _check_names(given)
     options = {
-        # A replica refuses what it cannot answer in time; what Ray holds back it cannot see.
+        # A replica refuses requests that would be late; it cannot see those that Ray holds back.
         "max_ongoing_requests": 1024,
         "max_constructor_retry_count": 3,
-        "logging_config": {"enable_access_log": False},  # a request has a line of the server's
+        "logging_config": {"enable_access_log": False},  # the server has its own access log
         "graceful_shutdown_timeout_s": settings.shutdown_seconds,
         **given,
         "ray_actor_options": {"num_cpus": settings.threads or 1, **actor},
@@ -153,7 +154,7 @@ def _deployment(options: Mapping[str, Any]) -> Any:
 
 
 def _check_names(given: Mapping[str, Any]) -> None:
-    """Of the options and of autoscaling, where Ray Serve takes an unknown one for none."""
+    """Check the names of the options, because Ray Serve ignores unknown ones."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig
 
@@ -179,7 +180,7 @@ def _bad(reason: str) -> UsageError:
 
 
 def _until_stopped() -> int:
-    """Waits for SIGTERM or an interrupt, or for the end of Ray Serve."""
+    """Wait for SIGTERM, an interrupt, or the end of Ray Serve."""
     from ray import exceptions, serve
 
     stop = threading.Event()

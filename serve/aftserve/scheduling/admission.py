@@ -1,4 +1,4 @@
-"""Whether a request is accepted: in seconds of work, not in requests."""
+"""Admission of requests, by seconds of work rather than by number."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from aftserve.scheduling.job import Backlog
 from aftserve.scheduling.scheduler import Scheduler
 
 _OVERHEAD_SECONDS = 0.005
-"""What a request takes outside the engine, and what the system's clock may add to it."""
+"""Time of a request outside the engine, and the clock's resolution."""
 
 
 class Admission:
-    """Accepts a request only where it can be answered in time.
+    """Accepts a request only if it can be answered in time.
 
     Args:
-        scheduler: whose queue it would join.
-        max_queue_seconds: most predicted time of what came before.
+        scheduler: scheduler whose queue the request would join.
+        max_queue_seconds: maximum predicted time of the documents before it.
     """
 
     def __init__(self, scheduler: Scheduler, max_queue_seconds: float) -> None:
@@ -24,48 +24,47 @@ class Admission:
         self._max_queue_seconds = max_queue_seconds
 
     def check_queue(self) -> None:
-        """Refuses at once, before a request is read, where the queue is too long already.
+        """Check the queue before a request is read.
 
         Raises:
-            BusyError: with the seconds after which it will not be.
+            BusyError: if the queue is too long, with the time until it is short enough.
         """
-        backlog = self._scheduler.wait_seconds(in_chunks=False)
-        self._check(backlog)
+        self._check(self._scheduler.wait_seconds(in_chunks=False))
 
-    def _check(self, backlog: float) -> None:
-        if backlog > self._max_queue_seconds:
+    def _check(self, backlog_seconds: float) -> None:
+        if backlog_seconds > self._max_queue_seconds:
             raise BusyError(
-                f"The documents of other requests take {backlog:.1f} s, "
+                f"The documents of other requests take {backlog_seconds:.1f} s, "
                 f"the most is {self._max_queue_seconds:g} s.",
                 "Ask again later.",
-                backlog - self._max_queue_seconds,
+                backlog_seconds - self._max_queue_seconds,
             )
 
     def admit(
         self, model: LoadedModel, tokens: Sequence[int], seconds_left: float, earlier: Backlog
     ) -> float:
-        """Predicts how long documents of so many tokens take from now until they are answered.
+        """Return the predicted time until the documents of a request are answered.
 
         Args:
-            model: that classifies them.
-            tokens: of each document.
-            seconds_left: to the client's deadline.
-            earlier: documents of the same request, which may wait for each other as long as
-                the deadline lets them.
+            model: model that classifies them.
+            tokens: length of each document.
+            seconds_left: time to the client's deadline.
+            earlier: queued documents of the same request. They may wait for each other up to the
+                deadline, whatever the limit of the queue.
 
         Raises:
-            DeadlineError: where it has passed.
-            BusyError: where the queue is too long, at all or for the deadline.
-            DocumentTooLongError: where the documents alone take longer than the deadline.
+            DeadlineError: if the deadline has passed.
+            BusyError: if the queue is too long for the server or for the deadline.
+            DocumentTooLongError: if the documents by themselves take longer than the deadline.
         """
         if seconds_left <= 0:
             raise DeadlineError
         scheduler = self._scheduler
         in_chunks = any(map(model.classifier.in_chunks, tokens))
         self._check(scheduler.wait_seconds(in_chunks=in_chunks, besides=earlier))
-        backlog = scheduler.wait_seconds(in_chunks=in_chunks)
-        own = sum(map(model.costs.alone, tokens)) * scheduler.pace.value + _OVERHEAD_SECONDS
-        predicted = backlog + own
+        backlog_seconds = scheduler.wait_seconds(in_chunks=in_chunks)
+        own = sum(map(model.costs.single, tokens)) * scheduler.slowdown.value + _OVERHEAD_SECONDS
+        predicted = backlog_seconds + own
         if own > seconds_left:
             raise DocumentTooLongError(
                 f"{sum(tokens)} tokens take {own:.3g} s, the deadline is in {seconds_left:.3g} s.",

@@ -1,82 +1,29 @@
-"""The one thread that runs the engine, and how the event loop hears of it."""
+"""The thread that runs the engine, and its reports to the event loop."""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from aftexport.engines import Stop
-from aftserve.model.classifier import Answer, Classifier
-from aftserve.scheduling.job import Job
+from aftserve.model.classifier import Answer
+from aftserve.scheduling.engine_state import Run
 
 
 class EngineThreadError(Exception):
     """The thread that runs the engine has ended."""
 
 
-@dataclass(eq=False)
-class Run:
-    """One run of the engine.
-
-    Attributes:
-        batch: whose documents it answers; with none, its engine gives memory back.
-        classifier: that runs them.
-        calibrated: seconds its documents, or its part of one, take one by one.
-        predicted: seconds it takes.
-        ended: its answers, None where there are more parts to come, or the error that
-            came instead; of the event loop.
-        stop: ends it early.
-        started: when it began, by ``time.monotonic``.
-        seconds: that it took; known once it has ended.
-        unfinished: whether it did one part of a document, and there are more.
-    """
-
-    batch: Sequence[Job]
-    classifier: Classifier
-    calibrated: float
-    predicted: float
-    ended: "asyncio.Future[list[Answer] | None]"
-    stop: Stop = field(default_factory=Stop)
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    unfinished: bool = False
-
-    @property
-    def seconds_after(self) -> float:
-        """What the parts after this one take, as calibrated."""
-        if not self.batch or self.batch[0].progress is None:
-            return 0.0
-        return self.batch[0].seconds - self.calibrated
-
-    def work(self) -> list[Answer] | None:
-        """Runs the engine; see ``ended``."""
-        if not self.batch:
-            self.classifier.engine.release()
-            return []
-        progress = self.batch[0].progress
-        if progress is None:
-            return self.classifier.classify([job.ids for job in self.batch], self.stop)
-        try:
-            next(progress.parts)
-        except StopIteration as finished:
-            return [finished.value]
-        finally:
-            progress.left = max(1, progress.left - 1)
-        return None
-
-
 class EngineThread:
-    """Runs what it is given, one after the other, and tells the event loop.
+    """Executes runs one after the other and tells the event loop.
 
-    One, because the engine uses every core for a run. A daemon, because a run that hangs
-    must not keep the process alive.
+    There is one thread, because the engine uses every core for a run. It is a daemon, because a
+    run that hangs must not keep the process alive.
 
     Args:
-        next_run: called on the thread; waits for a run, None to end.
-        begun: called on the event loop for every run, in time to see how it goes on.
-        ended: called on the event loop once there are no more.
+        next_run: called on the thread; waits for a run and returns it, or None to end.
+        begun: called on the event loop at the start of every run.
+        ended: called on the event loop once the thread ends.
     """
 
     def __init__(
@@ -96,7 +43,7 @@ class EngineThread:
             while (run := self._next_run()) is not None:
                 self._tell(self._begun, run)
                 self._answer(run)
-                del run  # nothing of it is kept until the next one comes
+                del run  # keep nothing of it until the next one
         finally:
             self._tell(self._ended)
 
@@ -114,7 +61,7 @@ class EngineThread:
             self._tell(_settle, run.ended, answers, failure)
 
     def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

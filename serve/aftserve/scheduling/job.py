@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from aftserve.model.active import Served
+from aftserve.model.active import ActiveBundle
 from aftserve.model.classifier import Answer
 from aftserve.types import Tokens
 
 
 @dataclass(eq=False)
 class Progress:
-    """Of a document that runs in chunks, one part in each run.
+    """The state of a document that runs in chunks, one part in each run.
 
     Attributes:
-        parts: the work; stops after each.
-        left: how many there are still, at least one.
-        started: when the first began, by ``time.monotonic``; 0 before that.
-        seconds: that the parts so far took.
+        parts: the work; it pauses after each part.
+        left: number of parts that are left, at least one.
+        started: start of the first part by ``time.monotonic``; 0 before it.
+        seconds: time of the parts so far.
     """
 
     parts: Generator[None, None, Answer]
@@ -28,12 +28,12 @@ class Progress:
 
 @dataclass(eq=False)
 class Backlog:
-    """What waits, of all requests or of one.
+    """The queued documents, of all requests or of one.
 
     Attributes:
-        documents: how many.
-        seconds: they take one by one, as calibrated, but for those that run in chunks.
-        chunked_seconds: those take that run in chunks.
+        documents: number of documents.
+        seconds: calibrated time of the documents that run whole, one by one.
+        chunked_seconds: calibrated time of the documents that run in chunks.
     """
 
     documents: int = 0
@@ -41,7 +41,7 @@ class Backlog:
     chunked_seconds: float = 0.0
 
     def __sub__(self, part: "Backlog") -> "Backlog":
-        """What else waits; where that is nothing, rounding leaves no seconds of it."""
+        """Return the rest of the queue; an empty rest has exactly 0 seconds."""
         return Backlog(
             self.documents - part.documents,
             round(self.seconds - part.seconds, 9),
@@ -51,31 +51,31 @@ class Backlog:
 
 @dataclass(eq=False)
 class Job:
-    """A document that waits for its answer.
+    """A queued document.
 
     Attributes:
-        served: whose tokens they are, and whose model runs them.
-        ids: its tokens.
-        seconds: of a run of it alone, or of what is left of it, as calibrated.
-        promised: when it was predicted to be answered, by ``time.monotonic``.
-        future: of the answer; cancelled where nobody wants it any more.
-        alone: it must not share a run, because one that it shared has failed.
-        progress: of a document that runs in chunks; None of any other.
-        request: what waits of the request that it is of, itself included.
+        active: the bundle whose tokenizer made the tokens and whose model runs them.
+        ids: tokens of the document.
+        seconds: calibrated time of its own run, or of the parts that are left.
+        promised: predicted time of the answer by ``time.monotonic``.
+        future: the result; cancelled once the client has left.
+        single: the job must not share a run; set after a shared run failed.
+        progress: state of a document that runs in chunks; None for others.
+        backlog: queued documents of the same request, this one included.
     """
 
-    served: Served
+    active: ActiveBundle
     ids: Tokens
     seconds: float
     promised: float
     future: "asyncio.Future[Result]"
-    alone: bool = False
+    single: bool = False
     progress: Progress | None = None
-    request: Backlog = field(default_factory=Backlog)
+    backlog: Backlog = field(default_factory=Backlog)
 
     @property
     def tokens(self) -> int:
-        """Of the document."""
+        """Length of the document."""
         return len(self.ids)
 
 
@@ -85,9 +85,9 @@ class Result:
 
     Attributes:
         answer: label and scores.
-        started: when its run began, by ``time.monotonic``.
-        inference_seconds: of the run.
-        batch_documents: of the run.
+        started: start of its run by ``time.monotonic``.
+        inference_seconds: time of the run.
+        batch_documents: number of documents that shared the run.
     """
 
     answer: Answer

@@ -1,22 +1,23 @@
-"""Who is next at the engine, and what becomes of every run."""
+"""The order of runs on the engine, and the outcome of each."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from aftexport.engines import RunStoppedError
 from aftexport.errors import EngineError, StorageError
 from aftserve.errors import UnavailableError
-from aftserve.model.active import Served
-from aftserve.model.classifier import Classifier
-from aftserve.model.costs import Pace
+from aftserve.model.active import ActiveBundle
+from aftserve.model.classifier import Answer
+from aftserve.model.costs import SlowdownFactor
 from aftserve.observability.metrics import Metrics
 from aftserve.scheduling.batching import next_batch
-from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError, Run
+from aftserve.scheduling.engine_state import Idle, Run
+from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
 from aftserve.scheduling.job import Backlog, Job, Progress, Result
-from aftserve.scheduling.queue import Waiting
+from aftserve.scheduling.queue import JobQueue
 from aftserve.scheduling.watchdog import PARTS
 from aftserve.types import Tokens
 
@@ -33,15 +34,15 @@ class StalledError(Exception):
 class Scheduler:
     """Answers documents, the oldest first.
 
-    A run that fails is repeated with each of its documents alone, so that one bad document
-    fails alone. A run that nobody waits for any more is stopped. Where none follows for a
-    while, the engine gives the memory of its runs back.
+    If a shared run fails, each of its documents gets a run of its own, so that one bad document
+    fails by itself. A run is stopped once all its clients have left. After a while without jobs,
+    the engine releases the memory of its runs.
 
     Args:
-        budget_tokens: most tokens of a batch, padding included.
-        stall_seconds: a run may be late by this and ten times its prediction.
-        idle_seconds: with nothing to run for so long, the engine's memory goes back.
-        metrics: what it counts.
+        metrics: metrics of the server.
+        budget_tokens: maximum tokens of a batch, padding included.
+        stall_seconds: allowed delay of a run, beside ten times its predicted time.
+        idle_seconds: time without jobs after which the engine releases its memory.
     """
 
     def __init__(
@@ -52,47 +53,50 @@ class Scheduler:
         stall_seconds: float,
         idle_seconds: float,
     ) -> None:
-        self.pace = Pace()
+        self.slowdown = SlowdownFactor()
         self._metrics = metrics
         self._budget_tokens = budget_tokens
         self._stall_seconds = stall_seconds
         self._idle_seconds = idle_seconds
-        self._waiting = Waiting()
-        self._running: Run | None = None
-        self._keeps: Classifier | None = None  # the memory of a run
+        self._queue = JobQueue()
         self._closed: Exception | None = None
 
     @property
     def waiting_documents(self) -> int:
-        """Documents that no run has taken yet."""
-        return len(self._waiting)
+        """Number of queued documents."""
+        return len(self._queue)
 
     @property
     def running_documents(self) -> int:
-        """Documents of the run that the engine is at."""
-        run = self._running
+        """Number of documents in the current run."""
+        run = self._run
         return len(run.batch) if run else 0
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs, and the memory of what ran has gone back to the system."""
-        return self._keeps is None and self._running is None
+        """Whether nothing runs and the engine has released the memory of its runs."""
+        return self._queue.state == Idle(memory_of=None)
 
     @property
     def backlog_seconds(self) -> float:
-        """Until everything accepted so far is answered, as predicted."""
+        """Predicted time until every accepted document is answered."""
         return self.wait_seconds(in_chunks=True)
 
+    @property
+    def _run(self) -> Run | None:
+        state = self._queue.state
+        return None if isinstance(state, Idle) else state.run
+
     def wait_seconds(self, *, in_chunks: bool, besides: Backlog | None = None) -> float:
-        """Until a document that came now would have its turn, as predicted.
+        """Return the predicted time until a document that arrives now has its turn.
 
         Args:
-            in_chunks: it runs so, and others of the kind go first; else it goes between
-                their parts.
-            besides: documents that it waits for too, and that are left out.
+            in_chunks: whether the document runs in chunks. Then it waits for all parts of other
+                such documents; otherwise it runs between their parts.
+            besides: documents that are left out of the prediction.
         """
-        run, waiting = self._running, self._waiting.backlog(besides)
-        if run is not None and besides and all(job.request is besides for job in run.batch):
+        run, waiting = self._run, self._queue.backlog(besides)
+        if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
         # A run that is late by some time may well take as long again.
         running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
@@ -101,71 +105,71 @@ class Scheduler:
         if in_chunks:
             seconds += waiting.chunked_seconds + after
         else:
-            # One part after each of the runs before it, at most.
+            # At most one part follows each of the runs before it.
             seconds += min(after, waiting.documents * (run.calibrated if run else 0.0))
-        return running + seconds * self.pace.value
+        return running + seconds * self.slowdown.value
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While the block runs, no run begins; one that has begun goes on."""
-        self._waiting.pause(True)
+        """Begin no run within the block; a run that has begun goes on."""
+        self._queue.pause(True)
         try:
             yield
         finally:
-            self._waiting.pause(False)
+            self._queue.pause(False)
 
     def forget(self) -> None:
-        """Another model answers from now on: what was measured of the one before is void."""
-        self.pace = Pace()
-        self._keeps = None
+        """Drop the measurements of the previous model: another one answers from now on."""
+        self.slowdown = SlowdownFactor()
+        self._queue.forget_memory()
 
     def submit(
         self,
-        served: Served,
+        active: ActiveBundle,
         ids: Tokens,
         promised: float,
         *,
-        alone: bool = False,
+        single: bool = False,
         evidence: bool = False,
-        request: Backlog | None = None,
+        backlog: Backlog | None = None,
     ) -> "asyncio.Future[Result]":
-        """Puts a checked document in the queue.
+        """Put a checked document in the queue.
 
         Args:
-            served: by whose model it is classified.
+            active: the bundle that classifies it.
             ids: its tokens.
-            promised: when it is predicted to be answered, by ``time.monotonic``.
-            alone: it shares no run.
-            evidence: the answer says what each token adds, in chunks too.
-            request: what waits of the request that it is of; counts it too.
+            promised: predicted time of the answer by ``time.monotonic``.
+            single: whether it must not share a run.
+            evidence: whether the answer needs the contribution of each token.
+            backlog: queued documents of the same request; this one is added.
 
         Returns:
-            A future of the result. Cancel it where the answer is no longer wanted; it
-            raises EngineError where the engine fails on this document alone, StorageError
-            where that finds no space, and UnavailableError where the scheduler ends.
+            A future of the result. Cancel it once the answer is no longer wanted. It raises
+            EngineError if the engine fails on this document, StorageError if a document in chunks
+            finds no space, and UnavailableError if the scheduler ends.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._closed is not None:
             future.set_exception(self._closed)
             return future
-        classifier, costs = served.model.classifier, served.model.costs
-        seconds = costs.alone(len(ids))
-        job = Job(served, ids, seconds, promised, future, alone, request=request or Backlog())
+        classifier, costs = active.model.classifier, active.model.costs
+        seconds = costs.single(len(ids))
+        job = Job(active, ids, seconds, promised, future, single, backlog=backlog or Backlog())
         if classifier.in_chunks(len(ids)):
             job.progress = Progress(
                 classifier.parts(ids, evidence=evidence),
                 classifier.part_count(len(ids), evidence=evidence),
             )
-        future.add_done_callback(lambda _: self._settled(job))
-        self._waiting.put(job)
+        future.add_done_callback(lambda _: self._settle(job))
+        self._queue.put(job)
         return future
 
     async def serve(self) -> None:
-        """Runs until it is cancelled; then, or if it fails, every waiter gets an error.
+        """Run until cancelled; at the end, or on failure, every waiting client gets an error.
 
         Raises:
-            StalledError: where a run neither ends nor can be stopped.
-            EngineThreadError: where the engine's thread has ended.
+            StalledError: if a run neither ends nor can be stopped.
+            EngineThreadError: if the engine's thread has ended.
         """
         loop = asyncio.get_running_loop()
         runs: asyncio.Queue[Run | None] = asyncio.Queue()
@@ -173,100 +177,84 @@ class Scheduler:
         run: Run | None = None
         try:
             while (run := await runs.get()) is not None:
-                await self._end_of(run)
+                await self._wait_for_end(run)
                 self._answer(run)
-                run = None  # nothing of it is kept until the next one comes
+                run = None  # keep nothing of it until the next one
             raise EngineThreadError("The engine's thread has ended.")
         finally:
             self._close(run)
 
     def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
-        """Waits for documents, or long enough in vain, and begins a run; on the engine's thread."""
-
-        last = self._running
-        others_turn = last is not None and last.unfinished
-
-        def choose(jobs: Iterable[Job]) -> Sequence[Job]:
-            if others_turn:
-                jobs = [job for job in jobs if job.progress is None] or jobs
-            model = next(iter(jobs)).served.model
-            pads, budget, now = model.classifier.pads, self._budget_tokens, time.monotonic()
-            batch = next_batch(jobs, model.costs, budget_tokens=budget, pads=pads, now=now)
-            calibrated = sum(job.seconds for job in batch)
-            longest = max(job.tokens for job in batch)
-            together = model.costs.together(len(batch), longest)
-            if (progress := batch[0].progress) is not None:
-                calibrated = together = batch[0].seconds / progress.left
-            predicted = together * self.pace.value
-            # Before they leave the queue: whoever gives one up finds it here or there.
-            self._running = Run(
-                batch, model.classifier, calibrated, predicted, loop.create_future()
+        """Wait for jobs and begin a run; on the engine's thread. None ends the thread."""
+        others_first = self._end_run()
+        if not self._queue.wait(self._idle_seconds):
+            release = self._queue.begin_release(
+                lambda classifier: Run((), classifier, 0.0, 0.0, loop.create_future())
             )
-            self._keeps = model.classifier
-            return batch
+            if release is not None:
+                return release
+        return self._queue.take(lambda jobs: self._make_run(jobs, others_first, loop.create_future))
 
-        if last is not None and last.unfinished:
-            self._go_on_later(last)
-        self._running = last = None
-        # Read again after the wait: another model may answer by now.
-        if (
-            self._keeps is not None
-            and not self._waiting.come(self._idle_seconds)
-            and (keeps := self._keeps) is not None
-        ):
-            self._running = Run((), keeps, 0.0, 0.0, loop.create_future())
-            self._keeps = None
-            return self._running
-        return self._running if self._waiting.take(choose) else None
+    def _end_run(self) -> bool:
+        """End the current run; return whether it left parts, so that others go first."""
+        run = self._run
+        left_parts = run is not None and run.unfinished
+        if (abandoned := self._queue.end_run()) is not None and abandoned.progress is not None:
+            self._drop(abandoned.progress)
+        return left_parts
 
-    def _go_on_later(self, run: Run) -> None:
-        """After one part of a document, another has its turn; on the engine's thread."""
-        (job,) = run.batch
-        assert job.progress is not None  # of parts alone more is to come
-        job.progress.started = job.progress.started or run.started
-        job.progress.seconds += run.seconds
-        job.seconds = max(0.0, job.seconds - run.calibrated)
-        self._waiting.put_back([job])
-        # Asked only now: whoever leaves later finds the job waiting, in _settled.
-        if job.future.done() and self._waiting.remove(job):
-            self._drop(job.progress)
+    def _make_run(
+        self,
+        jobs: Iterable[Job],
+        others_first: bool,
+        create_future: "Callable[[], asyncio.Future[list[Answer] | None]]",
+    ) -> Run:
+        """Choose the jobs of the next run and predict its time."""
+        if others_first:
+            jobs = [job for job in jobs if job.progress is None] or jobs
+        model = next(iter(jobs)).active.model
+        batch = next_batch(
+            jobs,
+            model.costs,
+            budget_tokens=self._budget_tokens,
+            masks_padding=model.classifier.masks_padding,
+            now=time.monotonic(),
+        )
+        if (progress := batch[0].progress) is not None:
+            calibrated = seconds = batch[0].seconds / progress.left
+        else:
+            calibrated = sum(job.seconds for job in batch)
+            seconds = model.costs.batch(len(batch), max(job.tokens for job in batch))
+        predicted = seconds * self.slowdown.value
+        return Run(batch, model.classifier, calibrated, predicted, create_future())
 
-    def _settled(self, job: Job) -> None:
-        """Drops a job that was cancelled, or stops its run if nobody else waits for it."""
+    def _settle(self, job: Job) -> None:
+        """Remove a cancelled job, or stop its run once all clients of the run have left."""
         if not job.future.cancelled():
-            job.future.exception()  # a request that failed by another document asks for none
+            job.future.exception()  # mark as read: its request may have failed by another document
             return
-        if self._waiting.remove(job):
+        if self._queue.remove(job):
             if job.progress is not None:
                 self._drop(job.progress)
             return
-        run = self._running  # not read before: until now the engine's thread may take the job
+        run = self._run
         if run is not None and job in run.batch and all(other.future.done() for other in run.batch):
             run.stop.request()
 
     def _drop(self, progress: Progress) -> None:
-        """Leaves the parts of a document that are to come: nobody waits for it any more."""
+        """Give up the parts that are left of a document: its client has gone."""
         progress.parts.close()
         if progress.started:
             self._metrics.stopped_runs.inc()
 
     def _answer(self, run: Run) -> None:
+        """Settle the jobs of a run that has ended."""
         batch = run.batch
         match run.ended.exception():
-            case None if not batch:
-                pass  # memory was given back
+            case None if batch:
+                self._answer_batch(run)
             case None:
-                self.pace.observe(run.calibrated, run.seconds)
-                if (answers := run.ended.result()) is None:
-                    return
-                started, seconds = run.started, run.seconds
-                if (progress := batch[0].progress) is not None:
-                    started = progress.started or started
-                    seconds += progress.seconds
-                self._metrics.observe_run([job.tokens for job in batch], seconds)
-                for job, answer in zip(batch, answers, strict=True):
-                    if not job.future.done():
-                        job.future.set_result(Result(answer, started, seconds, len(batch)))
+                pass  # memory was released
             case EngineThreadError() as error:
                 raise error
             case RunStoppedError():
@@ -277,8 +265,21 @@ class Scheduler:
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
                 self._repeat_or_fail(batch, error)
 
-    async def _end_of(self, run: Run) -> None:
-        """Waits for a run, and stops one that makes no progress."""
+    def _answer_batch(self, run: Run) -> None:
+        self.slowdown.observe(run.calibrated, run.seconds)
+        if (answers := run.ended.result()) is None:
+            return  # parts are left
+        batch, started, seconds = run.batch, run.started, run.seconds
+        if (progress := batch[0].progress) is not None:
+            started = progress.started or started
+            seconds += progress.seconds
+        self._metrics.observe_run([job.tokens for job in batch], seconds)
+        for job, answer in zip(batch, answers, strict=True):
+            if not job.future.done():
+                job.future.set_result(Result(answer, started, seconds, len(batch)))
+
+    async def _wait_for_end(self, run: Run) -> None:
+        """Wait for the end of a run; stop it if it makes no progress."""
         await _wait(run, self._stall_seconds + _STALL_FACTOR * run.predicted)
         if not run.ended.done():
             logger.error("a run predicted to take %.3f s does not end", run.predicted)
@@ -288,20 +289,19 @@ class Scheduler:
             raise StalledError("A run of the engine does not end and cannot be stopped.")
 
     def _repeat_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
-        """Puts the documents of a failed batch back, each for itself; a single one has failed."""
-        if len(batch) == 1:
-            if isinstance(error, StorageError):
-                self._fail(batch, error)
-                return
-            if not isinstance(error, EngineError):
-                logger.error("the engine raised", exc_info=error)
-            reason = EngineError(f"The engine failed: {error}", "Send another document.")
-            self._fail(batch, reason)
+        """Requeue the documents of a failed batch for single runs; fail a single document."""
+        if len(batch) > 1:
+            wanted = [job for job in batch if not job.future.done()]
+            for job in wanted:
+                job.single = True
+            self._queue.requeue(wanted)
             return
-        wanted = [job for job in batch if not job.future.done()]
-        for job in wanted:
-            job.alone = True
-        self._waiting.put_back(wanted)
+        if isinstance(error, StorageError):
+            self._fail(batch, error)
+            return
+        if not isinstance(error, EngineError):
+            logger.error("the engine raised", exc_info=error)
+        self._fail(batch, EngineError(f"The engine failed: {error}", "Send another document."))
 
     def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
         for job in jobs:
@@ -310,8 +310,8 @@ class Scheduler:
 
     def _close(self, run: Run | None) -> None:
         self._closed = UnavailableError("The server has stopped working.", "Ask another one.")
-        self._fail(self._waiting.close(), self._closed)
-        for begun in (run, self._running):
+        self._fail(self._queue.close(), self._closed)
+        for begun in (run, self._run):
             self._fail(begun.batch if begun else (), self._closed)
 
 

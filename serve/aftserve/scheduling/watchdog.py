@@ -1,4 +1,4 @@
-"""Ends the process where its event loop has stopped."""
+"""A watchdog that ends the process if its event loop stands still."""
 
 import asyncio
 import faulthandler
@@ -13,19 +13,19 @@ from typing import IO
 from aftserve.observability.output_queue import flush_output
 
 PARTS = 8
-"""A wait is taken in so many parts: of a time in which the whole process was paused, by a
-signal or with its machine, no more than one counts."""
+"""Number of parts of a wait. If the process or its machine was paused, at most one part of that
+time counts."""
 _DUMP_SECONDS = 5.0
 
 
 @asynccontextmanager
 async def watched_loop(stall_seconds: float) -> AsyncIterator[None]:
-    """While the block runs, a loop that stands still ends the process with status 1.
+    """End the process with status 1 if the event loop stands still within the block.
 
-    The stacks of all threads are written to standard error first, if that is read.
+    The stacks of all threads are written to standard error first, if it is read.
 
     Args:
-        stall_seconds: for which the loop may stand still.
+        stall_seconds: maximum time that the loop may stand still.
     """
     beats, ended = threading.Event(), threading.Event()
     interval = stall_seconds / PARTS

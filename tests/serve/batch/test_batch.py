@@ -243,7 +243,7 @@ def test_a_ray_that_does_not_start_in_time_is_named(bundle_folder: Path, tmp_pat
     folder_of(["a"], tmp_path / "documents")
     words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
     outcome = run_python("-c", NOT_IN_TIME, *words, cwd=tmp_path)
-    assert_refused(outcome, "Ray on this machine cannot be had", "timed out during startup")
+    assert_refused(outcome, "Ray on this machine is not available", "timed out during startup")
 
 
 SMALL_FILES = """

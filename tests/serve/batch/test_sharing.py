@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftserve.batch.sharing import shared_runs
-from aftserve.model.costs import GAIN, Costs, Measurement
-from aftserve.scheduling.batching import STRETCH
+from aftserve.model.costs import MIN_BATCH_GAIN, CostModel, Measurement
+from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 
 BUDGET = 2048
-COSTS = Costs(
+COSTS = CostModel(
     [
         *(Measurement(1, tokens, 0.001 + tokens * 1e-5) for tokens in (1, 64, 1024, 16_384)),
         *(Measurement(n, t, 0.001 + n * t * 1e-5) for n in (2, 4, 8) for t in (1, 64, 256)),
@@ -17,21 +17,20 @@ COSTS = Costs(
 
 
 @given(st.lists(st.integers(1, 3000), max_size=80), st.booleans())
-def test_each_is_in_one_run_that_pays(lengths: list[int], pads: bool) -> None:
-    runs = list(shared_runs(lengths, COSTS, budget_tokens=BUDGET, pads=pads))
+def test_each_is_in_one_run_that_pays(lengths: list[int], masks_padding: bool) -> None:
+    runs = list(shared_runs(lengths, COSTS, budget_tokens=BUDGET, masks_padding=masks_padding))
     assert sorted(index for run in runs for index in run) == list(range(len(lengths)))
     for run in filter(lambda run: len(run) > 1, runs):
         longest, shortest = max(lengths[i] for i in run), min(lengths[i] for i in run)
-        assert longest <= (STRETCH if pads else 1) * shortest
+        assert longest <= (MAX_LENGTH_RATIO if masks_padding else 1) * shortest
         assert len(run) * longest <= BUDGET
-        alone = sum(COSTS.alone(lengths[i]) for i in run)
-        assert COSTS.together(len(run), longest) < GAIN * alone
+        alone = sum(COSTS.single(lengths[i]) for i in run)
+        assert COSTS.batch(len(run), longest) < (1 - MIN_BATCH_GAIN) * alone
 
 
 def test_what_is_cheaper_together_is_not_run_alone() -> None:
-    assert list(shared_runs([5] * 20, COSTS, budget_tokens=BUDGET, pads=True)) == [
+    assert list(shared_runs([5] * 20, COSTS, budget_tokens=BUDGET, masks_padding=True)) == [
         list(range(8)), list(range(8, 16)), list(range(16, 20))
     ]  # fmt: skip
-    assert list(shared_runs([9000, 5, 9000, 5], COSTS, budget_tokens=BUDGET, pads=True)) == [
-        [1, 3], [0], [2]
-    ]  # fmt: skip
+    runs = shared_runs([9000, 5, 9000, 5], COSTS, budget_tokens=BUDGET, masks_padding=True)
+    assert list(runs) == [[1, 3], [0], [2]]

@@ -107,8 +107,12 @@ def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b'\xef\xbb\xbf{"text": "a"}', "without the byte order mark"),
-        (b'["a"]', "The JSON is no object. Send one, whose fields are text, texts, input_ids."),
+        (b'\xef\xbb\xbf{"text": "a"}', "Remove the byte order mark"),
+        (
+            b'["a"]',
+            "The body must be a JSON object, got an array. "
+            "Send an object with the fields text, texts, input_ids.",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_json_is_said(body: bytes, said: str, client: httpx.Client) -> None:

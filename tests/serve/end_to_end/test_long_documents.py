@@ -38,10 +38,10 @@ def address(
 
 _PREDICTING = """
 import sys
-from aftserve.model.costs import Costs
+from aftserve.model.costs import CostModel
 from aftserve.cli import main
 
-Costs.alone = lambda costs, tokens: {} * tokens
+CostModel.single = lambda costs, tokens: {} * tokens
 sys.exit(main())
 """
 """Predicts so many seconds for each token, whatever was measured."""
@@ -50,13 +50,13 @@ import sys, time
 from aftserve.cli import main
 from aftserve.scheduling.scheduler import Scheduler
 
-go_on_later = Scheduler._go_on_later
+end_run = Scheduler._end_run
 
-def slowly(scheduler, run):
+def slowly(scheduler):
     time.sleep(2)
-    go_on_later(scheduler, run)
+    return end_run(scheduler)
 
-Scheduler._go_on_later = slowly
+Scheduler._end_run = slowly
 sys.exit(main())
 """
 """A part of a document has ended and been answered long before it waits for the next one."""

@@ -21,7 +21,7 @@ from servers import serving
 
 from aftserve.api.error_responses import handle_problems
 from aftserve.http import departure_probe
-from aftserve.http.access_log import RequestLog
+from aftserve.http.access_log import AccessLogMiddleware
 from aftserve.http.connection import Connection
 from aftserve.observability.health import Health
 
@@ -92,7 +92,9 @@ def test_a_request_begins_with_its_first_byte() -> None:
         await send({"type": "http.response.start", "status": 204})
         await send({"type": "http.response.body"})
 
-    logged = RequestLog(app, Counter("named", "", ["path", "status"], registry=None), names=True)
+    logged = AccessLogMiddleware(
+        app, Counter("named", "", ["path", "status"], registry=None), names=True
+    )
     with running(logged) as server, raw_connection(address_of(server)) as connection:
         for _ in range(2):  # the second on a connection that was kept
             before = time.monotonic()
@@ -122,7 +124,7 @@ def test_as_many_connect_as_the_system_lets_and_then_the_log_says_so(
     log = tmp_path / "log"
     with serving(bundle_folder, log, program=_FEW_FILES) as (address, process):
         opened = Path(f"/proc/{process.pid}/fd")
-        said = "files are open, 100 may be"
+        said = "files are open, the limit is 100"
         with ExitStack() as stack:
             while len(list(opened.iterdir())) < 85:
                 before = len(list(opened.iterdir()))

@@ -165,7 +165,7 @@ def test_the_passage_that_decides_is_the_first(
     classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     (answer,) = classifier.classify([classifier.tokenize(document)])
-    found = explain(classifier, document, answer, first=0, most=3)
+    found = explain(classifier, document, answer, first=0, max_spans=3)
     assert answer.label == "c"
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
@@ -192,6 +192,6 @@ def test_a_token_of_the_tokenizer_has_no_characters(tmp_path: Path) -> None:
     classifier = classifier_of(deciding_bundle("aft_simple", "mean", tmp_path))
     for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
         (answer,) = classifier.classify([classifier.tokenize(document)])
-        (span,) = explain(classifier, document, answer, first=0, most=1).spans
+        (span,) = explain(classifier, document, answer, first=0, max_spans=1).spans
         assert span.end_token == len(document) + 1
         assert span.text == shown

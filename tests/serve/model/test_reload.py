@@ -349,8 +349,8 @@ def test_what_was_accepted_before_is_answered_by_the_one_before_which_then_goes(
                 accepted = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < len(LENGTHS):
                     await asyncio.sleep(0.01)
-                await service.reloading.run()
-                assert service.served.bundle.digest == digest(other_bundle)
+                await service.reloader.run()
+                assert service.active.bundle.digest == digest(other_bundle)
                 later = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < 2 * len(LENGTHS):
                     await asyncio.sleep(0.01)
@@ -387,7 +387,7 @@ def test_a_long_document_goes_on_with_the_chunks_it_began_with(
             with service.scheduler.paused():
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
-                await service.reloading.run()
+                await service.reloader.run()
             (result,) = await accepted
         assert result.bundle == digest(bundle_folder)
         np.testing.assert_allclose(list(result.scores.values()), weights / weights.sum(), atol=1e-5)
@@ -399,9 +399,9 @@ def test_one_that_is_stopped_takes_no_reload(place: Path) -> None:
     async def scenario() -> None:
         service = service_of(place)
         async with service.running():
-            service.reloading.close()
+            service.reloader.close()
             with pytest.raises(UnavailableError):
-                await service.reloading.run()
+                await service.reloader.run()
 
     asyncio.run(scenario())
 
@@ -421,10 +421,10 @@ def test_a_bundle_that_changes_while_it_is_read_is_refused(
     async def scenario() -> None:
         service = service_of(place)
         async with service.running():
-            before = service.served
+            before = service.active
             with pytest.raises(ReloadError, match="changed while it was read"):
-                await service.reloading.run()
-            assert service.served is before
+                await service.reloader.run()
+            assert service.active is before
 
     monkeypatch.setattr(reload, "load_model", load_and_replace)
     asyncio.run(scenario())

@@ -204,7 +204,7 @@ def test_documents_of_a_shared_run_are_compared_with_runs_alone(
             f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
         )
         eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
-        assert "run alone" in http.get(f"{address}/readyz").json()["status"]
+        assert "single run" in http.get(f"{address}/readyz").json()["status"]
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
 

@@ -179,7 +179,7 @@ def test_a_bundle_outside_its_bound_is_never_ready(
     outcome = deploy(ray, always(bundle_copy), tmp_path, config)
     assert outcome.code == 2, outcome.err
     assert "golden" in outcome.err
-    assert "error: Ray Serve cannot deploy it" in outcome.err
+    assert "error: Ray Serve cannot deploy the bundle" in outcome.err
 
 
 @pytest.mark.filterwarnings(  # while Ray Serve is imported

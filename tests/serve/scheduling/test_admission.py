@@ -18,10 +18,10 @@ SLOW = (
     "-c",
     """
 import sys
-from aftserve.model.costs import Costs
+from aftserve.model.costs import CostModel
 from aftserve.cli import main
 
-Costs.alone = lambda costs, tokens: 100.0 * tokens
+CostModel.single = lambda costs, tokens: 100.0 * tokens
 sys.exit(main())
 """,
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftserve.model.costs import Costs, Measurement
+from aftserve.model.costs import CostModel, Measurement
 from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.job import Job
 
@@ -16,8 +16,8 @@ RUN, TOKEN = 1e-3, 1e-6
 """Seconds of a run, and more for each token of it: short documents gain by company."""
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
-COSTS = Costs(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
-NEVER = Costs(
+COSTS = CostModel(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
+NEVER = CostModel(
     [
         *(Measurement(1, t, t * TOKEN) for t in LENGTHS),
         *(Measurement(n, t, n * t * TOKEN) for n in (2, 4) for t in LENGTHS),
@@ -35,18 +35,20 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def waiting(
     loop: asyncio.AbstractEventLoop,
     *tokens: int,
-    costs: Costs = COSTS,
+    costs: CostModel = COSTS,
     promised: float = 1e9,
-    served: Any = None,
+    active: Any = None,
 ) -> list[Job]:
     return [
-        Job(served, np.zeros(n, np.int64), costs.alone(n), promised, loop.create_future())
+        Job(active, np.zeros(n, np.int64), costs.single(n), promised, loop.create_future())
         for n in tokens
     ]
 
 
-def chosen(jobs: list[Job], costs: Costs = COSTS, budget: int = 4096, **given: object) -> list[int]:
-    options = {"budget_tokens": budget, "pads": True, "now": 0.0} | given
+def chosen(
+    jobs: list[Job], costs: CostModel = COSTS, budget: int = 4096, **given: object
+) -> list[int]:
+    options = {"budget_tokens": budget, "masks_padding": True, "now": 0.0} | given
     return [jobs.index(job) for job in next_batch(jobs, costs, **options)]  # type: ignore[arg-type]
 
 
@@ -55,7 +57,7 @@ def test_documents_of_like_length_share_a_run(loop: asyncio.AbstractEventLoop) -
 
 
 def test_documents_of_two_models_do_not(loop: asyncio.AbstractEventLoop) -> None:
-    before, after = (waiting(loop, 20, 20, 20, served=object()) for _ in range(2))
+    before, after = (waiting(loop, 20, 20, 20, active=object()) for _ in range(2))
     assert chosen([before[0], after[0], before[1], after[1]]) == [0, 2]
     assert chosen([after[0], before[0], after[1]]) == [0, 2]
 
@@ -78,7 +80,7 @@ def test_padding_counts_in_the_budget(loop: asyncio.AbstractEventLoop) -> None:
 
 def test_a_document_that_failed_in_company_runs_alone(loop: asyncio.AbstractEventLoop) -> None:
     jobs = waiting(loop, 20, 20, 20)
-    jobs[1].alone = True
+    jobs[1].single = True
     assert chosen(jobs) == [0, 2]
     assert chosen(jobs[1:]) == [0]
 
@@ -90,26 +92,30 @@ def test_nothing_overtakes_a_document_that_is_late(loop: asyncio.AbstractEventLo
 
 
 def test_a_model_that_cannot_mask_padding_gets_none(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 21, 20), pads=False) == [0, 2]
+    assert chosen(waiting(loop, 20, 21, 20), masks_padding=False) == [0, 2]
 
 
 @given(
     tokens=st.lists(st.integers(1, 5000), min_size=1, max_size=90),
     promised=st.floats(0, 1),
     budget=st.integers(1, 20_000),
-    pads=st.booleans(),
+    masks_padding=st.booleans(),
 )
 def test_whatever_waits_the_oldest_is_next_in_a_batch_that_keeps_the_rules(
-    tokens: list[int], promised: float, budget: int, pads: bool, loop: asyncio.AbstractEventLoop
+    tokens: list[int],
+    promised: float,
+    budget: int,
+    masks_padding: bool,
+    loop: asyncio.AbstractEventLoop,
 ) -> None:
     jobs = waiting(loop, *tokens, promised=promised)
-    batch = [jobs[i] for i in chosen(jobs, budget=budget, pads=pads)]
+    batch = [jobs[i] for i in chosen(jobs, budget=budget, masks_padding=masks_padding)]
     assert batch[0] is jobs[0]
     width = max(job.tokens for job in batch)
     assert len(batch) == 1 or len(batch) * width <= budget
     assert len(batch) == 1 or width <= 1.5 * min(job.tokens for job in batch)
     alone = sum(job.seconds for job in batch)
-    assert len(batch) == 1 or COSTS.together(len(batch), width) < alone
+    assert len(batch) == 1 or COSTS.batch(len(batch), width) < alone
 
 
 def test_every_document_is_run_in_the_end(loop: asyncio.AbstractEventLoop) -> None:
@@ -120,11 +126,11 @@ def test_every_document_is_run_in_the_end(loop: asyncio.AbstractEventLoop) -> No
         job.promised = seconds
     queue, now, finished = list(jobs), 0.0, {}
     while queue:
-        batch = next_batch(queue, COSTS, budget_tokens=4096, pads=True, now=now)
-        now += COSTS.together(len(batch), max(job.tokens for job in batch))
+        batch = next_batch(queue, COSTS, budget_tokens=4096, masks_padding=True, now=now)
+        now += COSTS.batch(len(batch), max(job.tokens for job in batch))
         for job in batch:
             queue.remove(job)
             finished[job.promised] = now
     assert len(finished) == len(jobs)
     # Overtaking costs nobody more than the batch that overtook it.
-    assert all(end <= promise + COSTS.together(8, 4096) for promise, end in finished.items())
+    assert all(end <= promise + COSTS.batch(8, 4096) for promise, end in finished.items())

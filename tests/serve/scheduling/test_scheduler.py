@@ -22,7 +22,7 @@ from servers import serving
 from aftexport.engines import RunStoppedError, Stop
 from aftserve.model.classifier import Classifier
 from aftserve.scheduling.job import Job
-from aftserve.scheduling.queue import Waiting
+from aftserve.scheduling.queue import JobQueue
 from aftserve.server import load
 from aftserve.service import Service
 from aftserve.settings import Settings
@@ -339,14 +339,14 @@ def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
 def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remove, stops = Waiting.remove, list[Stop]()
+    remove, stops = JobQueue.remove, list[Stop]()
 
     def hang(documents: Sequence[Tokens], stop: Stop) -> None:
         stops.append(stop)
         eventually(lambda: stop.requested, "the run is stopped")
         raise RunStoppedError
 
-    def late(self: Waiting, job: Job) -> bool:
+    def late(self: JobQueue, job: Job) -> bool:
         self.pause(False)
         eventually(lambda: bool(stops), "the run has begun")
         return remove(self, job)
@@ -355,7 +355,7 @@ def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
         service = load(Settings.read([str(bundle_folder), "--threads", "1"]), Console(quiet=True))
         async with service.running():
             monkeypatch.setattr(service.model.classifier, "classify", hang)
-            monkeypatch.setattr(Waiting, "remove", late)
+            monkeypatch.setattr(JobQueue, "remove", late)
             with service.scheduler.paused():
                 asking = asyncio.create_task(service.classify([[1, 2, 3]], math.inf))
                 await until(lambda: service.scheduler.waiting_documents == 1)

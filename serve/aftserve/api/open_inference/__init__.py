@@ -3,8 +3,8 @@
 https://github.com/kserve/open-inference-protocol (specification/protocol/inference_rest.md)
 https://github.com/triton-inference-server/server (docs/protocol/extension_binary_data.md)
 
-``tensors``  what the bytes of a tensor are
+``tensors``  tensors as JSON or bytes
 ``schemas``  the JSON around them
-``messages`` a request's documents, and the response of their answers
-``routes``   the addresses below ``/v2``
+``messages`` a request's documents, and the response with their results
+``routes``   the endpoints below ``/v2``
 """

@@ -1,4 +1,4 @@
-"""A request's documents, and the response of their answers."""
+"""A request's documents, and the response with their results."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from aftserve.schemas import DocumentResult
 from aftserve.types import Document
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-"""Bytes of the JSON, where tensors follow it."""
+"""Header with the length of the JSON in bytes, if tensors follow it."""
 
 INPUTS = (
     TensorMetadata(name="text", datatype="BYTES", shape=[-1]),
@@ -35,7 +35,7 @@ INPUTS = (
 
 
 def outputs_of(classes: int) -> tuple[TensorMetadata, ...]:
-    """What a model of so many classes answers for each document."""
+    """Return the outputs of a model with ``classes`` classes."""
     return (
         TensorMetadata(name="label", datatype="BYTES", shape=[-1]),
         TensorMetadata(name="scores", datatype="FP32", shape=[-1, classes]),
@@ -46,10 +46,10 @@ def outputs_of(classes: int) -> tuple[TensorMetadata, ...]:
 
 @dataclass(frozen=True)
 class Message:
-    """A request, read.
+    """A checked request.
 
     Attributes:
-        request: its JSON.
+        request: the JSON of the request.
         documents: texts, or token ids.
     """
 
@@ -57,25 +57,25 @@ class Message:
     documents: Sequence[Document]
 
 
-def parse(content: Any, binary: memoryview, *, most: int) -> Message:
-    """Checks a request.
+def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
+    """Check a request.
 
     Args:
-        content: its JSON, as objects.
-        binary: the bytes after it.
-        most: documents it may have.
+        content: its parsed JSON.
+        binary: the bytes after the JSON.
+        max_documents: maximum number of documents.
 
     Raises:
-        RequestValidationError: where a field is not as the protocol has it.
-        InputError: where the tensors are no documents, or an output is wanted that there is not.
-        DocumentTooLongError: where there are too many.
+        RequestValidationError: if a field does not follow the protocol.
+        InputError: if the tensors are not documents, or a requested output does not exist.
+        DocumentTooLongError: if there are too many documents.
     """
     try:
         request = InferenceRequest.model_validate(content)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
     _check_outputs(request)
-    _check_inputs(request.inputs, most)
+    _check_inputs(request.inputs, max_documents)
     arrays: dict[str, tensors.Array] = {}
     for tensor in request.inputs:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
@@ -91,8 +91,8 @@ def parse(content: Any, binary: memoryview, *, most: int) -> Message:
     return Message(request, _documents(arrays))
 
 
-def _check_inputs(inputs: Sequence[InputTensor], most: int) -> None:
-    """Checks what the inputs are said to be, before their values, of which there may be many."""
+def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
+    """Check the names, types and shapes of the inputs, before their values, which may be many."""
     names = [tensor.name[:100] for tensor in inputs]
     if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
         raise InputError(
@@ -110,10 +110,10 @@ def _check_inputs(inputs: Sequence[InputTensor], most: int) -> None:
             raise InputError("input_ids are not [documents, tokens].", "Send INT64 of two axes.")
         count = first.shape[0]
     if count == 0:
-        raise InputError("The request has no documents.", "Send some.")
-    if count > most:
+        raise InputError("The request has no documents.", "Send at least one.")
+    if count > max_documents:
         raise DocumentTooLongError(
-            f"The request has {count} documents, this server takes {most}.",
+            f"The request has {count} documents, this server takes {max_documents}.",
             "Send them in several requests.",
         )
     if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
@@ -134,7 +134,7 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
 def respond(
     message: Message, results: Sequence[DocumentResult], *, name: str, version: str
 ) -> Response:
-    """The response, with the tensors after the JSON that the request wants there."""
+    """Build the response; tensors that the request wants as bytes follow the JSON."""
     request = message.request
     columns: dict[str, Any] = {
         "label": [r.label for r in results],

@@ -1,4 +1,4 @@
-"""The JSON objects of the protocol."""
+"""JSON objects of the protocol."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ Datatype = Literal["BYTES", "INT64", "INT32", "FP32"]
 
 
 class TensorParameters(BaseModel):
-    """What a tensor is told beside its values; others are ignored, as the protocol asks."""
+    """Parameters of a tensor; unknown ones are ignored, as the protocol requires."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -16,13 +16,13 @@ class TensorParameters(BaseModel):
         default=None, description="Bytes of the tensor, after the JSON, in the order of the inputs."
     )
     binary_data: bool | None = Field(
-        default=None, description="Of an output: send it after the JSON."
+        default=None, description="For an output: send it after the JSON."
     )
-    classification: int | None = Field(default=None, description="Not offered.")
+    classification: int | None = Field(default=None, description="Not supported.")
 
 
 class RequestParameters(BaseModel):
-    """What all of a request is told."""
+    """Parameters of a request; unknown ones are ignored, as the protocol requires."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -32,7 +32,7 @@ class RequestParameters(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """One input: its values as JSON, nested or flat, or after it."""
+    """One input: its values are in the JSON, nested or flat, or follow it."""
 
     name: str
     shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=2)
@@ -42,14 +42,14 @@ class InputTensor(BaseModel):
 
 
 class RequestedOutput(BaseModel):
-    """One output that is wanted."""
+    """One requested output."""
 
     name: str
     parameters: TensorParameters | None = None
 
 
 class InferenceRequest(BaseModel):
-    """Documents: the input ``text``, or ``input_ids`` and, where they differ, ``lengths``."""
+    """Documents: the input ``text``, or ``input_ids`` and, if lengths differ, ``lengths``."""
 
     id: str | None = None
     parameters: RequestParameters | None = None
@@ -58,7 +58,7 @@ class InferenceRequest(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """What an input or output looks like; -1 is any size."""
+    """Name, type and shape of an input or output; -1 is any size."""
 
     name: str
     datatype: Datatype
@@ -66,7 +66,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """The model that is served."""
+    """The model of the server."""
 
     name: str
     versions: list[str]
@@ -90,7 +90,7 @@ class Live(BaseModel):
 
 
 class Ready(BaseModel):
-    """Whether requests are wanted."""
+    """Whether the server takes requests."""
 
     ready: bool
 
@@ -103,7 +103,7 @@ class ModelReady(BaseModel):
 
 
 class ProtocolProblem(BaseModel):
-    """What is wrong with a request, and what to do."""
+    """The problem of a request, and its remedy."""
 
     error: str
 
@@ -119,7 +119,7 @@ class OutputTensor(BaseModel):
 
 
 class InferenceResponse(BaseModel):
-    """The answers."""
+    """The outputs for all documents."""
 
     model_name: str
     model_version: str

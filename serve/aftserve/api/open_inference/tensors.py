@@ -1,4 +1,4 @@
-"""Tensors as JSON or as bytes, to arrays and back."""
+"""Conversion of tensors between arrays and JSON or bytes."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _INTEGERS: dict[str, str] = {"INT64": "<i8", "INT32": "<i4"}
 
 
 def read(tensor: InputTensor, binary: memoryview | None) -> Array:
-    """An array of integers, or of ``str`` objects.
+    """Return a tensor as an array of integers, or of ``str`` objects.
 
     Args:
-        tensor: as the request describes it.
-        binary: its bytes; None where its values are in the JSON.
+        tensor: the request's description of the tensor.
+        binary: its bytes; None if its values are in the JSON.
 
     Raises:
-        InputError: where its values are not of its type and shape.
+        InputError: if its values do not fit its type and shape.
     """
     count = math.prod(tensor.shape)
     if binary is not None:
@@ -31,7 +31,9 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
             _strings(binary, tensor) if tensor.datatype == "BYTES" else _numbers(binary, tensor)
         )
     elif tensor.data is None:
-        raise InputError(f"The input {tensor.name!r} has no data.", "Send some.")
+        raise InputError(
+            f"The input {tensor.name!r} has no data.", "Send data or binary_data_size."
+        )
     else:
         values = _listed(tensor)
     if values.size != count:
@@ -95,14 +97,14 @@ def _listed(tensor: InputTensor) -> Array:
             raise InputError(f"The input {tensor.name!r} holds more than texts.", "Send strings.")
         return np.array(data, dtype=object)
     kind = _integers(tensor)
-    # bool is an int, and an array would round a float.
+    # bool is a subclass of int, and an array would round a float.
     if not all(type(value) is int for value in data):
         raise InputError(f"The input {tensor.name!r} holds more than integers.", "Send integers.")
     try:
         return np.array(data, dtype=kind)
     except OverflowError:
         raise InputError(
-            f"The input {tensor.name!r} has a value that is no {tensor.datatype}.",
+            f"The input {tensor.name!r} has a value outside the range of {tensor.datatype}.",
             "Send token ids.",
         ) from None
 
@@ -114,7 +116,7 @@ def _integers(tensor: InputTensor) -> str:
 
 
 def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
-    """A tensor as it follows the JSON: little-endian, each string after its length."""
+    """Return a tensor's bytes: little-endian, with its length before each string."""
     if datatype == "BYTES":
         encoded = [str(value).encode() for value in values]
         return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)

@@ -1,1 +1,1 @@
-"""The page at ``/``, for people with a browser."""
+"""The web page at ``/``."""

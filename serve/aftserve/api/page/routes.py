@@ -1,4 +1,4 @@
-"""The files of the page, with headers that have a browser ask nobody but this server."""
+"""The files of the web page, with headers that confine the browser to this server."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ _POLICY = (
     "base-uri 'none'",
     "form-action 'none'",
     "frame-ancestors 'none'",
-    # No text becomes markup or a script, whatever the code of the page does with it.
+    # Text never becomes markup or a script, whatever the page's code does with it.
     "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 )
@@ -37,7 +37,7 @@ _HEADERS = {
 
 
 def create_router() -> APIRouter:
-    """Builds what answers a browser; none of it needs an API key, or is in the OpenAPI document."""
+    """Build the endpoints of the page; they need no API key and are not in the OpenAPI document."""
     router = APIRouter(include_in_schema=False)
     for path, (name, media_type) in _FILES.items():
         router.add_api_route(path, _file(name, media_type))
@@ -50,7 +50,7 @@ def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]
     headers = _HEADERS | {"ETag": tag}
 
     async def file(request: Request) -> Response:
-        # Whoever compresses on the way makes the tag weak: W/"...".
+        # A proxy that compresses makes the tag weak: W/"...".
         if tag in re.findall(r'"[^"]*"', request.headers.get("if-none-match", "")):
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=media_type, headers=headers)

@@ -114,7 +114,7 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
         ([ids([[1], [2, 3]], [2, 2])], "rows"),
         ([ids([1.5], [1, 1])], "more than integers"),
         ([ids([True], [1, 1])], "more than integers"),
-        ([ids([2**80], [1, 1])], "no INT64"),
+        ([ids([2**80], [1, 1])], "outside the range of INT64"),
         ([ids([10**6], [1, 1])], "outside the vocabulary"),
         ([ids([1, 2], [1, 2]), lengths(3)], "not within 0 and 2"),
         ([ids([1, 2], [1, 2]), lengths(-1)], "not within 0 and 2"),
