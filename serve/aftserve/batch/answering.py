@@ -1,4 +1,4 @@
-"""Answers to documents as the server gives them, many at a time and without a server."""
+"""Classification of many documents without a server, with the server's answers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from aftserve.model.load import load_model
 from aftserve.settings import Settings
 from aftserve.types import Tokens
 
-_MOST_TOKENS = 1 << 22
-"""Of documents that are held at a time, unless a single one has more."""
+_MAX_HELD_TOKENS = 1 << 22
+"""Maximum tokens of the documents that are held at a time, unless a single one has more."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a document: an answer or an error.
+    """The outcome of a document: an answer or an error.
 
     Attributes:
         answer: label and scores.
-        error: why there is none, and what helps.
-        tokens_total: of the document; 0 where they are not known.
-        tokens_used: that the model saw.
+        error: the problem and its remedy.
+        tokens_total: tokens of the document; 0 if unknown.
+        tokens_used: tokens that the model saw.
     """
 
     answer: Answer | None = None
@@ -38,28 +38,28 @@ class OfflineClassifier:
     """The model of a bundle, loaded and compared with its golden cases.
 
     Args:
-        settings: of the server; those of requests, queue and deadlines say nothing here.
-        digest: that the bundle must have; any where it is None.
+        settings: settings of the server; those of requests and the queue are ignored.
+        digest: required digest of the bundle; None for any.
 
     Raises:
-        AftexportError: where it cannot be loaded.
-        ParityError: where its golden cases are outside the bound.
+        AftexportError: if it cannot be loaded.
+        ParityError: if its golden cases are out of bound.
     """
 
     def __init__(self, settings: Settings, digest: str | None = None) -> None:
         bundle = Bundle.open(settings.bundle)
         if digest is not None and bundle.digest != digest:
-            raise BundleError(bundle.path, "it changed meanwhile", "Begin again.")
+            raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
         self._budget_tokens = settings.budget_tokens
         self._model = load_model(bundle, settings, Console(quiet=True))
         if self._model.breach is not None:
             raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
 
     def answer(self, documents: Iterable[str | AftexportError]) -> list[Outcome]:
-        """Answers texts in runs of several; one that fails fails alone.
+        """Classify texts in shared runs; if a run fails, each of its texts gets a single run.
 
         Args:
-            documents: texts, and errors in place of those that could not be read; no text is kept.
+            documents: texts, or errors in place of texts that could not be read; none is kept.
         """
         outcomes: list[Outcome] = []
         held: dict[int, Tokens] = {}
@@ -69,7 +69,7 @@ class OfflineClassifier:
                 held[index] = self._tokens(document)
             except AftexportError as error:
                 outcomes[index] = Outcome(error=str(error))
-            if sum(map(len, held.values())) > _MOST_TOKENS:
+            if sum(map(len, held.values())) > _MAX_HELD_TOKENS:
                 self._run(held, outcomes)
                 held = {}
         self._run(held, outcomes)
@@ -81,7 +81,7 @@ class OfflineClassifier:
         return self._model.classifier.encode(document)
 
     def _run(self, documents: dict[int, Tokens], outcomes: list[Outcome]) -> None:
-        """Writes the outcomes of documents of checked tokens to their places."""
+        """Run tokenized documents, and write their outcomes to their places."""
         classifier = self._model.classifier
         places = list(documents)
         used = [classifier.cut(ids) for ids in documents.values()]
@@ -102,7 +102,7 @@ class OfflineClassifier:
                 )
 
     def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | AftexportError]:
-        """Of one run; where that fails, of a run of each alone."""
+        """Yield the answers of one run; if it fails, those of a single run of each document."""
         classifier = self._model.classifier
         try:
             if len(documents) == 1 and classifier.in_chunks(len(documents[0])):

@@ -1,4 +1,4 @@
-"""Where documents come from: a folder of text files, or Parquet with a column of texts."""
+"""The input: a folder of text files, or Parquet with a column of texts."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from aftexport.errors import AftexportError, InputError, UsageError
 from aftserve.errors import DocumentTooLongError
 
 ROWS = 256
-"""Documents of a block: what an actor takes at a time, and again if it dies."""
+"""Documents of a block, which an actor takes at a time, and again if it dies."""
 PATH, TEXT = "path", "text"
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
-"""Whoever names such a file means its rows."""
-_MOST_BYTES = 4
-"""Of a character in UTF-8."""
+"""Files of tables, whose user means the rows."""
+_MAX_CHARACTER_BYTES = 4
+"""Maximum bytes of a character in UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,33 @@ class Documents:
     """Documents that can be read on every node.
 
     Attributes:
-        count: how many there are.
-        ids: type of what names each; None where that is its number.
+        count: number of documents.
+        ids: type of their ids; None if they are numbered.
     """
 
     count: int
     ids: pa.DataType | None
 
     def blocks(self) -> Any:
-        """A Ray dataset of them, in order: columns ``id`` and ``path`` or ``text``."""
+        """Return a Ray dataset in order, with the columns ``id``, and ``path`` or ``text``."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TextFiles(Documents):
-    """Every file below a folder, but hidden ones; named by its path from there.
+    """All files below a folder except hidden ones; their ids are the paths from there.
 
-    What is not UTF-8 in a name stands in it as ``\\x`` and two digits.
+    Bytes of a path that are not UTF-8 become ``\\x`` and two digits.
 
     Attributes:
-        paths: absolute, by name.
+        paths: absolute paths by id.
     """
 
     paths: dict[str, bytes]
 
     @classmethod
     def find(cls, place: Path) -> "TextFiles":
-        """Of a folder, or one file."""
+        """Find the files of a folder, or one file."""
         root = place if place.is_dir() else place.parent
         found = sorted(_files(place)) if place.is_dir() else [place]
         paths = {_shown(path.relative_to(root)): os.fsencode(path.absolute()) for path in found}
@@ -70,12 +70,12 @@ class TextFiles(Documents):
 
 @dataclass(frozen=True)
 class ParquetTexts(Documents):
-    """A column of one Parquet file, or of those below a folder in the order of their names.
+    """A column of one Parquet file, or of all below a folder in the order of their names.
 
     Attributes:
         files: absolute paths.
         text: the column of texts.
-        id: the column that names them.
+        id: the column of ids; None if the documents are numbered.
     """
 
     files: list[str]
@@ -84,10 +84,10 @@ class ParquetTexts(Documents):
 
     @classmethod
     def find(cls, place: Path, text: str, id: str | None) -> "ParquetTexts":
-        """Of a file or folder; where ``id`` is None, that is the column ``id`` if there is one.
+        """Find the tables of a file or folder; ``id`` defaults to the column ``id``, if any.
 
         Raises:
-            UsageError: where they cannot be read, or have no such column of texts.
+            UsageError: if they cannot be read, or lack the column of texts.
         """
         files = [place.absolute()] if not place.is_dir() else sorted(_files(place.absolute()))
         tables = [str(path) for path in files if path.suffix == ".parquet"]
@@ -101,16 +101,23 @@ class ParquetTexts(Documents):
         if id is None and "id" in dataset.schema.names and text != "id":
             id = "id"
         if id == text:
-            raise UsageError(f"--text and --id are both {text!r}.", "Name two columns.")
+            raise UsageError(
+                f"--text and --id must be two columns, got {text!r} twice.", "Change one of them."
+            )
         for path, schema in schemas.items():
             _check_columns(path, schema, [text] if id is None else [text, id])
             kind = schema.field(text).type
             if not _is_of_texts(kind):
-                raise UsageError(f"Column {text!r} of {path} is {kind}.", "Name one of strings.")
+                raise UsageError(
+                    f"Column {text!r} of {path} must hold strings, got {kind}.",
+                    "Name another column by --text.",
+                )
         kinds = {schema.field(id).type: path for path, schema in schemas.items() if id is not None}
         if len(kinds) > 1:
             said = ", ".join(f"{kind} in {path}" for kind, path in kinds.items())
-            raise UsageError(f"Column {id!r} is {said}.", "Give it one type.")
+            raise UsageError(
+                f"Column {id!r} must have one type, got {said}.", "Convert the files to one type."
+            )
         return cls(count, next(iter(kinds), None), tables, text, id)
 
     def blocks(self) -> Any:
@@ -121,21 +128,21 @@ class ParquetTexts(Documents):
         dataset = ray.data.read_parquet(
             self.files,
             columns=columns,
-            partitioning=None,  # what the name of a folder says must not replace a column
+            partitioning=None,  # the names of folders must not replace a column
         )
         names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
         return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
 
 
 def find(place: Path, *, text: str, id: str | None) -> Documents:
-    """The documents at a place: of Parquet where there is any, else every file is one.
+    """Find the documents at a place: the rows of Parquet files, or every file if there are none.
 
     Args:
         place: a file or folder.
         text, id: columns of Parquet.
 
     Raises:
-        UsageError: where there are none.
+        UsageError: if there are no documents.
     """
     if not place.exists():
         raise UsageError(f"{place} does not exist.", "Check the path.")
@@ -152,16 +159,16 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
     return documents
 
 
-def texts_of(block: pa.Table, most_characters: int) -> Iterator[str | AftexportError]:
-    """The text of each document of a block, or why it cannot be read; each as it is asked for.
+def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | AftexportError]:
+    """Yield the text of each document of a block, or the error that occurred.
 
     Args:
-        block: of a dataset of ``Documents``.
-        most_characters: of a text; a file that has more is not read.
+        block: a block of a dataset of ``Documents``.
+        max_characters: maximum length of a text; a larger file is not read.
     """
     if PATH in block.column_names:
         for path in block[PATH]:
-            yield _read(path.as_py(), most_characters)
+            yield _read(path.as_py(), max_characters)
         return
     for cell in block[TEXT]:
         yield _text(cell)
@@ -170,23 +177,23 @@ def texts_of(block: pa.Table, most_characters: int) -> Iterator[str | AftexportE
 def _text(cell: pa.Scalar) -> str | AftexportError:
     try:
         text: str | None = cell.as_py()
-    except UnicodeDecodeError as error:  # nothing sees to it in Parquet
+    except UnicodeDecodeError as error:  # Parquet does not check strings
         return InputError(f"The text is not UTF-8 at byte {error.start}.", "Convert it.")
-    return text if text is not None else InputError("There is no text.", "Leave the row out.")
+    return text if text is not None else InputError("The row has no text.", "Leave the row out.")
 
 
-def _read(path: bytes, most_characters: int) -> str | AftexportError:
-    most = _MOST_BYTES * most_characters
+def _read(path: bytes, max_characters: int) -> str | AftexportError:
+    max_bytes = _MAX_CHARACTER_BYTES * max_characters
     try:
         with Path(os.fsdecode(path)).open("rb") as file:
-            content = file.read(most + 1)
-        if len(content) > most:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
             return DocumentTooLongError(
-                f"The file has more than {most} bytes, a text at most {most_characters} "
+                f"The file has more than {max_bytes} bytes, a text at most {max_characters} "
                 "characters.",
                 "Leave it out.",
             )
-        return content.decode("utf-8-sig")  # as the server reads plain text
+        return content.decode("utf-8-sig")  # like the server's plain text
     except OSError as error:
         return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
     except UnicodeDecodeError as error:
@@ -194,7 +201,7 @@ def _read(path: bytes, most_characters: int) -> str | AftexportError:
 
 
 def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:
-    """Refuses other files, but those of the system that wrote the table, whose names have a _."""
+    """Refuse other files, except those that begin with _ and belong to the table's writer."""
     for path in files:
         parts = path.relative_to(place.absolute()).parts
         if path.suffix != ".parquet" and not any(part.startswith("_") for part in parts):
@@ -208,13 +215,13 @@ def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str]) -> None
     for name in columns:
         if schema.names.count(name) != 1:
             raise UsageError(
-                f"{path} has no one column {name!r}; it has {', '.join(schema.names)}.",
+                f"{path} must have one column {name!r}, got {', '.join(schema.names)}.",
                 "Name them by --text and --id.",
             )
 
 
 def _is_of_texts(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):  # what pandas calls a category
+    if pa.types.is_dictionary(kind):  # a category of pandas
         kind = kind.value_type
     strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(is_of(kind) for is_of in strings)
@@ -225,10 +232,10 @@ def _shown(path: Path) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files below a folder, and links to nothing or to a folder, which are not left out unsaid.
+    """Yield the files below a folder, and broken links and links to folders, which then fail.
 
     Raises:
-        UsageError: where a folder cannot be read.
+        UsageError: if a folder cannot be read.
     """
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]

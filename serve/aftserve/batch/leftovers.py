@@ -1,4 +1,4 @@
-"""What a run that was killed leaves beside its output: the next one of that output removes it."""
+"""Files that a killed run leaves beside its output; the next run to that output removes them."""
 
 import os
 import re
@@ -14,17 +14,17 @@ try:
 except ImportError:  # Windows has no such locks: nothing is removed there
     fcntl = None  # type: ignore[assignment]
 
-_LONGEST_NAME = 32
-"""Of a longer one the file beside it has the beginning alone, as that of another output may."""
+_MAX_NAME_CHARACTERS = 32
+"""The file beside a longer name has only its beginning, which other outputs may share."""
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Like ``replacing_file``, without what killed runs of the same output have left.
+    """Do the same as ``replacing_file``, and remove files of killed runs to the same output.
 
-    Whoever writes has its file locked until that is in its place. The system takes the lock back
-    however a process ends, so that what nobody has locked is nobody's. Where a file system has no
-    locks, nothing is removed.
+    A run locks its file until the file is in its place. The system releases the lock however the
+    process ends, so an unlocked file has no owner. If the file system has no locks, nothing is
+    removed.
     """
     if fcntl is None or is_device(out):
         with replacing_file(out) as aside:
@@ -37,9 +37,9 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def _locked(file: Path) -> BinaryIO:
-    """Locks a file as long as what is returned is open.
+    """Lock a file for as long as the returned one is open.
 
-    Between its making and its lock another run may have removed it; then it is made again.
+    Another run may remove the file before it is locked; then it is made again.
     """
     while True:
         opened = file.open("ab")
@@ -51,7 +51,7 @@ def _locked(file: Path) -> BinaryIO:
 
 
 def _remove_leftovers(out: Path) -> None:
-    if len(out.name) > _LONGEST_NAME:
+    if len(out.name) > _MAX_NAME_CHARACTERS:
         return
     beside = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{16}}")
     with suppress(OSError):

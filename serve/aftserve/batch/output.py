@@ -1,4 +1,4 @@
-"""What is written of each document, as Parquet or as lines of JSON."""
+"""The output: a row for each document, as Parquet or JSON lines."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ _OF_BYTES = (
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
 )
-"""Nothing has seen to it that strings of Parquet are UTF-8."""
+"""Types whose values may not be UTF-8: Parquet does not check strings."""
 _REMEDIES = {
     errno.EDQUOT: "make room there, or name another place",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or name another place",
@@ -37,11 +37,11 @@ _REMEDIES = {
 
 
 class OutputError(AftexportError):
-    """The output cannot be written; what stood there is as it was.
+    """The output cannot be written; an earlier file is unchanged.
 
     Args:
-        path: of the output.
-        error: whose own text may be of a file beside it, or of Parquet's library.
+        path: path of the output.
+        error: the error of the system; its own text may name a temporary file.
     """
 
     exit_code = 1
@@ -55,11 +55,11 @@ class OutputError(AftexportError):
 
 
 def schema(labels: Sequence[str], ids: pa.DataType | None) -> pa.Schema:
-    """The columns: those of an answer of the server but its times, with id and error.
+    """Return the columns: an id, the fields of the server's answer without times, and an error.
 
     Args:
-        labels: of the model.
-        ids: type of what names a document; None where that is its number.
+        labels: labels of the model.
+        ids: type of the ids; None if the documents are numbered.
     """
     scores = pa.struct([pa.field(label, pa.float64()) for label in labels])
     return pa.schema(
@@ -85,7 +85,7 @@ def table(
     policy: Policy,
     bundle: str,
 ) -> pa.Table:
-    """A row of each outcome; without ids, they are numbered when they are written."""
+    """Return a row for each outcome; rows without ids are numbered by the writer."""
     answers = [outcome.answer for outcome in outcomes]
     values = {
         "label": [answer and answer.label for answer in answers],
@@ -103,11 +103,11 @@ def table(
 
 
 class Writer:
-    """Writes rows to a file of the kind that its name says.
+    """Writes rows to a Parquet or JSON lines file.
 
     Args:
-        path: to write to.
-        name: that the file will have, which says its kind.
+        path: path to write to.
+        name: final name of the file, whose suffix decides the format.
         columns: see ``schema``.
         numbered: whether the ids are the numbers of the rows.
     """
@@ -133,7 +133,7 @@ class Writer:
         (self._parquet or self._lines).close()
 
     def write(self, rows: pa.Table) -> None:
-        """Appends rows."""
+        """Append rows."""
         if self._numbered:
             numbers = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
             rows = rows.set_column(0, rows.schema.field("id"), numbers)
@@ -147,15 +147,15 @@ class Writer:
 
 
 def _shown(ids: pa.ChunkedArray) -> list[Any]:
-    """Ids as JSON has them, whatever they are: a run must not fail at what names a document.
+    """Convert ids to JSON values; every id can be converted, so that no run fails for its ids.
 
-    What is not UTF-8 stands there as ``\\x`` and two digits, a number that is none as null.
+    Bytes that are not UTF-8 become ``\\x`` and two digits, and NaN and infinity become null.
     """
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if any(is_of(kind) for is_of in _OF_BYTES):
         ids = ids.cast(pa.large_binary())
     elif pa.types.is_temporal(kind):
-        ids = ids.cast(pa.string())  # Python's own end with the year 9999
+        ids = ids.cast(pa.string())  # Python's dates end with the year 9999
     return list(map(_plain, ids.to_pylist()))
 
 
@@ -173,13 +173,13 @@ def _plain(value: Any) -> Any:
 
 
 def check_output(path: Path, place: Path) -> None:
-    """Refuses an output of another kind, that cannot be made, or would be read as a document.
+    """Check that an output has a known format, can be made, and is not part of the input.
 
     Raises:
-        UsageError: saying why.
+        UsageError: if it does not.
     """
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"--output {path} is of no known kind.", "Name it .parquet or .jsonl.")
+        raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")
     if path.is_dir():
         raise UsageError(f"--output {path} is a folder.", "Name a file.")
     if path.resolve().is_relative_to(place.resolve()):

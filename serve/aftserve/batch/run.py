@@ -1,4 +1,4 @@
-"""From a place with documents to a file with their answers."""
+"""A batch run: from a folder of documents to a file of answers."""
 
 import logging
 import time
@@ -23,49 +23,49 @@ from aftserve.settings import Settings
 
 _OBJECT_STORE_MIB = 512
 _READERS = 1
-"""CPUs of an own Ray beside those of the actors: for what reads Parquet, mostly idle."""
-_MOST_DEATHS = 3
+"""CPUs of a Ray on this machine beside those of the actors, to read Parquet; mostly idle."""
+_MAX_DEATHS = 3
 
 
 class RunError(AftexportError):
-    """The run did not come to its end; nothing was written."""
+    """The run did not finish; nothing was written."""
 
     exit_code = 1
 
 
 class Deaths:
-    """Counts the actors that died: Ray Data starts them again without end."""
+    """A counter of the actors that died, because Ray Data restarts them without end."""
 
     def __init__(self) -> None:
         self._count = 0
 
-    def another(self) -> int:
-        """How many there are, with this one."""
+    def add(self) -> int:
+        """Count another death, and return the number of all."""
         self._count += 1
         return self._count
 
 
 class Actor:
-    """Holds the model in a process of its own, and answers block after block."""
+    """A process that holds the model and classifies block after block."""
 
     def __init__(self, settings: Settings, digest: str, columns: pa.Schema, deaths: Any) -> None:
         import ray
 
         again = ray.get_runtime_context().was_current_actor_reconstructed
-        if again and ray.get(deaths.another.remote()) > _MOST_DEATHS:
+        if again and ray.get(deaths.add.remote()) > _MAX_DEATHS:
             raise RunError(
-                "The process that holds the model dies again and again, by lack of memory or by "
-                "a document.",
-                "Give it more, or look for the document.",
+                "The process that holds the model dies again and again, for lack of memory or "
+                "because of a document.",
+                "Give it more memory, or find the document.",
             )
         self._classifier = OfflineClassifier(settings, digest)
-        self._most_characters = settings.max_characters
+        self._max_characters = settings.max_characters
         self._columns = columns
         self._marks: dict[str, Any] = {"policy": settings.long_documents, "bundle": digest}
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """The rows of a block's documents."""
-        texts = documents.texts_of(block, self._most_characters)
+        """Return the rows of a block's documents."""
+        texts = documents.texts_of(block, self._max_characters)
         outcomes = self._classifier.answer(texts)
         ids = block["id"] if "id" in block.column_names else None
         return output.table(ids, outcomes, self._columns, **self._marks)
@@ -81,20 +81,21 @@ def run(
     console: Console,
     interruption: Interruption,
 ) -> int:
-    """Classifies documents; returns how many have an error in place of an answer.
+    """Classify documents; return the number of those with an error in place of an answer.
 
     Args:
-        settings: of the bundle and its engine.
+        settings: settings of the bundle and its engine.
         found: the documents.
-        out: the file to write; what stands there goes only once the new one is whole.
-        actors: processes that hold the model.
-        address: as ``resolve`` has it.
-        console: where progress goes.
-        interruption: whose exception may be lost in a callback of Ray's.
+        out: the file to write; an earlier one is replaced only by a complete new one.
+        actors: number of processes that hold the model.
+        address: the address from ``resolve``.
+        console: console that shows the progress.
+        interruption: the interruption to check for, because Ray's callbacks may swallow its
+            exception.
 
     Raises:
-        AftexportError: where it cannot be run.
-        RunError: where it does not come to its end.
+        AftexportError: if it cannot run.
+        RunError: if it does not finish.
     """
     bundle = Bundle.open(settings.bundle)
     columns = output.schema(bundle.manifest.labels, found.ids)
@@ -108,7 +109,7 @@ def run(
     try:
         import ray
 
-        interruption.check()  # an import may lose it, and Ray takes long to start
+        interruption.check()  # an import may swallow it, and Ray takes long to start
         with cluster:
             interruption.check()
             _configure()
@@ -124,7 +125,7 @@ def run(
             rows = answered.iter_batches(batch_size=None, batch_format="pyarrow")
             failed = _write(rows, columns, found, out, console, interruption)
     except KeyboardInterrupt:
-        if failed is None:  # else all is there, and Ray alone was ended before its time
+        if failed is None:  # otherwise the output is complete, and only Ray's end was interrupted
             raise
     seconds = time.monotonic() - start
     console.print(
@@ -143,12 +144,12 @@ def _write(
     console: Console,
     interruption: Interruption,
 ) -> int:
-    """Puts the file into its place before Ray ends, which would lose it to a signal meanwhile."""
+    """Write the output before Ray ends, because a signal during Ray's end would lose it."""
     failed = 0
     with _progress(console) as progress:
         task = progress.add_task("documents", total=found.count)
         try:
-            # Within: what is left is written when they are closed, and the disk may be full.
+            # Closing them writes the rest, and the disk may be full: keep it within the try block.
             with (
                 replacing(out) as aside,
                 output.Writer(aside, out, columns, numbered=found.ids is None) as writer,
@@ -160,7 +161,7 @@ def _write(
                     interruption.check()
                 if writer.rows != found.count:
                     raise RunError(
-                        f"{writer.rows} of {found.count} documents came back.",
+                        f"Ray returned {writer.rows} of {found.count} documents.",
                         "Nothing was written.",
                     )
         except OSError as error:
@@ -169,7 +170,7 @@ def _write(
 
 
 def _arriving(answered: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Rows as Ray hands them out; what fails there is none of the output's errors."""
+    """Yield the rows from Ray; its errors are not those of the output."""
     import ray
 
     try:
@@ -184,7 +185,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _configure() -> None:
-    """Rows in the order of their documents, and no word of Ray Data's beside what is raised."""
+    """Configure Ray Data to keep the order of the rows, and to print nothing."""
     from ray.data import DataContext
 
     context = DataContext.get_current()
@@ -195,6 +196,6 @@ def _configure() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what it says: of Ray's errors, it names the one that began it."""
+    """Return the last line of an error: in Ray's errors it names the original one."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"

@@ -1,4 +1,4 @@
-"""Which of many documents share a run, where none of them waits."""
+"""The choice of documents that share a run, when all of them are known."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,16 +9,16 @@ from aftserve.scheduling.batching import MAX_LENGTH_RATIO
 def shared_runs(
     lengths: Sequence[int], costs: CostModel, *, budget_tokens: int, masks_padding: bool
 ) -> Iterator[list[int]]:
-    """Groups documents of similar length, as far as that is cheaper than one by one.
+    """Group documents of similar length, as long as a shared run costs less than single runs.
 
     Args:
         lengths: tokens of each document.
-        costs: of runs on this machine.
-        budget_tokens: most tokens of a run of several, padding included.
+        costs: cost model of runs on this machine.
+        budget_tokens: maximum tokens of a shared run, padding included.
         masks_padding: whether documents of several lengths may share a run.
 
     Yields:
-        Indices of the documents of a run; each document is in one.
+        Indices of the documents of each run; each document is in exactly one.
     """
     run: list[int] = []
     seconds = 0.0
@@ -26,10 +26,10 @@ def shared_runs(
         length, documents = lengths[index], len(run) + 1
         near = run and length <= (MAX_LENGTH_RATIO if masks_padding else 1) * lengths[run[0]]
         if near and documents * length <= budget_tokens:
-            together = costs.batch(documents, length)
-            if together < (1 - MIN_BATCH_GAIN) * (seconds + costs.single(length)):
+            joined = costs.batch(documents, length)
+            if joined < (1 - MIN_BATCH_GAIN) * (seconds + costs.single(length)):
                 run.append(index)
-                seconds = together
+                seconds = joined
                 continue
         if run:
             yield run

@@ -53,8 +53,8 @@ def test_each_is_answered_as_alone(
         return classify(self, batch)
 
     monkeypatch.setattr(Classifier, "classify", counting)
-    for most in (answering._MOST_TOKENS, 1000):
-        monkeypatch.setattr(answering, "_MOST_TOKENS", most)
+    for most in (answering._MAX_HELD_TOKENS, 1000):
+        monkeypatch.setattr(answering, "_MAX_HELD_TOKENS", most)
         outcomes = offline.answer([document.text for document in documents])
         for outcome, document in zip(outcomes, documents, strict=True):
             assert_right(outcome, document)
