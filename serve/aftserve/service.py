@@ -377,10 +377,10 @@ class Service:
                     load_standard_ops_model, active.bundle, self.settings
                 )
             except Exception:
-                logger.exception("there is nothing to fall back to")
+                logger.exception("the model cannot be loaded with portable bodies only")
             if model is None or model.breach is not None:
                 self.health.breach = reason
                 return
             active.model = model
             self.scheduler.forget()
-            logger.warning("serving by portable bodies alone from now on")
+            logger.warning("serving with portable bodies only from now on")

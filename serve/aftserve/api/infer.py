@@ -44,30 +44,9 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         guards: checks of a request.
     """
     problems = responses(Problem)
-    max_documents = service.settings.max_documents
     router = APIRouter(
         dependencies=guards, responses={status: problems[status] for status in GUARDED}
     )
-
-    async def infer_lines(request: Request, kind: str, deadline: float, spans: int) -> Response:
-        classify = partial(service.classify, deadline=deadline, spans=spans, backlog=Backlog())
-        lines = await streaming.classify_lines(
-            request, classify, max_lines=max_documents, deadline=deadline
-        )
-        note(request, documents=len(lines))
-        content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
-        return Response(content, media_type=kind)
-
-    async def read(request: Request, kind: str) -> InferRequest:
-        if kind == streaming.TEXT:
-            text = await streaming.read_text(request, service.model.classifier)
-            return InferRequest(text=text, texts=None, input_ids=None)
-        return await read_json(
-            request,
-            InferRequest,
-            other_types=(streaming.TEXT, *streaming.LINES_TYPES),
-            max_entries={"texts": max_documents, "input_ids": max_documents},
-        )
 
     @router.post(
         "/infer",
@@ -88,8 +67,16 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
         kind = media_type(request)
         if kind in streaming.LINES_TYPES:
-            return await infer_lines(request, kind, deadline, evidence)
-        body = await read(request, kind)
+            classify = partial(
+                service.classify, deadline=deadline, spans=evidence, backlog=Backlog()
+            )
+            lines = await streaming.classify_lines(
+                request, classify, max_lines=service.settings.max_documents, deadline=deadline
+            )
+            note(request, documents=len(lines))
+            content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
+            return Response(content, media_type=kind)
+        body = await _read(request, kind, service)
         service.traces.record("receive", request.state.started, time.monotonic())
         work = service.classify(body.documents, deadline, spans=evidence)
         results = await run_until_disconnect(work, request.receive, deadline)
@@ -97,3 +84,16 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         return results[0] if body.text is not None else InferResponse(results=results)
 
     return router
+
+
+async def _read(request: Request, kind: str, service: Service) -> InferRequest:
+    if kind == streaming.TEXT:
+        text = await streaming.read_text(request, service.model.classifier)
+        return InferRequest(text=text, texts=None, input_ids=None)
+    max_documents = service.settings.max_documents
+    return await read_json(
+        request,
+        InferRequest,
+        other_types=(streaming.TEXT, *streaming.LINES_TYPES),
+        max_entries={"texts": max_documents, "input_ids": max_documents},
+    )

@@ -103,7 +103,7 @@ def table(
 
 
 class Writer:
-    """Writes rows to a Parquet or JSON lines file.
+    """A writer of rows to a Parquet or JSON lines file.
 
     Args:
         path: path to write to.

@@ -114,15 +114,8 @@ def run(
             interruption.check()
             _configure()
             deaths = ray.remote(num_cpus=0)(Deaths).remote()
-            answered = found.blocks().map_batches(
-                Actor,
-                fn_constructor_args=(settings, bundle.digest, columns, deaths),
-                batch_format="pyarrow",
-                batch_size=None,
-                compute=ray.data.ActorPoolStrategy(size=actors),
-                num_cpus=threads,
-            )
-            rows = answered.iter_batches(batch_size=None, batch_format="pyarrow")
+            actor_arguments = (settings, bundle.digest, columns, deaths)
+            rows = _answers(found, actor_arguments, actors=actors, threads=threads)
             failed = _write(rows, columns, found, out, console, interruption)
     except KeyboardInterrupt:
         if failed is None:  # otherwise the output is complete, and only Ray's end was interrupted
@@ -134,6 +127,23 @@ def run(
         soft_wrap=True,
     )
     return failed
+
+
+def _answers(
+    found: Documents, actor_arguments: tuple[Any, ...], *, actors: int, threads: int
+) -> Iterable[pa.Table]:
+    import ray
+
+    answered = found.blocks().map_batches(
+        Actor,
+        fn_constructor_args=actor_arguments,
+        batch_format="pyarrow",
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=threads,
+    )
+    rows: Iterable[pa.Table] = answered.iter_batches(batch_size=None, batch_format="pyarrow")
+    return rows
 
 
 def _write(

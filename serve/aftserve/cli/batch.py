@@ -1,5 +1,6 @@
 """``aftserve batch``."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 from aftexport.cli.options import make_parser, path
@@ -21,8 +22,7 @@ Exit status: 0 if every document has an answer, 3 if some have an error. Nothing
 """
 
 
-def run(words: Sequence[str]) -> int:
-    """Run the command; return its exit status."""
+def _parse(words: Sequence[str]) -> Namespace:
     parser = make_parser(
         "aftserve batch",
         "Classify a folder or a Parquet file of documents with Ray Data.",
@@ -45,6 +45,12 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     if options.actors < 1:
         parser.error(f"argument --actors: must be at least 1, got {options.actors}")
+    return options
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command; return its exit status."""
+    options = _parse(words)
 
     from rich.console import Console
 

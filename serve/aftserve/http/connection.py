@@ -69,7 +69,7 @@ class _Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses malformed requests, headers that are too large or slow, and clients that do not read.
+    """A connection that refuses malformed or slow requests, and clients that read nothing.
 
     uvicorn limits the time between two requests, but not that of the headers, nor that of an answer
     that the client does not read. The application limits bodies, because it can send the reason.

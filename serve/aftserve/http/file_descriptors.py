@@ -27,7 +27,7 @@ def raise_limit() -> None:
 
 
 class DescriptorWatch:
-    """Logs when the limit is reached, because further connections are dropped silently."""
+    """A watch that logs when the limit is reached, because the system then drops connections."""
 
     def __init__(self) -> None:
         self._limit = math.inf

@@ -29,13 +29,13 @@ _SLOWDOWN_LIMITS = (0.1, 10.0)
 
 @dataclass(frozen=True)
 class Measurement:
-    """One shape of a run.
+    """The measured time of one shape of a run.
 
     Attributes:
-        documents: of the batch.
-        tokens: of each.
-        seconds: the least of several runs, and no more than a larger one took; XX
-            how busy the machine is.
+        documents: number of documents.
+        tokens: length of each document.
+        seconds: minimum of several runs, and at most that of a larger shape. ``SlowdownFactor``
+            measures how busy the machine is.
     """
 
     documents: int
@@ -44,7 +44,7 @@ class Measurement:
 
 
 class CostModel:
-    """Predicts the seconds of a run from measurements.
+    """A prediction of the seconds of a run, from measurements.
 
     Between two measured lengths the prediction is linear. Past the longest it grows linearly, or
     with the power that the long documents show if that is clearly greater: AFT-full is quadratic.

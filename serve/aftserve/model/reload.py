@@ -28,7 +28,7 @@ class ReloadError(RefusedError):
 
 
 class Reloader:
-    """Runs reloads one after the other.
+    """The reloads of the bundle, one after the other.
 
     All requests during a reload share the next one, because the files may have changed since the
     current reload read them.

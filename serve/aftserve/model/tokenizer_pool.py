@@ -19,7 +19,7 @@ _LONG_CHARACTERS = 1 << 16
 
 
 class TokenizerPool:
-    """Runs work on documents outside the event loop.
+    """A pool of threads for work on documents outside the event loop.
 
     The pool is not anyio's: work of a client that left goes on in its thread, and that thread must
     still count as busy.

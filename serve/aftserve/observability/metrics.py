@@ -169,7 +169,7 @@ class Metrics:
 
 
 class _OutputCollector(Collector):
-    """Reads at each scrape how much output this process has lost."""
+    """A collector that reads at each scrape how much output this process has lost."""
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         yield CounterMetricFamily(

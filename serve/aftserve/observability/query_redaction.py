@@ -26,7 +26,7 @@ def redacted(query: str) -> str:
 
 
 class QueryRedaction(SpanProcessor):  # type: ignore[misc]  # mypy skips the package
-    """Redacts the query strings of every span as it starts."""
+    """A processor that redacts the query strings of every span at its start."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Replace the attributes that have a query string."""

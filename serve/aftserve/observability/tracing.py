@@ -28,7 +28,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class Traces:
-    """Makes spans, or none without a provider.
+    """The spans of requests; none without a provider.
 
     Args:
         provider: provider of the SDK.

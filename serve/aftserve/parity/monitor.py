@@ -29,7 +29,7 @@ _MAX_SAMPLED_TOKENS = 1 << 16
 
 
 class ParityMonitor:
-    """Compares a bundle's outputs with PyTorch's, and reports errors out of bound.
+    """A monitor that compares a bundle's outputs with PyTorch's, and reports errors out of bound.
 
     Args:
         active: the bundle that is compared.

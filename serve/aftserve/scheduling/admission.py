@@ -12,7 +12,7 @@ _OVERHEAD_SECONDS = 0.005
 
 
 class Admission:
-    """Accepts a request only if it can be answered in time.
+    """The admission of requests that can be answered in time.
 
     Args:
         scheduler: scheduler whose queue the request would join.

@@ -15,7 +15,7 @@ class EngineThreadError(Exception):
 
 
 class EngineThread:
-    """Executes runs one after the other and tells the event loop.
+    """A thread that executes runs one after the other and tells the event loop.
 
     There is one thread, because the engine uses every core for a run. It is a daemon, because a
     run that hangs must not keep the process alive.

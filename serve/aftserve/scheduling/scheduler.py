@@ -32,7 +32,7 @@ class StalledError(Exception):
 
 
 class Scheduler:
-    """Answers documents, the oldest first.
+    """The scheduler of runs; it answers the oldest documents first.
 
     If a shared run fails, each of its documents gets a run of its own, so that one bad document
     fails by itself. A run is stopped once all its clients have left. After a while without jobs,

@@ -238,7 +238,7 @@ function showInfo(info) {
   ]);
   byId("bundle").textContent = info.bundle;
   byId("about").hidden = false;
-  byId("golden-note").textContent = info.safe ? "By portable bodies alone, after a breach of parity. " : "";
+  byId("golden-note").textContent = info.safe ? "With portable bodies only, after a breach of parity. " : "";
 }
 
 function precisionOf({ precision, node_precisions: nodes }) {
