@@ -14,7 +14,7 @@ from commands import environment
 
 _HOLDING = """
 import os, sys
-from aftserve.ray_cluster import connected, resolve
+from aftserve.ray.cluster import connected, resolve
 
 with connected(resolve(None), object_store_mib=256, cpus=8, logs=False):
     import ray

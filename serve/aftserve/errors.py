@@ -1,4 +1,4 @@
-"""Why a request has no answer, and the status that says so."""
+"""Errors of requests, and the HTTP status of each."""
 
 import math
 
@@ -6,15 +6,15 @@ from aftexport.errors import AftexportError, InputError
 
 
 class DocumentTooLongError(InputError):
-    """A document is over a limit of this server. It is refused, never cut."""
+    """A document is over a limit of this server; it is refused, never cut."""
 
 
 class RefusedError(AftexportError):
-    """A request that is in order and is not answered all the same.
+    """A request that is refused for another reason than its documents.
 
     Attributes:
-        status: of the HTTP response.
-        retry_after: seconds after which it is worth asking again; None where it never is.
+        status: status of the HTTP response.
+        retry_after: seconds after which a retry may succeed; None if it never will.
     """
 
     status = 503
@@ -25,47 +25,47 @@ class RefusedError(AftexportError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the HTTP response."""
+        """Headers of the HTTP response."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
 class UnauthorizedError(RefusedError):
-    """There is no API key, or another one."""
+    """The API key is missing or unknown."""
 
     status = 401
 
     def __init__(self) -> None:
         super().__init__(
-            "This server answers to API keys alone, and has none like this.",
+            "This server requires a valid API key.",
             "Send yours as the header Authorization: Bearer KEY, or X-API-Key: KEY.",
         )
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the scheme, as RFC 9110 has it."""
+        """Headers with the authentication scheme, as RFC 9110 requires."""
         return {"WWW-Authenticate": "Bearer"}
 
 
 class ForbiddenError(RefusedError):
-    """The API key is known, and may not do this."""
+    """The API key is valid but not allowed to do this."""
 
     status = 403
 
     def __init__(self) -> None:
         super().__init__(
-            "This API key may classify documents, no more.",
-            "Use one that aftserve key NAME --admin made.",
+            "This API key may only classify documents.",
+            "Use a key made by aftserve key NAME --admin.",
         )
 
 
 class NotFoundError(RefusedError):
-    """There is nothing of that name."""
+    """The requested thing does not exist."""
 
     status = 404
 
 
 class BusyError(RefusedError):
-    """The documents that came before take too long."""
+    """The documents in the queue take too long."""
 
     status = 429
 
@@ -78,7 +78,7 @@ class DeadlineError(RefusedError):
     def __init__(self) -> None:
         super().__init__(
             "The request was not answered by its deadline.",
-            "Give it more time, or send it when the server is less busy.",
+            "Allow more time, or retry when the server is less busy.",
         )
 
 
@@ -87,7 +87,7 @@ class UnavailableError(RefusedError):
 
 
 class ClientGoneError(RefusedError):
-    """The client left; nobody reads this. The status is the one nginx logs."""
+    """The client has left. The status is the one that nginx logs."""
 
     status = 499
 

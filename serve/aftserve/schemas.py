@@ -1,4 +1,4 @@
-"""What goes over the wire."""
+"""JSON objects of the HTTP interface."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,12 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from aftserve.classifier import Document
 from aftserve.settings import Policy
+from aftserve.types import Document
 
 
 def _whole(ids: Any) -> Any:
-    """As JSON has it, 5.0 is an integer too; few send it, and they wait."""
+    """Turn whole floats into integers: 5.0 is an integer in JSON. The check is fast without any."""
     if isinstance(ids, list) and float in set(map(type, ids)):
         return [int(i) if isinstance(i, float) and i.is_integer() else i for i in ids]
     return ids
@@ -84,12 +84,12 @@ class DocumentRequest(BaseModel):
 
 
 class LineProblem(BaseModel):
-    """Why a line has no answer."""
+    """The problem of a line that has no answer."""
 
     detail: str
-    status: int = Field(description="That a request of this document alone would have got.")
+    status: int = Field(description="Status that a request with only this document would get.")
     retry_after: int | None = Field(
-        default=None, description="Seconds after which it is worth asking again, if ever."
+        default=None, description="Seconds after which a retry may succeed, if ever."
     )
 
 
@@ -97,57 +97,57 @@ class Timings(BaseModel):
     """Where the time went, in seconds."""
 
     tokenize_seconds: float
-    queue_seconds: float = Field(description="Waiting for documents that came before.")
-    inference_seconds: float = Field(description="Of the run, alone or with others.")
+    queue_seconds: float = Field(description="Wait for earlier documents.")
+    inference_seconds: float = Field(description="Time of its run, which it may share.")
     predicted_seconds: float = Field(
-        description="Of queue and inference of the whole request, when it was accepted."
+        description="Predicted time of queue and inference of the request when it was accepted."
     )
 
 
 class EvidenceSpan(BaseModel):
-    """A passage that adds more to the logit than as many tokens do on average."""
+    """A passage that contributes more to the logit than as many average tokens."""
 
     start_token: int
-    end_token: int = Field(description="The one after its last.")
-    start: int | None = Field(default=None, description="Its first character, of a text.")
-    end: int | None = Field(default=None, description="The one after its last.")
-    text: str | None = Field(default=None, description="The passage, of a text.")
-    contribution: float = Field(description="What its tokens add to the logit, exactly.")
-    above_average: float = Field(description="Of that, what as many tokens do not add on average.")
+    end_token: int = Field(description="The token after its last.")
+    start: int | None = Field(default=None, description="Its first character, if sent as text.")
+    end: int | None = Field(default=None, description="The character after its last.")
+    text: str | None = Field(default=None, description="The passage, if sent as text.")
+    contribution: float = Field(description="Exact contribution of its tokens to the logit.")
+    above_average: float = Field(description="Contribution above that of as many average tokens.")
 
 
 class Evidence(BaseModel):
-    """What each token adds to the logit of the label, at the last layer."""
+    """Contributions of the tokens to the logit of the label, at the last layer."""
 
-    logit: float = Field(description="What all tokens add, and the offset.")
-    offset: float = Field(description="What comes of no token.")
-    spans: list[EvidenceSpan] = Field(description="Those that add the most above average, first.")
+    logit: float = Field(description="Sum of all contributions and the offset.")
+    offset: float = Field(description="Part that does not depend on the tokens.")
+    spans: list[EvidenceSpan] = Field(description="Passages by their contribution above average.")
 
 
 class DocumentResult(BaseModel):
     """The answer for one document."""
 
-    bundle: str = Field(description="Digest of the bundle that gave it; GET /info has the latest.")
+    bundle: str = Field(description="Digest of the bundle that answered; see GET /info.")
     label: str
     scores: dict[str, float] = Field(
         description="Probability of every label: a softmax over labels that exclude each other."
     )
     tokens_total: int = Field(description="Tokens of the document.")
-    tokens_used: int = Field(description="Tokens the model saw.")
+    tokens_used: int = Field(description="Tokens that the model saw.")
     truncated: bool = Field(description="Whether the model saw less than the document.")
-    policy: Policy = Field(description="For documents over the memory budget: exact cuts none.")
+    policy: Policy = Field(description="Policy for documents over the memory budget.")
     timings: Timings
-    evidence: Evidence | None = Field(default=None, description="Where it was asked for.")
+    evidence: Evidence | None = Field(default=None, description="Present if it was requested.")
 
 
 class InferResponse(BaseModel):
-    """The answers for several documents, in the order they were sent."""
+    """The answers for several documents, in the order of the request."""
 
     results: list[DocumentResult]
 
 
 class Problem(BaseModel):
-    """What is wrong with a request, and what to do."""
+    """The problem of a request, and its remedy."""
 
     detail: str
 
@@ -159,26 +159,26 @@ class Status(BaseModel):
 
 
 class Limits(BaseModel):
-    """What a request may have at most."""
+    """The limits of a request."""
 
-    max_tokens: int = Field(description="Of one document.")
-    max_characters: int = Field(description="Of one text.")
+    max_tokens: int = Field(description="Maximum tokens of one document.")
+    max_characters: int = Field(description="Maximum characters of one text.")
     max_documents: int
     max_body_bytes: int
-    max_queue_seconds: float = Field(description="Predicted work before it; more is refused.")
-    deadline_seconds: float = Field(description="From its first line to the answer.")
-    budget_tokens: int = Field(description="Of one run of several documents, with padding.")
+    max_queue_seconds: float = Field(description="Maximum predicted time of the queue before it.")
+    deadline_seconds: float = Field(description="Maximum time from its first byte to the answer.")
+    budget_tokens: int = Field(description="Maximum tokens of a shared run, with padding.")
     batching: bool = Field(description="Whether documents may share a run.")
-    whole_tokens: int = Field(description="A longer document runs in chunks, or as the policy is.")
+    whole_tokens: int = Field(description="Maximum tokens of a document within the memory budget.")
     long_documents: Policy
-    whole_only: str | None = Field(description="Why no document can run in chunks, if so.")
+    whole_only: str | None = Field(description="Reason why no document can run in chunks, if any.")
 
 
 class GoldenCase(BaseModel):
-    """One of the bundle's own cases, with PyTorch's outputs, run on this machine."""
+    """A golden case of the bundle, with PyTorch's outputs, run on this machine."""
 
     case: str
-    subject: str = Field(description="model, or an operator alone.")
+    subject: str = Field(description="model, or the name of a single operator.")
     shape: list[int]
     error: float | Literal["inf"] = Field(
         description="max |output - reference| / max(1, max |reference|)"
@@ -189,12 +189,12 @@ class GoldenCase(BaseModel):
 
 
 class ParityReport(BaseModel):
-    """How the served engine compares with PyTorch's stored outputs."""
+    """Comparison of the engine with PyTorch's stored outputs."""
 
     golden: list[GoldenCase]
     within: bool
-    reference: bool = Field(description="Whether POST /parity can ask PyTorch itself.")
-    shadow: float = Field(description="Share of live documents that are checked in passing.")
+    reference: bool = Field(description="Whether POST /parity can run PyTorch itself.")
+    shadow: float = Field(description="Share of live documents that are also compared.")
 
 
 class OutputParity(BaseModel):
@@ -207,7 +207,7 @@ class OutputParity(BaseModel):
 
 
 class ParityCheck(BaseModel):
-    """The served engine against PyTorch, on one document."""
+    """Comparison of the engine with PyTorch on one document."""
 
     tokens: int
     outputs: list[OutputParity]
@@ -218,16 +218,16 @@ class ParityCheck(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """A run timed at start."""
+    """A run measured at start."""
 
     documents: int
-    tokens: int = Field(description="Of each document.")
+    tokens: int = Field(description="Tokens of each document.")
     seconds: float
-    pays: bool = Field(description="Clearly less than the documents one by one.")
+    pays: bool = Field(description="Whether it takes clearly less than single runs.")
 
 
 class ChunkedRun(BaseModel):
-    """A document that ran in chunks, timed at start."""
+    """A document in chunks, measured at start."""
 
     documents: int
     tokens: int
@@ -235,42 +235,44 @@ class ChunkedRun(BaseModel):
 
 
 class Calibration(BaseModel):
-    """What documents cost on this machine."""
+    """The cost of documents on this machine."""
 
     measurements: list[MeasuredRun]
-    batch_up_to_tokens: int = Field(description="Documents longer than this run alone.")
+    batch_up_to_tokens: int = Field(description="Longer documents have single runs.")
     batch_up_to_documents: int
-    in_chunks: list[ChunkedRun] = Field(description="Of one chunk and of two.")
-    pace: float = Field(description="Time of the last runs, over what was calibrated.")
+    in_chunks: list[ChunkedRun] = Field(description="A document of one chunk, and one of two.")
+    pace: float = Field(description="Time of the last runs over their calibrated time.")
 
 
 class Reload(BaseModel):
-    """How a reload ended."""
+    """The result of a reload."""
 
     at: datetime
-    bundle: str | None = Field(description="Digest of what was loaded; None where nothing was.")
-    seconds: float = Field(description="That it took.")
-    problem: str | None = Field(description="Why the bundle before answers on, if it does.")
+    bundle: str | None = Field(description="Digest of the loaded bundle; null if none was loaded.")
+    seconds: float = Field(description="Time that it took.")
+    problem: str | None = Field(
+        description="Reason why the bundle before stays in use, if it does."
+    )
 
 
 class Info(BaseModel):
     """The server, its model and its limits."""
 
     version: str
-    bundle: str = Field(description="Digest of the bundle that answers: of its manifest.")
+    bundle: str = Field(description="Digest of the active bundle's manifest.")
     loaded: datetime
     last_reload: Reload | None
     engine: str
-    safe: bool = Field(description="Serving by portable bodies alone, after a breach of parity.")
+    safe: bool = Field(description="Whether only portable bodies run, after a breach of parity.")
     labels: list[str]
     scores: str = Field(description="Meaning of the scores of an answer.")
     vocab_size: int
-    precision: str = Field(description="Where node_precisions are given, the cheapest of them.")
+    precision: str = Field(description="Precision; the cheapest one if there are node_precisions.")
     node_precisions: dict[str, int] | None = Field(
-        description="How many nodes have which, where each has its own (`--precision auto`)."
+        description="Number of nodes by precision, if each has its own (`--precision auto`)."
     )
     operators: dict[str, int]
-    tokenizer: bool = Field(description="Whether texts are taken, and not ids alone.")
-    evidence: bool = Field(description="Whether the model says what each token adds.")
+    tokenizer: bool = Field(description="Whether texts are accepted beside token ids.")
+    evidence: bool = Field(description="Whether the model returns the contribution of each token.")
     limits: Limits
     calibration: Calibration

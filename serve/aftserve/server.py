@@ -17,17 +17,18 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.console import escape, operator_table, stage
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine, operator_paths
 from aftexport.errors import UsageError
-from aftserve import container, logs, tracing
+from aftserve.api.api_keys import Keys
 from aftserve.app import create_app
-from aftserve.connection import Connection
-from aftserve.keys import Keys
-from aftserve.listeners import accept_waiting, bind, urls
-from aftserve.loading import load_model
-from aftserve.open_files import allow_more
-from aftserve.output_queue import flush_output
+from aftserve.http.connection import Connection
+from aftserve.http.file_descriptors import raise_limit
+from aftserve.http.listeners import accept_waiting, bind, urls
+from aftserve.model.load import load_model
+from aftserve.observability import container_memory, tracing
+from aftserve.observability.logging import configure_logging
+from aftserve.observability.output_queue import flush_output
+from aftserve.observability.tracing import Traces
 from aftserve.service import Service
 from aftserve.settings import Settings
-from aftserve.tracing import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -36,41 +37,41 @@ _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 def serve(settings: Settings, console: Console) -> int:
-    """Serves until the process is told to stop, or can no longer; returns its exit status.
+    """Serve until the process is told to stop or fails; return its exit status.
 
     Raises:
-        AftexportError: where the bundle cannot be served.
+        AftexportError: if the bundle cannot be served.
     """
     if _RELOAD is not None:
-        signal.signal(_RELOAD, signal.SIG_IGN)  # there is nothing yet to take anew
-    # Nothing else ends it while it loads where it is the first process of a container.
+        signal.signal(_RELOAD, signal.SIG_IGN)  # there is no bundle to reload yet
+    # The first process of a container ignores SIGTERM without a handler, also while it loads.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    gc.freeze()  # modules: every collection would go through them, and no request be answered
-    logs.configure(settings.log_format)
+    gc.freeze()  # keep modules out of every collection, which would delay requests
+    configure_logging(settings.log_format)
     keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
-    allow_more()
+    raise_limit()
     traces = tracing.configure()
     check_address(settings.host, settings.port)
     service = load(settings, console, traces)
     server = Server(service, keys)
     try:
         server.run()
-    except SystemExit as end:  # of uvicorn, where the address was taken meanwhile; or by SIGTERM
+    except SystemExit as end:  # raised by SIGTERM, or if the address was taken meanwhile
         return int(bool(end.code))
     traces.close()
     status = int(service.health.phase == "failed")
-    if status or service.reloading.loading:
-        # A run that hangs, and a thread that loads, would hold up an orderly exit.
+    if status or service.reloader.loading:
+        # A hanging run, or a thread that loads a bundle, would block an orderly exit.
         flush_output()
         os._exit(status)
     return 0
 
 
 def check_address(host: str, port: int) -> None:
-    """Finds out before anything is loaded whether the server can listen.
+    """Check that the server can listen, before anything is loaded.
 
     Raises:
-        UsageError: where it cannot.
+        UsageError: if it cannot.
     """
     try:
         bound = bind(host, port)
@@ -78,31 +79,31 @@ def check_address(host: str, port: int) -> None:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"The server cannot listen at {host}, port {port} ({reason}).",
-            "Choose others by --host and --port.",
+            "Choose another address by --host and --port.",
         ) from error
     for listener in bound:
         listener.close()
 
 
 def load(settings: Settings, console: Console, traces: Traces | None = None) -> Service:
-    """Loads a bundle; raises AftexportError where it cannot be served."""
+    """Load a bundle into a service; raise AftexportError if it cannot be served."""
     if settings.reference is not None and not settings.reference.exists():
         raise UsageError(
-            f"--reference: there is no {settings.reference}.",
+            f"--reference {settings.reference} does not exist.",
             "Name the model file that the bundle was exported from.",
         )
     with stage(console, f"Checking {settings.bundle}"):
         bundle = Bundle.open(settings.bundle)
     model = load_model(bundle, settings, console)
     console.print(f"Engine: {escape(model.reason)}", soft_wrap=True)
-    if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.safe:
+    if model.classifier.engine.name == OnnxRuntimeEngine.name and not model.uses_standard_ops_only:
         paths = operator_paths(bundle.model_path)
         console.print(operator_table(bundle.manifest.operators, paths))
-    room = container.memory_room()
+    room = container_memory.memory_room()
     if model.classifier.chunked is not None and room is not None and room < settings.memory_budget:
         logger.warning(
-            "the container's memory limit leaves %d MiB, and a document that takes the %g of"
-            " --memory-budget-mib can end the process: give it more memory, or a smaller budget",
+            "the container's memory limit leaves %d MiB; a document that takes the %g MiB of"
+            " --memory-budget-mib can end the process: raise the limit, or lower the budget",
             room >> 20,
             settings.memory_budget_mib,
         )
@@ -110,11 +111,11 @@ def load(settings: Settings, console: Console, traces: Traces | None = None) -> 
 
 
 class Server(uvicorn.Server):
-    """Stops in steps: not ready, then no new connections, then gone. SIGHUP reloads the bundle.
+    """A server that stops in steps: not ready, no new connections, exit. SIGHUP reloads the bundle.
 
     Args:
-        service: what it serves.
-        keys: of those who may ask; None for everybody.
+        service: the service behind it.
+        keys: the API keys that clients need; None to serve everyone.
     """
 
     def __init__(self, service: Service, keys: Keys | None = None) -> None:
@@ -132,24 +133,24 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=settings.keep_alive_seconds,
-                # Later than every accepted request has its answer or its error.
+                # By then, every accepted request has its answer or its error.
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )
         self._health = service.health
-        self._reloading = service.reloading
+        self._reloader = service.reloader
         self._drain_seconds = settings.drain_seconds
         self._shutdown_seconds = settings.shutdown_seconds
         self._health.when_failed(self._leave)
         self._listeners = list[socket.socket]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens, also to SIGHUP."""
+        """Begin to listen, and to handle SIGHUP."""
         try:
             self._listeners = bind(self.config.host, self.config.port)
             for listener in self._listeners:
                 listener.listen(self.config.backlog)
-        except OSError as error:  # it was taken meanwhile
+        except OSError as error:  # the address was taken meanwhile
             reason = error.strerror or error
             logger.error(
                 "cannot listen at %s, port %d (%s)", self.config.host, self.config.port, reason
@@ -159,13 +160,13 @@ class Server(uvicorn.Server):
         places = " and ".join(urls(self._listeners))
         logger.info("Uvicorn running on %s (Press CTRL+C to quit)", places)
         if _RELOAD is not None:
-            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloading.start)
+            asyncio.get_running_loop().add_signal_handler(_RELOAD, self._reloader.start)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections in the backlog, stop listening, and end in order."""
         loop = asyncio.get_running_loop()
-        most = self.config.backlog
-        accepted = [one for place in self._listeners for one in accept_waiting(place, most)]
+        backlog = self.config.backlog
+        accepted = [one for place in self._listeners for one in accept_waiting(place, backlog)]
         for server in self.servers:
             server.close()
         for connection in accepted:
@@ -184,7 +185,7 @@ class Server(uvicorn.Server):
         return connection
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first SIGTERM drains; an interrupt, or a second signal, ends at once."""
+        """Drain on the first SIGTERM; end at once on an interrupt or a second signal."""
         if self._health.phase == "ready" and sig == signal.SIGTERM:
             self._health.phase = "draining"
             asyncio.get_event_loop().call_soon_threadsafe(self._drain)
@@ -193,9 +194,9 @@ class Server(uvicorn.Server):
             self._leave()
 
     def _drain(self) -> None:
-        """Goes on serving until whoever sends requests has seen that none are wanted."""
+        """Serve on for a while, so that load balancers see that the server is not ready."""
         logger.info("draining for %g s", self._drain_seconds)
-        self._reloading.close()
+        self._reloader.close()
         loop = asyncio.get_running_loop()
         loop.call_later(self._drain_seconds, self._leave)
         loop.call_later(self._drain_seconds + self._shutdown_seconds, self._give_up)

@@ -1,47 +1,77 @@
-"""The parts of the server together: from a request's documents to their answers."""
+"""The server's parts together: from a request's documents to their results."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import InputError
-from aftserve.admission import Admission
-from aftserve.batching import Backlog, Result
-from aftserve.classifier import Document, Tokens
 from aftserve.errors import DocumentTooLongError, UnavailableError
-from aftserve.evidence import explain
-from aftserve.health import Health
-from aftserve.info import describe
-from aftserve.loading import LoadedModel, load_safe_model
-from aftserve.metrics import Metrics
-from aftserve.parity import Parity
-from aftserve.reference_process import ReferenceProcess
-from aftserve.reloading import Reloading
-from aftserve.scheduler import Scheduler
-from aftserve.schemas import DocumentResult, Info, ParityCheck, Timings
-from aftserve.served import Served
+from aftserve.model.active import ActiveBundle
+from aftserve.model.evidence import explain
+from aftserve.model.load import LoadedModel, load_standard_ops_model
+from aftserve.model.reload import Reloader
+from aftserve.model.tokenizer_pool import TokenizerPool
+from aftserve.observability.health import Health
+from aftserve.observability.metrics import Metrics
+from aftserve.observability.tracing import Traces
+from aftserve.parity.monitor import ParityMonitor
+from aftserve.parity.reference import ReferenceProcess
+from aftserve.scheduling.admission import Admission
+from aftserve.scheduling.job import Backlog, Result
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.scheduling.watchdog import watched_loop
+from aftserve.schemas import DocumentResult, Evidence, ParityCheck, Timings
 from aftserve.settings import Settings
-from aftserve.tracing import Traces
-from aftserve.watchdog import watched_loop
+from aftserve.types import Document, Tokens
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-_TOKENIZER_THREADS = 2
-_SHORT_CHARACTERS = 512
-"""A text up to this is tokenized sooner than a thread is woken."""
-_LONG_CHARACTERS = 1 << 16
-"""Texts over this have a thread of their own, where shorter ones do not wait for them."""
+@dataclass(frozen=True)
+class _Input:
+    """A document of a request, tokenized.
+
+    Attributes:
+        document: the document as it was sent.
+        ids: all of its tokens.
+        used: the tokens that the policy for long documents leaves.
+        tokenize_seconds: time of the tokenizer.
+    """
+
+    document: Document
+    ids: Tokens
+    used: Tokens
+    tokenize_seconds: float
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times of a request; all but one by ``time.monotonic``.
+
+    Attributes:
+        began: start of tokenization.
+        admitted: end of tokenization, and start of the wait for the engine.
+        predicted: seconds from then to the answer, as predicted.
+        ended: end of the last stage.
+    """
+
+    began: float
+    admitted: float
+    predicted: float
+    ended: float
+
+    @property
+    def actual(self) -> float:
+        """Seconds from the end of tokenization to the answer."""
+        return self.ended - self.admitted
 
 
 class Service:
@@ -49,9 +79,9 @@ class Service:
 
     Args:
         bundle: a checked bundle.
-        model: of it, loaded.
-        settings: of the server.
-        traces: of its requests; none where it is left out.
+        model: the loaded model of the bundle.
+        settings: settings of the server.
+        traces: traces of its requests; none by default.
     """
 
     def __init__(
@@ -63,7 +93,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self.traces = traces or Traces()
-        self.served = Served(bundle, model)
+        self.active = ActiveBundle(bundle, model)
         self.health = Health()
         self.metrics = Metrics()
         self.scheduler = Scheduler(
@@ -72,17 +102,14 @@ class Service:
             stall_seconds=settings.stall_seconds,
             idle_seconds=settings.idle_seconds,
         )
-        self.parity = self._parity(self.served)
-        self.reloading = Reloading(settings, self._serve, self.metrics)
+        self.parity = self._monitor(self.active)
+        self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
-        # Of their own and not anyio's: work that a client has left goes on in its thread, and must
-        # go on counting among what the threads are busy with.
-        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
-        self._long_tokenizer = ThreadPoolExecutor(1, "long-tokenizer")
+        self._tokenizers = TokenizerPool()
         self._falling_back: asyncio.Task[None] | None = None
-        self.metrics.observe_bundle(bundle.digest, self.served.since.timestamp())
+        self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
-        self.metrics.pace.set_function(lambda: self.scheduler.pace.value)
+        self.metrics.slowdown.set_function(lambda: self.scheduler.slowdown.value)
         self.metrics.waiting_documents.set_function(lambda: self.scheduler.waiting_documents)
         self.metrics.running_documents.set_function(lambda: self.scheduler.running_documents)
         self.metrics.idle.set_function(lambda: self.scheduler.idle)
@@ -90,31 +117,31 @@ class Service:
 
     @property
     def model(self) -> LoadedModel:
-        """That answers what comes from now on."""
-        return self.served.model
+        """The model that answers new requests."""
+        return self.active.model
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answers requests while the block runs."""
+        """Answer requests within the block."""
         scheduling = asyncio.create_task(self.scheduler.serve())
-        scheduling.add_done_callback(self._scheduler_ended)
-        # With the scheduler, whoever still waits gets an error.
+        scheduling.add_done_callback(self._end_with_scheduler)
+        # The scheduler's end gives every waiting client an error.
         self.health.when_failed(scheduling.cancel)
         self.health.phase = "ready"
         if self.model.breach is not None:
-            self._breached(self.served, self.model.breach)
+            self._handle_breach(self.active, self.model.breach)
         async with watched_loop(self.settings.stall_seconds):
             yield
-        self.reloading.close()
+        self.reloader.close()
         await self.parity.close()
         scheduling.cancel()
 
     def check_open(self) -> None:
-        """Refuses a request before it is read.
+        """Check that the server takes requests, before one is read.
 
         Raises:
-            UnavailableError: where the server answers none.
-            BusyError: where the queue is too long.
+            UnavailableError: if the server answers no requests.
+            BusyError: if the queue is too long.
         """
         if not self.health.answers:
             raise UnavailableError(f"The server is {self.health.status}.", "Ask another one.", 1)
@@ -126,116 +153,110 @@ class Service:
         deadline: float,
         *,
         spans: int = 0,
-        request: Backlog | None = None,
+        backlog: Backlog | None = None,
     ) -> list[DocumentResult]:
-        """Answers documents of a request; cancelled, it leaves nothing in the queue.
+        """Classify documents of a request; cancellation removes them from the queue.
 
         Args:
-            documents: all of the request, or some, in order.
-            deadline: of the client, by ``time.monotonic``.
-            spans: most of each one's evidence; 0 for none.
-            request: where the documents come one after the other, what waits of those.
+            documents: all documents of the request, or some, in order.
+            deadline: the client's deadline by ``time.monotonic``.
+            spans: maximum number of evidence spans of each document; 0 for no evidence.
+            backlog: queued documents of the same request, if they arrive one after the other.
 
         Raises:
-            InputError: where a document cannot be classified.
-            RefusedError: where it cannot be in time.
-            EngineError: where the engine fails on one.
-            StorageError: where one that runs in chunks finds no space.
+            InputError: if a document cannot be classified.
+            RefusedError: if it cannot be classified in time.
+            EngineError: if the engine fails on a document.
+            StorageError: if a document in chunks finds no space.
         """
         async with self.parity.held() as parity:
-            served = parity.served
+            active = parity.active
             began = time.monotonic()
-            tokenizing = (self._tokens(served, *numbered) for numbered in enumerate(documents))
-            tokenized = [await one for one in tokenizing]
+            inputs = await self._tokenize(active, documents, with_evidence=spans > 0)
             admitted = time.monotonic()
-            classifier = served.model.classifier
-            tokens = [classifier.cut(ids) for ids, _ in tokenized]
-            for used in tokens if spans else ():
-                classifier.check_evidence(len(used))
+            used = [one.used for one in inputs]
             predicted, done = await self._run(
-                served, tokens, deadline, evidence=spans > 0, request=request
+                active, used, deadline, evidence=spans > 0, backlog=backlog
             )
-            for ids, result in zip(tokens, done, strict=True):
-                if not classifier.in_chunks(len(ids)):  # PyTorch has no chunks
+            for ids, result in zip(used, done, strict=True):
+                if not active.model.classifier.in_chunks(len(ids)):  # PyTorch has no chunks
                     parity.sample(ids, result)
         results = [
-            DocumentResult(
-                bundle=served.bundle.digest,
-                label=result.answer.label,
-                scores=result.answer.scores,
-                tokens_total=len(ids),
-                tokens_used=len(used),
-                truncated=len(used) < len(ids),
-                policy=self.settings.long_documents,
-                timings=Timings(
-                    tokenize_seconds=tokenize_seconds,
-                    queue_seconds=result.started - admitted,
-                    inference_seconds=result.inference_seconds,
-                    predicted_seconds=predicted,
-                ),
-            )
-            for result, used, (ids, tokenize_seconds) in zip(done, tokens, tokenized, strict=True)
+            self._result(active, one, result, result.started - admitted, predicted)
+            for one, result in zip(inputs, done, strict=True)
         ]
         if spans:
-            for document, answered, result in zip(documents, results, done, strict=True):
-                cut = answered.tokens_total - answered.tokens_used
-                first = cut if classifier.policy == "tail" else 0
-                explaining = partial(
-                    explain, classifier, document, result.answer, first=first, most=spans
-                )
-                answered.evidence = await self._in_thread(document, explaining)
-        ended = time.monotonic()
-        self._count(results, predicted, ended - admitted)
-        total = sum(result.tokens_total for result in results)
-        self.traces.record("tokenize", began, admitted, documents=len(results), tokens=total)
-        for used, result in zip(tokens, done, strict=True):
-            self.traces.record("queue", admitted, result.started, tokens=len(used))
-            self.traces.record(
-                "infer",
-                result.started,
-                result.started + result.inference_seconds,
-                tokens=len(used),
-                batch_documents=result.batch_documents,
-                predicted_seconds=predicted,
-                actual_seconds=ended - admitted,
-            )
+            for answered, one, result in zip(results, inputs, done, strict=True):
+                answered.evidence = await self._explain(active, one, result, spans)
+        times = _Times(began, admitted, predicted, time.monotonic())
+        self._count(results, times)
+        self._trace(inputs, done, times)
         return results
 
     async def compare(self, document: Document, deadline: float) -> ParityCheck:
-        """Answers a document and compares that with PyTorch; see ``classify``.
+        """Classify a document and compare the outputs with PyTorch; see ``classify``.
 
         Raises:
-            NotFoundError: where there is no PyTorch model.
-            ReferenceError: where it fails.
+            NotFoundError: if there is no PyTorch model.
+            ReferenceError: if PyTorch fails.
         """
         async with self.parity.held() as parity:
-            served = parity.served
-            ids, _ = await self._tokens(served, 0, document)
-            if served.model.classifier.in_chunks(len(ids)):
+            active = parity.active
+            ids, _ = await self._tokens(active, 0, document)
+            if active.model.classifier.in_chunks(len(ids)):
                 raise DocumentTooLongError(
                     f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over "
                     "the memory budget.",
                     "Send a shorter one.",
                 )
-            _, (result,) = await self._run(served, [ids], deadline)
+            _, (result,) = await self._run(active, [ids], deadline)
             return await parity.check(ids, result.answer.logits)
+
+    async def _tokenize(
+        self, active: ActiveBundle, documents: Sequence[Document], *, with_evidence: bool
+    ) -> list[_Input]:
+        """Tokenize documents, and cut them by the policy for long documents."""
+        classifier = active.model.classifier
+        tokenized = [await self._tokens(active, *numbered) for numbered in enumerate(documents)]
+        inputs = [
+            _Input(document, ids, classifier.cut(ids), seconds)
+            for document, (ids, seconds) in zip(documents, tokenized, strict=True)
+        ]
+        for one in inputs if with_evidence else ():
+            classifier.check_evidence(len(one.used))
+        return inputs
+
+    async def _tokens(
+        self, active: ActiveBundle, index: int, document: Document
+    ) -> tuple[Tokens, float]:
+        """Return a document's checked tokens, and the seconds that the tokenizer took."""
+        classifier = active.model.classifier
+        try:
+            if not isinstance(document, str):
+                return classifier.check(document), 0.0
+            classifier.check_text(document)  # before it waits for a thread
+            start = time.perf_counter()
+            ids = await self._tokenizers.encode(classifier, document)
+            return ids, time.perf_counter() - start
+        except InputError as error:
+            raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
 
     async def _run(
         self,
-        served: Served,
+        active: ActiveBundle,
         documents: Sequence[Tokens],
         deadline: float,
         *,
         evidence: bool = False,
-        request: Backlog | None = None,
+        backlog: Backlog | None = None,
     ) -> tuple[float, list[Result]]:
-        """What they were predicted to take together, and their results."""
-        request = request or Backlog()
+        """Run documents; return the predicted seconds of them all, and their results."""
+        backlog = backlog or Backlog()
         now = time.monotonic()
         lengths = [len(ids) for ids in documents]
-        predicted = self._admission.admit(served.model, lengths, deadline - now, request)
+        predicted = self._admission.admit(active.model, lengths, deadline - now, backlog)
         futures = [
-            self.scheduler.submit(served, ids, now + predicted, evidence=evidence, request=request)
+            self.scheduler.submit(active, ids, now + predicted, evidence=evidence, backlog=backlog)
             for ids in documents
         ]
         try:
@@ -244,34 +265,47 @@ class Service:
             for future in futures:
                 future.cancel()
 
-    async def _alone(self, served: Served, ids: Tokens) -> Result:
+    async def _run_single(self, active: ActiveBundle, ids: Tokens) -> Result:
         promised = time.monotonic() + self.scheduler.backlog_seconds
-        return await self.scheduler.submit(served, ids, promised, alone=True)
+        return await self.scheduler.submit(active, ids, promised, single=True)
 
-    async def _tokens(self, served: Served, index: int, document: Document) -> tuple[Tokens, float]:
-        """The checked tokens of a document, and the seconds it took to make them of a text."""
-        classifier = served.model.classifier
-        try:
-            if not isinstance(document, str):
-                return classifier.check(document), 0.0
-            classifier.check_text(document)  # before it waits for a thread
-            start = time.perf_counter()
-            if len(document) <= _SHORT_CHARACTERS:
-                ids = classifier.encode(document)
-            else:
-                ids = await self._in_thread(document, partial(classifier.encode, document))
-            return ids, time.perf_counter() - start
-        except InputError as error:
-            raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
+    def _result(
+        self,
+        active: ActiveBundle,
+        one: _Input,
+        result: Result,
+        queue_seconds: float,
+        predicted: float,
+    ) -> DocumentResult:
+        return DocumentResult(
+            bundle=active.bundle.digest,
+            label=result.answer.label,
+            scores=result.answer.scores,
+            tokens_total=len(one.ids),
+            tokens_used=len(one.used),
+            truncated=len(one.used) < len(one.ids),
+            policy=self.settings.long_documents,
+            timings=Timings(
+                tokenize_seconds=one.tokenize_seconds,
+                queue_seconds=queue_seconds,
+                inference_seconds=result.inference_seconds,
+                predicted_seconds=predicted,
+            ),
+        )
 
-    async def _in_thread(self, document: Document, work: Callable[[], T]) -> T:
-        """What work on a document returns; cancelled, work that has begun goes on for nobody."""
-        long = len(document) > _LONG_CHARACTERS
-        threads = self._long_tokenizer if long else self._tokenizers
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+    async def _explain(
+        self, active: ActiveBundle, one: _Input, result: Result, spans: int
+    ) -> Evidence:
+        classifier = active.model.classifier
+        first = len(one.ids) - len(one.used) if classifier.policy == "tail" else 0
+        explaining = partial(
+            explain, classifier, one.document, result.answer, first=first, max_spans=spans
+        )
+        return await self._tokenizers.run(one.document, explaining)
 
-    def _count(self, results: Sequence[DocumentResult], predicted: float, actual: float) -> None:
-        self.metrics.observe_prediction(predicted, actual)
+    def _count(self, results: Sequence[DocumentResult], times: _Times) -> None:
+        """Count an answered request in the metrics."""
+        self.metrics.observe_prediction(times.predicted, times.actual)
         for result in results:
             self.metrics.document_tokens.observe(result.tokens_total)
             self.metrics.truncated_documents.inc(result.truncated)
@@ -279,61 +313,74 @@ class Service:
                 seconds = getattr(result.timings, f"{stage}_seconds")
                 self.metrics.stage_seconds.labels(stage).observe(seconds)
 
-    def _scheduler_ended(self, task: "asyncio.Task[None]") -> None:
+    def _trace(self, inputs: Sequence[_Input], done: Sequence[Result], times: _Times) -> None:
+        """Record the stages of an answered request in its trace."""
+        total = sum(len(one.ids) for one in inputs)
+        self.traces.record(
+            "tokenize", times.began, times.admitted, documents=len(inputs), tokens=total
+        )
+        for one, result in zip(inputs, done, strict=True):
+            self.traces.record("queue", times.admitted, result.started, tokens=len(one.used))
+            self.traces.record(
+                "infer",
+                result.started,
+                result.started + result.inference_seconds,
+                tokens=len(one.used),
+                batch_documents=result.batch_documents,
+                predicted_seconds=times.predicted,
+                actual_seconds=times.actual,
+            )
+
+    def _end_with_scheduler(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled():
             logger.critical("the scheduler has ended", exc_info=task.exception())
             self.health.fail()
 
-    def _parity(self, served: Served) -> Parity:
+    def _monitor(self, active: ActiveBundle) -> ParityMonitor:
         settings = self.settings
-        return Parity(
-            served,
-            ReferenceProcess(served.bundle, settings) if settings.reference else None,
+        return ParityMonitor(
+            active,
+            ReferenceProcess(active.bundle, settings) if settings.reference else None,
             share=settings.shadow,
-            alone=self._alone,
+            run_single=self._run_single,
             seconds=settings.deadline_seconds,
-            on_breach=self._breached,
+            on_breach=self._handle_breach,
             metrics=self.metrics,
         )
 
-    async def _serve(self, served: Served) -> None:
-        """Answers by what was loaded, from now on; what was accepted stays where it is."""
+    async def _activate(self, active: ActiveBundle) -> None:
+        """Answer new requests by a bundle; accepted ones stay with the bundle before."""
         if self._falling_back is not None:
             await asyncio.wait({self._falling_back})
-        before, self.served, self.parity = self.parity, served, self._parity(served)
+        before, self.active, self.parity = self.parity, active, self._monitor(active)
         self._falling_back = None
         self.scheduler.forget()
         self.health.breach = None
-        self.metrics.observe_bundle(served.bundle.digest, served.since.timestamp())
+        self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
         await before.retire()
 
-    def _breached(self, served: Served, reason: str) -> None:
+    def _handle_breach(self, active: ActiveBundle, reason: str) -> None:
         logger.error("parity is broken: %s", reason)
-        if served is not self.served:
-            return  # by now another one answers
-        if self.settings.on_breach == "unready" or self.model.safe:
+        if active is not self.active:
+            return  # another bundle answers by now
+        if self.settings.on_breach == "unready" or self.model.uses_standard_ops_only:
             self.health.breach = reason
         elif self._falling_back is None:
-            self._falling_back = asyncio.create_task(self._fall_back(served, reason))
+            self._falling_back = asyncio.create_task(self._fall_back(active, reason))
 
-    async def _fall_back(self, served: Served, reason: str) -> None:
-        """Goes on with standard operators alone, if their golden cases are within the bound."""
+    async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
+        """Go on with standard operators only, if their golden cases are within the bound."""
         with self.scheduler.paused():
             model = None
             try:
                 model = await anyio.to_thread.run_sync(
-                    load_safe_model, served.bundle, self.settings
+                    load_standard_ops_model, active.bundle, self.settings
                 )
             except Exception:
-                logger.exception("there is nothing to fall back to")
+                logger.exception("the model cannot be loaded with portable bodies only")
             if model is None or model.breach is not None:
                 self.health.breach = reason
                 return
-            served.model = model
+            active.model = model
             self.scheduler.forget()
-            logger.warning("serving by portable bodies alone from now on")
-
-    def info(self) -> Info:
-        """What ``GET /info`` answers."""
-        pace, reload = self.scheduler.pace.value, self.reloading.last
-        return describe(self.served, self.settings, pace=pace, reload=reload)
+            logger.warning("serving with portable bodies only from now on")

@@ -1,4 +1,4 @@
-"""Every setting of the server: as a flag, in the environment, or in a file."""
+"""The settings of the server, from flags, environment variables and a file."""
 
 import os
 import re
@@ -29,30 +29,30 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _named(path: Any) -> Any:
-    if path == "":  # what a script leaves empty would be the current folder
+    if path == "":  # a variable that a script left empty would mean the current folder
         raise PydanticCustomError("empty_path", "The path is empty")
     return path
 
 
 Location = Annotated[Path, BeforeValidator(_named)]
-"""Of a file or folder."""
+"""Path of a file or folder."""
 Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
-"""As a browser sends it, in small letters and without a path; or * for all."""
+"""An origin as a browser sends it, in lower case and without a path; or * for all."""
 Host = Annotated[str, Field(pattern=r"^(\*|\[[0-9a-f:.]+\]|[^*/\s:A-Z\[\]]+)$")]
-"""As a URL has it, in small letters and without a port; or * for any."""
+"""A host as in a URL, in lower case and without a port; or * for all."""
 Policy = Literal["exact", "reject", "head", "tail"]
-"""What becomes of a document over the memory budget."""
+"""Treatment of a document over the memory budget."""
 
 _MIB = 1 << 20
 _PREFIX = "AFTSERVE_"
 _LINK = re.compile(r"(tcp|udp|sctp)://")
-"""Begins AFTSERVE_PORT, as Kubernetes sets it in every pod beside a service named aftserve."""
+"""Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
-"""End the other variables that it sets."""
+"""Ends of the other variables that Kubernetes sets for a service."""
 
 
 class Settings(BaseSettings):
-    """Serve a bundle over HTTP. Flags win over AFTSERVE_* variables, those over --config."""
+    """Serve a bundle over HTTP. Flags override AFTSERVE_* variables, which override --config."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -66,131 +66,133 @@ class Settings(BaseSettings):
 
     bundle: CliPositionalArg[Location] = Field(
         Path(),
-        description="a folder that aftexport wrote; SIGHUP takes it anew. Or one of the commands "
-        "key, batch and deploy, which have a --help of their own",
+        description="a folder written by aftexport; SIGHUP reloads it. Or one of the commands "
+        "key, batch and deploy; each has its own --help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
     host: str = Field(
         "127.0.0.1",
-        min_length=1,  # of none, the system would make all there are
+        min_length=1,  # the system would take an empty one for all addresses
         description="address to listen on; :: for all of IPv6 and IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
 
     model_name: str | None = Field(
         None,
-        pattern="^[^/]+$",  # it is one part of an address
-        description="of the model below /v2; the bundle's folder, without .bundle, where left out",
+        pattern="^[^/]+$",  # it is one part of a path
+        description="name of the model below /v2; by default the bundle's folder without .bundle",
     )
     engine: Literal["auto", "onnxruntime", "tensorrt"] = Field(
         "auto",
-        description="auto: TensorRT where the bundle has an engine and the machine its GPU. An "
-        "engine is a program: serve bundles you trust",
+        description="auto: TensorRT if the bundle has an engine and the machine its GPU. An "
+        "engine is a program: serve only bundles that you trust",
     )
     threads: PositiveInt | None = Field(
         None,
-        description="threads of the engine; one for each core that affinity and CPU quota allow "
-        "where it is left out",
+        description="threads of the engine; by default one for each core that affinity and CPU "
+        "quota allow",
     )
     idle_seconds: float = Field(
         5,
         ge=0,
-        description="without a request for so long, the engine gives the memory of its runs back "
-        "to the system; inf to keep it",
+        description="time without a request after which the engine gives the memory of its runs "
+        "back to the system; inf to keep it",
     )
     budget_tokens: PositiveInt = Field(
-        16_384, description="most tokens of one run, padding included, unless one document has more"
+        16_384,
+        description="maximum tokens of one run, padding included, unless one document has more",
     )
 
     long_documents: Policy = Field(
         "exact",
-        description="what becomes of a document over the memory budget: run it in chunks with the "
+        description="treatment of a document over the memory budget: run it in chunks with the "
         "same answer, refuse it, or cut it to its head or tail",
     )
     memory_budget_mib: Positive = Field(
-        512, description="MiB one document may take beside the model; a longer one runs in chunks"
+        512, description="MiB that one document may take; a longer one runs in chunks"
     )
     spill: Location | None = Field(
         None,
-        description="folder for what such a document keeps between layers; the system's for "
-        "temporary files where it is left out",
+        description="folder for the values of such a document between layers; by default the "
+        "system's folder for temporary files",
     )
 
     api_keys: Location | None = Field(
         None,
-        description="a TOML file of API keys, made by aftserve key NAME; anybody may ask without",
+        description="a TOML file of API keys, made by aftserve key NAME; without it, no key is "
+        "needed",
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],
-        description="names that requests may use as their Host, beside those of loopback, with "
-        "commas between; or * for any. Left out: loopback's own where the server listens on that "
-        "and asks for no API key, else any",
+        description="host names that requests may use beside those of loopback, separated by "
+        "commas; * for all. By default only those of loopback if the server listens on loopback "
+        "without API keys, and all otherwise",
     )
     cors_origins: Annotated[list[Origin], NoDecode] = Field(
         [],
-        description="origins whose pages a browser lets ask, as https://example.org, with commas "
-        "between; none",
+        description="origins whose pages may send requests, such as https://example.org, "
+        "separated by commas; none by default",
     )
 
     max_tokens: PositiveInt | None = Field(
         None,
         le=MAX_TOKENS,
-        description="refuse longer documents; the model's own limit, 1,048,576 where it has none, "
-        "where it is left out or over that",
+        description="maximum tokens of a document; at most, and by default, the model's own limit "
+        "or 1,048,576",
     )
-    max_characters: PositiveInt = Field(1 << 24, description="refuse longer texts")
-    max_documents: PositiveInt = Field(256, description="most documents of one request")
-    max_body_mib: Positive = Field(16, description="most MiB of one request")
+    max_characters: PositiveInt = Field(1 << 24, description="maximum characters of a text")
+    max_documents: PositiveInt = Field(256, description="maximum documents of one request")
+    max_body_mib: Positive = Field(16, description="maximum MiB of one request")
     max_buffered_mib: Positive = Field(
-        128, description="most MiB of all requests, each from its arrival to its answer"
+        128, description="maximum MiB of all requests, each from its arrival to its answer"
     )
 
     max_queue_seconds: Seconds = Field(
-        30, description="refuse a request where those before it take longer, as predicted"
+        30, description="refuse a request if the queue before it is predicted to take longer"
     )
     deadline_seconds: Positive = Field(
-        300, description="longest wait of a client; the header Deadline-Seconds shortens it"
+        300, description="maximum wait of a client; the header Deadline-Seconds shortens it"
     )
     receive_seconds: Positive = Field(
         30,
-        description="time a client has from the first byte of its request to the last of its body, "
-        "and to read some of its answer",
+        description="maximum time from the first byte of a request to the last of its body, and "
+        "between two reads of its answer",
     )
     keep_alive_seconds: PositiveInt = Field(
         75,
-        description="time a connection is kept for another request; longer than a proxy before "
-        "the server keeps it, or that meets closed ones",
+        description="time that a connection is kept for another request; it must exceed that of a "
+        "proxy in front",
     )
     stall_seconds: Positive = Field(
-        30, description="end the process where a run is late by this and ten times its prediction"
+        30, description="end the process if a run is late by this and ten times its prediction"
     )
 
     reference: Location | None = Field(
         None,
-        description="the model file the bundle was exported from, to compare with; needs torch",
+        description="the model file that the bundle was exported from, for comparison; needs torch",
     )
     reference_factory: str | None = Field(
-        None, description="package.module:callable, where that file is a bare state dict"
+        None, description="package.module:callable, if that file is a bare state dict"
     )
     reference_allow_pickle: bool = Field(
-        False, description="let that file be a pickled module, which runs code from it"
+        False, description="allow that file to be a pickled module, whose code is run"
     )
     shadow: float = Field(
         0,
         ge=0,
         le=1,
-        description="share of live documents, of up to 65,536 tokens, that are checked in passing",
+        description="share of live documents, of up to 65,536 tokens, that are also compared",
     )
     on_breach: Literal["unready", "fallback"] = Field(
         "unready",
-        description="where parity is broken: take no requests, or run the portable bodies alone",
+        description="if parity is broken: take no requests, or run only the portable bodies",
     )
 
     drain_seconds: Seconds = Field(
-        1, description="after SIGTERM, time to go on serving while not ready"
+        1, description="time after SIGTERM in which the server is not ready but still serves"
     )
     shutdown_seconds: Positive = Field(
-        60, description="after that, time for accepted requests to be answered"
+        60, description="time after that for the answers to accepted requests"
     )
 
     log_format: Literal["text", "json"] = Field("text", description="one line for each event")
@@ -198,7 +200,7 @@ class Settings(BaseSettings):
     @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _listed(cls, names: Any) -> Any:
-        """Of a flag or a variable: a list as JSON has it, or with commas between."""
+        """Parse the list of a flag or a variable: JSON, or separated by commas."""
         if not isinstance(names, str):
             return names
         if names.startswith("["):
@@ -207,27 +209,27 @@ class Settings(BaseSettings):
 
     @property
     def served_name(self) -> str:
-        """Of the model, in the Open Inference Protocol."""
+        """Name of the model in the Open Inference Protocol."""
         return self.model_name or self.bundle.absolute().name.removesuffix(".bundle")
 
     @property
     def memory_budget(self) -> int:
-        """Bytes one document may take beside the model."""
+        """Bytes that one document may take beside the model."""
         return int(self.memory_budget_mib * _MIB)
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes of one request."""
+        """Maximum bytes of one request."""
         return int(self.max_body_mib * _MIB)
 
     @property
     def max_buffered_bytes(self) -> int:
-        """Most bytes of all requests that are being received."""
+        """Maximum bytes of all requests that are being received."""
         return int(self.max_buffered_mib * _MIB)
 
     @property
     def absolute_paths(self) -> dict[str, Path]:
-        """Every file and folder that is set, as a process elsewhere on this machine finds it."""
+        """All files and folders that are set, as absolute paths."""
         return {name: path.absolute() for name, path in self if isinstance(path, Path)}
 
     @classmethod
@@ -239,8 +241,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources after the command line, the first to have a value wins."""
-        # As of OpenTelemetry's: what a script does not set, it may leave empty.
+        """Return the sources after the command line; the first with a value wins."""
+        # Ignore empty variables, as OpenTelemetry does: a script may leave one empty.
         environment = EnvSettingsSource(settings_cls, env_ignore_empty=True)
         environment.env_vars = {
             name: value
@@ -251,13 +253,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> Self:
-        """Reads the settings; ``--help`` and words that are no flags end the process.
+        """Read the settings; ``--help`` and unknown flags end the process.
 
         Args:
-            arguments: of the command line.
+            arguments: arguments of the command line.
 
         Raises:
-            UsageError: for a value that is out of range, and for a file that cannot be read.
+            UsageError: if a value is out of range, or a file cannot be read.
         """
         cls._check_variables()
         try:
@@ -265,12 +267,13 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "extra_forbidden":  # flags and variables are looked at before
+            if first["type"] == "extra_forbidden":  # flags and variables are checked before
                 meant = " or ".join(
                     [*get_close_matches(name, cls.model_fields, 1), "aftserve --help"]
                 )
                 raise UsageError(
-                    f"{name} in the file of --config is no setting.", f"Remove it, or see {meant}."
+                    f"{name} in the file of --config is not a setting.",
+                    f"Remove it, or see {meant}.",
                 ) from error
             flag = name if name == "bundle" else "--" + name.replace("_", "-")
             message = first["msg"][:1].lower() + first["msg"][1:]
@@ -280,13 +283,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def _check_variables(cls) -> None:
-        """Refuses a variable that would not hold, unsaid: it is no setting, or holds no keys."""
+        """Refuse variables that would be ignored: unknown settings, and an empty file of keys."""
         known = [f"{_PREFIX}{name.upper()}" for name in cls.model_fields]
         for name, value in os.environ.items():
             name = name.upper()
             if name == f"{_PREFIX}API_KEYS" and not value:
                 raise UsageError(
-                    f"{name} is empty: the server would answer to anybody.",
+                    f"{name} is empty: the server would answer requests without API keys.",
                     "Unset it, or name the file.",
                 )
             if not name.startswith(_PREFIX) or name in known or _OF_SERVICES.search(name):
@@ -294,14 +297,14 @@ class Settings(BaseSettings):
             if name.endswith("_PORT") and _LINK.match(value):
                 continue
             meant = " or ".join([*get_close_matches(name, known, 1), "aftserve --help"])
-            raise UsageError(f"{name} is no setting.", f"Unset it, or see {meant}.")
+            raise UsageError(f"{name} is not a setting.", f"Unset it, or see {meant}.")
 
 
 class _ConfigFile(PydanticBaseSettingsSource):
-    """The TOML file that a source before it names."""
+    """The TOML file of ``--config``."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # the base class asks for it; the file is read whole
+        raise NotImplementedError  # never called: the file is read as a whole
 
     def __call__(self) -> dict[str, Any]:
         path = self.current_state.get("config")

@@ -17,7 +17,8 @@ from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
 from aftexport.pipeline.export import export
-from aftserve.classifier import Classifier, Tokens
+from aftserve.model.classifier import Classifier
+from aftserve.types import Tokens
 
 BOUND = TOLERANCES["fp32"].bound
 _LETTERS = np.frombuffer(bytes(range(32, 127)), np.uint8)

@@ -18,7 +18,7 @@ import numpy as np
 from clients import eventually, http
 from commands import environment
 
-from aftserve.classifier import Classifier
+from aftserve.model.classifier import Classifier
 from load.client import Connection
 from load.documents import Document
 from load.traffic import Request, send

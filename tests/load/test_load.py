@@ -17,7 +17,7 @@ MIXING = (
     "-c",
     """
 import sys
-from aftserve.classifier import Classifier
+from aftserve.model.classifier import Classifier
 from aftserve.cli import main
 
 classify, last = Classifier.classify, []

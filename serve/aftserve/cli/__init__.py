@@ -10,12 +10,12 @@ from aftexport.console import accept_any_terminal, escape
 from aftexport.errors import AftexportError
 from aftexport.system.gc import no_collection_at_exit
 from aftexport.system.signals import exit_status
-from aftserve import tracing
 from aftserve.cli import batch, deploy, key
-from aftserve.output_queue import unblock_output
+from aftserve.observability import tracing
+from aftserve.observability.output_queue import unblock_output
 
 COMMANDS = {"key": key.run, "deploy": deploy.run, "batch": batch.run}
-"""The subcommands; any other first word is of the server. A bundle of such a name is ``./key``."""
+"""The subcommands; other words start the server. Write ./key for a bundle with such a name."""
 _EXTRAS = {
     **dict.fromkeys(("fastapi", "httptools", "limits", "prometheus_client"), "serve"),
     **dict.fromkeys(("pydantic_settings", "uvicorn"), "serve"),
@@ -25,10 +25,10 @@ _EXTRAS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves a bundle until it is told to stop, or runs a subcommand; returns the exit status.
+    """Serve a bundle until told to stop, or run a subcommand; return the exit status.
 
-    Of the server, 0: stopped on request; 1: it failed; 2: the bundle or a setting cannot be used;
-    130: interrupted before it served.
+    The server's status is 0 if it was stopped, 1 if it failed, 2 if the bundle or a setting cannot
+    be used, and 130 if it was interrupted before it served.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.name not in _EXTRAS:
             raise
         errors.print(
-            f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
+            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{_EXTRAS[error.name]}]'"
         )
         return 2

@@ -1,5 +1,6 @@
 """``aftserve batch``."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 from aftexport.system.arguments import make_parser, path
@@ -7,49 +8,55 @@ from aftexport.system.cores import usable_cores
 from aftexport.system.signals import exit_status, interruptible
 
 _EPILOG = """\
-INPUT is a folder, each of whose files is a document in UTF-8, or a Parquet file or folder. The
-output has a row for each, in order: its path from INPUT, its id or its number, and what the
-server would answer, or an error. It is whole or not there.
+INPUT is a folder in which each file is a document in UTF-8, or a Parquet file or folder. The
+output has a row for each document, in order: its path from INPUT, its id or its number, and the
+server's answer or an error. The output is complete or not written.
 
   aftserve batch model.bundle mails/ --output mails.jsonl
   aftserve batch model.bundle mails.parquet --text body --id number --output labels.parquet
 
-Other settings of the server hold as AFTSERVE_* or in FILE.
+Set other settings of the server as AFTSERVE_* variables or in FILE.
 
-Exit status: 0 every document is answered; 3 some have an error in their row; 1 the run failed,
-2 it could not begin, 130 interrupted, 143 told to stop by SIGTERM, and nothing was written.
+Exit status: 0 if every document has an answer, 3 if some have an error. Nothing is written with
+1, the run failed; 2, it could not begin; 130, interrupted; 143, terminated by SIGTERM.
 """
 
 
-def run(words: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+def _parse(words: Sequence[str]) -> Namespace:
     parser = make_parser(
         "aftserve batch",
-        "Classify a folder or a Parquet file of documents, by Ray Data.",
+        "Classify a folder or a Parquet file of documents with Ray Data.",
         _EPILOG,
     )
     add = parser.add_argument
-    add("bundle", metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("bundle", metavar="BUNDLE", help="a folder written by aftexport")
     add("input", type=path, metavar="INPUT", help="a folder of texts, or Parquet")
     add("--output", type=path, required=True, metavar="OUT", help="a .parquet or .jsonl file")
-    add("--text", default="text", metavar="COLUMN", help="of the texts (default: text)")
-    add("--id", metavar="COLUMN", help="that names them (default: id, else they are numbered)")
-    add("--long-documents", metavar="POLICY", help="exact, reject, head or tail, as of the server")
+    add("--text", default="text", metavar="COLUMN", help="column of texts (default: text)")
+    add("--id", metavar="COLUMN", help="column of ids (default: id, or the number of the row)")
+    add("--long-documents", metavar="POLICY",
+        help="exact, reject, head or tail; see aftserve --help")  # fmt: skip
     add("--actors", type=int, default=1, metavar="N",
         help="processes that hold the model (default: 1)")  # fmt: skip
     add("--threads", metavar="N",
-        help="of each; by default they share the cores, on a cluster 1")  # fmt: skip
+        help="threads of each process (default: a share of the cores; 1 on a cluster)")  # fmt: skip
     add("--config", metavar="FILE", help="a TOML file of the server's settings")
-    add("--address", help="of a Ray cluster (default: RAY_ADDRESS, else a Ray of this machine)")
+    add("--address", help="address of a Ray cluster (default: RAY_ADDRESS, or a local Ray)")
     options = parser.parse_args(words)
     if options.actors < 1:
-        parser.error("argument --actors: 1 or more")
+        parser.error(f"argument --actors: must be at least 1, got {options.actors}")
+    return options
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command; return its exit status."""
+    options = _parse(words)
 
     from rich.console import Console
 
-    from aftserve.offline import documents, output
-    from aftserve.offline.run import run as classify
-    from aftserve.ray_cluster import resolve
+    from aftserve.batch import documents, output
+    from aftserve.batch.run import run as classify
+    from aftserve.ray.cluster import resolve
     from aftserve.settings import Settings
 
     given = {
@@ -78,6 +85,6 @@ def run(words: Sequence[str]) -> int:
                 interruption=interruption,
             )
     except KeyboardInterrupt as end:
-        console.print("interrupted; nothing was written")
+        console.print("interrupted: nothing was written")
         return exit_status(end)
     return 3 if failed else 0

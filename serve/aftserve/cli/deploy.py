@@ -6,8 +6,8 @@ from aftexport.system.arguments import make_parser
 from aftexport.system.signals import interruptible
 
 _EPILOG = """\
-Every setting of the server holds in each replica: as a flag, as AFTSERVE_*, or in FILE, whose
-section [ray] has the options of a Ray Serve deployment:
+Set the server's settings as flags, as AFTSERVE_* variables, or in FILE; each replica uses them.
+The section [ray] of FILE has the options of a Ray Serve deployment:
 
   threads = 2
 
@@ -16,35 +16,35 @@ section [ray] has the options of a Ray Serve deployment:
   max_replicas = 8
   target_ongoing_requests = 4
 
-Without --address a Ray of this machine's own runs until SIGTERM or an interrupt. On a cluster
-every node must have aftexport and the bundle, at the same path; the command returns once the
-replicas are ready, and run again it replaces them one after the other.
+Without --address, a Ray on this machine runs until SIGTERM or an interrupt. On a cluster, every
+node must have aftexport, and the bundle at the same path. The command then returns once the
+replicas are ready. Run again, it replaces them one after the other.
 
-Exit status: 0 deployed, or stopped on request; 1 Ray Serve failed; 2 the bundle or a setting
-cannot be used; 130 interrupted and 143 terminated before it served.
+Exit status: 0, deployed, or stopped on request; 1, Ray Serve failed; 2, the bundle or a setting
+cannot be used; 130, interrupted, and 143, terminated before it served.
 """
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftserve deploy",
-        "Serve a bundle from several processes or machines, by Ray Serve.",
+        "Serve a bundle from several processes or machines with Ray Serve.",
         _EPILOG,
     )
     parser.usage = (
         "%(prog)s BUNDLE --engine ray [--config FILE] [--address ADDRESS] [--SETTING ...]"
     )
-    # BUNDLE, --config and the settings are read with the server's own.
+    # Settings.read parses BUNDLE, --config and the settings.
     add = parser.add_argument
-    add("--engine", choices=["ray"], required=True, help="what runs the replicas")
-    add("--address", help="of a Ray cluster (default: RAY_ADDRESS, else a Ray of this machine)")
+    add("--engine", choices=["ray"], required=True, help="system that runs the replicas")
+    add("--address", help="address of a Ray cluster (default: RAY_ADDRESS, or a local Ray)")
     options, others = parser.parse_known_args(words)
 
     from rich.console import Console
 
-    from aftserve.deployment import DeploymentSettings, deploy
-    from aftserve.output_queue import unblock_output
+    from aftserve.observability.output_queue import unblock_output
+    from aftserve.ray.deployment import DeploymentSettings, deploy
 
     settings = DeploymentSettings.read(others)
     unblock_output()

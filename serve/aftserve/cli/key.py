@@ -6,17 +6,22 @@ from aftexport.system.arguments import make_parser
 
 
 def run(words: Sequence[str]) -> int:
-    """Makes an API key; returns the exit status."""
+    """Make an API key; return the exit status."""
     parser = make_parser(
         "aftserve key",
-        "Make an API key: it is printed once, and its digest for --api-keys FILE.",
+        "Make an API key. Print the key, once, and its digest for the file of --api-keys.",
     )
-    parser.add_argument("name", metavar="NAME", help="of who is to have it")
-    parser.add_argument("rate", metavar="RATE", nargs="?", help="such as 60/minute; any without")
-    parser.add_argument("--admin", action="store_true", help="it may ask for POST /reload")
+    parser.add_argument("name", metavar="NAME", help="name of its owner")
+    parser.add_argument(
+        "rate",
+        metavar="RATE",
+        nargs="?",
+        help="maximum rate, such as 60/minute (default: no limit)",
+    )
+    parser.add_argument("--admin", action="store_true", help="allow POST /reload")
     options = parser.parse_args(words)
 
-    from aftserve.keys import make_key
+    from aftserve.api.api_keys import make_key
 
     key, section = make_key(options.name, options.rate, admin=options.admin)
     print(f"For {options.name}, shown this once:\n\n{key}\n\nFor the server's file:\n\n{section}")

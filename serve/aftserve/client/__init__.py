@@ -1,4 +1,4 @@
-"""A client of the server; needs httpx, and nothing of the server's or of torch's.
+"""A client of the server; it needs httpx, and neither the server nor torch.
 
 from aftserve.client import Client
 

@@ -1,4 +1,4 @@
-"""Asking a server, until it answers or the deadline passes."""
+"""A client that repeats requests until the server answers or the deadline passes."""
 
 import json
 import math
@@ -28,31 +28,31 @@ T = TypeVar("T")
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _FIRST_PAUSE = 0.5
-"""Seconds before a server that could not be reached is tried again, doubled each time."""
+"""Seconds before the first retry of an unreachable server; doubled each time."""
 _PROXY_STATUSES = (500, 502, 503, 504)
-"""Of a proxy in between that lost the server it had asked; Ray Serve's says 500."""
+"""Statuses of a proxy that lost its server; Ray Serve's proxy sends 500."""
 _BUSY = 429
 _PROXY_PAUSE = 1.0
-"""Seconds before one is tried again that does not say when."""
+"""Seconds before a retry if a proxy sends no Retry-After."""
 _JITTER = 0.1
-_NO_KEY = "The API key has characters that no key has."
+_NO_KEY = "The API key has characters that cannot occur in one."
 _GRACE = 1.0
-"""Seconds after the deadline in which the server's own word of it may come."""
+"""Seconds after the deadline in which the server's own message about it may arrive."""
 
 
 class Client:
-    """Asks a server, again where it says when; of several threads each may use it.
+    """A client that retries when the server says so; threads may share it.
 
     Args:
-        url: of the server, ``http://host:port``.
-        api_key: where it asks for one.
-        deadline: seconds from the call to the answer, tries and waits included.
-        retries: most further tries where the server is busy, unavailable or out of reach.
-        most_wait: seconds; where the server says that it takes longer, that is the end.
+        url: URL of the server, ``http://host:port``.
+        api_key: API key, if the server requires one.
+        deadline: seconds from the call to the answer, with all retries and waits.
+        retries: maximum retries if the server is busy, unavailable or unreachable.
+        most_wait: maximum seconds of a wait; if the server asks for more, the call fails.
 
     Raises:
-        ValueError: where ``retries`` is negative; by a call, where the deadline is not finite.
-        InvalidRequestError: where ``url`` is no address, or ``api_key`` no key.
+        ValueError: if ``retries`` is negative, or a call's deadline is not finite.
+        InvalidRequestError: if ``url`` or ``api_key`` is malformed.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Client:
         most_wait: float = 60.0,
     ) -> None:
         if retries < 0:
-            raise ValueError(f"retries is {retries}, not 0 or more")
+            raise ValueError(f"retries must be at least 0, got {retries}")
         headers = {"X-API-Key": api_key} if api_key is not None else {}
         try:
             self._http = httpx.Client(base_url=url, headers=headers)
         except httpx.InvalidURL as error:
-            raise InvalidRequestError(f"{url} is no address: {error}") from error
+            raise InvalidRequestError(f"{url} is not a valid URL: {error}") from error
         except UnicodeEncodeError:
             raise InvalidRequestError(_NO_KEY) from None
         self._deadline = deadline
@@ -84,7 +84,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Close the connections."""
         self._http.close()
 
     @overload
@@ -108,15 +108,15 @@ class Client:
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Result | list[Result]:
-        """Classifies one text, or several texts or documents of token ids, in one request.
+        """Classify one text, or several texts or documents of token ids, in one request.
 
         Args:
-            documents: to classify.
-            evidence: most passages of each that speak for its label, up to 100.
-            deadline: in place of the client's.
+            documents: one text, several texts, or several documents of token ids.
+            evidence: maximum passages of each document that support its label, up to 100.
+            deadline: seconds that replace the client's own.
 
         Raises:
-            ServerError: by its kind, where one of them has no answer.
+            ServerError: if a document has no answer; its subclass tells the reason.
         """
         if isinstance(documents, str):
             response = self._ask({"text": documents}, evidence, deadline)
@@ -136,29 +136,29 @@ class Client:
         evidence: int = 0,
         deadline: float | None = None,
     ) -> Iterator[Result | ServerError]:
-        """Classifies any number of documents; one without an answer does not hold up others.
+        """Classify any number of documents; one that fails does not stop the others.
 
-        Those of a request that the server was too busy for are asked again without the others, and
-        those of one that was too large in two.
+        If the server was too busy for some documents of a request, only these are retried. A
+        request that is too large is split in two.
 
         Args:
-            documents: texts or token ids; taken as they are needed.
-            at_once: most of one request.
+            documents: texts or token ids; consumed as needed.
+            at_once: maximum documents of one request.
             evidence: see ``infer``.
-            deadline: of each request, also of half of one, in place of the client's.
+            deadline: seconds for each request, or part of a split one; replaces the client's own.
 
         Yields:
             A result for each document, in order, or the error of that document.
 
         Raises:
-            ServerError: where a request as a whole has no answer.
-            TypeError: for one text, which would be taken letter by letter.
-            ValueError: where ``at_once`` is none.
+            ServerError: if a request as a whole has no answer.
+            TypeError: if ``documents`` is one text, which would be split into letters.
+            ValueError: if ``at_once`` is less than 1.
         """
         if isinstance(documents, str):
             raise TypeError("infer_each takes several documents, infer takes one")
         if at_once < 1:
-            raise ValueError(f"at_once is {at_once}, not 1 or more")
+            raise ValueError(f"at_once must be at least 1, got {at_once}")
         left = iter(documents)
         while batch := list(islice(left, at_once)):
             lines = [_json({"text" if isinstance(one, str) else "input_ids": one}) for one in batch]
@@ -173,7 +173,7 @@ class Client:
     def _ask_each(
         self, lines: Sequence[bytes], evidence: int, deadline: float | None
     ) -> Iterator[Result | ServerError]:
-        """The answers of all lines; of those that the server was too busy for, the last."""
+        """Yield the answers of all lines; after the last retry, some may be errors."""
         answers: dict[int, Result | ServerError] = {}
 
         def wanted(number: int) -> bool:
@@ -184,7 +184,7 @@ class Client:
             body = b"\n".join(lines[n] for n in asked)
             response = self._try(_LINES, body, evidence, left)
             with _understanding():
-                # Of bytes: a text would be cut at every character that Unicode ends a line with.
+                # Split bytes: splitlines() of a str also splits at other line ends of Unicode.
                 found = [_answer(json.loads(line)) for line in response.content.splitlines()]
                 if len(found) != len(asked):
                     raise ValueError(f"{len(found)} answers to {len(asked)} documents")
@@ -195,7 +195,7 @@ class Client:
 
         try:
             self._repeat(ask, deadline)
-        except TooLongError as error:  # said of the whole request
+        except TooLongError as error:  # the request as a whole is too long
             if len(lines) == 1:
                 yield error
                 return
@@ -209,10 +209,10 @@ class Client:
         yield from (answers[n] for n in range(len(lines)))
 
     def _repeat(self, ask: Callable[[float], T], deadline: float | None) -> T:
-        """What ``ask`` returns, of the seconds left, once the server is there and not busy."""
+        """Return the result of ``ask``, retried while the server is busy or unavailable."""
         seconds = self._deadline if deadline is None else deadline
         if not math.isfinite(seconds):
-            raise ValueError(f"the deadline is {seconds}, not a number of seconds")
+            raise ValueError(f"the deadline must be a finite number of seconds, got {seconds}")
         end = time.monotonic() + seconds
         for number in range(self._retries + 1):
             try:
@@ -223,7 +223,7 @@ class Client:
                     wait = _FIRST_PAUSE * 2**number
                 if wait is None or number == self._retries:
                     raise
-                # Of many clients that were refused at once, not all come back at once.
+                # Spread the retries of many clients that were refused at the same time.
                 wait *= 1 + random.uniform(0, _JITTER)
                 if wait > self._most_wait or time.monotonic() + wait > end:
                     raise
@@ -240,9 +240,10 @@ class Client:
         except httpx.TimeoutException as error:
             raise DeadlineError("The server did not answer by the deadline.") from error
         except httpx.UnsupportedProtocol as error:
-            raise InvalidRequestError(f"{self._http.base_url} is no address: {error}") from error
+            base = self._http.base_url
+            raise InvalidRequestError(f"{base} is not a valid URL: {error}") from error
         except httpx.LocalProtocolError:
-            # What it says holds the header, which may be the API key.
+            # The message contains the header, which may be the API key.
             raise InvalidRequestError(_NO_KEY) from None
         except httpx.RequestError as error:
             raise UnavailableError(f"{self._http.base_url}: {error}") from error
@@ -251,9 +252,11 @@ class Client:
         status, again = response.status_code, response.headers.get("Retry-After")
         if (detail := _detail(response)) is not None:
             raise error_of(status, detail, again)
-        if response.has_redirect_location:  # the API key would go wherever that is
+        if response.has_redirect_location:  # do not send the API key to another address
             target = response.headers["Location"]
-            raise InvalidRequestError(f"It leads to {target[:500]}, ask there.", status)
+            raise InvalidRequestError(
+                f"The server redirects to {target[:500]}. Use that URL.", status
+            )
         text = response.text[:500] or response.reason_phrase
         wait = seconds_of(again)
         if status in _PROXY_STATUSES:
@@ -274,7 +277,7 @@ class Client:
 
 
 class _Until(httpx.SyncByteStream):
-    """A body that comes by an end; what httpx bounds is the time between two parts of it."""
+    """A body with a deadline; httpx only limits the time between two parts."""
 
     def __init__(self, end: float, stream: Any) -> None:
         self._end = end
@@ -283,7 +286,7 @@ class _Until(httpx.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         for part in self._stream:
             if time.monotonic() > self._end:
-                raise httpx.ReadTimeout("the answer comes too slowly")
+                raise httpx.ReadTimeout("the answer arrives too slowly")
             yield part
 
     def close(self) -> None:
@@ -295,7 +298,7 @@ def _understanding() -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ServerError(f"What answered is no aftserve: {error!r}.") from error
+        raise ServerError(f"The response is not one of aftserve: {error!r}.") from error
 
 
 def _answer(content: Mapping[str, Any]) -> Result | ServerError:
@@ -310,15 +313,17 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Token ids that come as an array."""
+    """Convert an array of token ids to a list."""
     try:
         return value.tolist()
     except AttributeError:
-        raise InvalidRequestError(f"A document cannot have {type(value).__name__}.") from None
+        raise InvalidRequestError(
+            f"A document must be text or token ids, got {type(value).__name__}."
+        ) from None
 
 
 def _detail(response: httpx.Response) -> str | None:
-    """What the server says; None where it is not the server that speaks."""
+    """Return the server's own message; None if the response is not of aftserve."""
     try:
         return str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):

@@ -1,16 +1,16 @@
-"""Why there is no answer."""
+"""Errors of requests to the server."""
 
 import time
 from email.utils import parsedate_to_datetime
 
 
 class ServerError(Exception):
-    """There is no answer.
+    """The server gave no answer.
 
     Attributes:
-        detail: one sentence of what is wrong and what helps.
-        status: of the HTTP response; None where there was none.
-        retry_after: seconds after which the server wants to be asked again, if ever.
+        detail: the problem and its remedy.
+        status: status of the HTTP response; None without a response.
+        retry_after: seconds after which a retry may succeed; None if it never will.
     """
 
     def __init__(
@@ -27,15 +27,15 @@ class InvalidRequestError(ServerError):
 
 
 class TooLongError(InvalidRequestError):
-    """A document or the request is over a limit, or takes longer than the deadline alone."""
+    """A document or the request is over a limit, or takes longer than the deadline by itself."""
 
 
 class NotAllowedError(ServerError):
-    """There is no API key, a wrong one, or one that may not do this."""
+    """The API key is missing, wrong, or not allowed to do this."""
 
 
 class BusyError(ServerError):
-    """The queue or the API key's rate was at its bound, at the last try too."""
+    """The queue or the API key's rate was at its limit, also at the last retry."""
 
 
 class UnavailableError(ServerError):
@@ -57,13 +57,13 @@ _KINDS = {
 
 
 def error_of(status: int, detail: str, retry_after: str | None = None) -> ServerError:
-    """The error of a response's status; ``retry_after`` is its header's."""
+    """Return the error of a response, by its status and its Retry-After header."""
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
     return kind(detail, status, seconds_of(retry_after))
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Of a header ``Retry-After``, which may be a date; None where it is neither."""
+    """Return the seconds of a Retry-After header, which may be a date; None if malformed."""
     if retry_after is None:
         return None
     if retry_after.isdecimal():

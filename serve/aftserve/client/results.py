@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""The answers of the server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,14 +17,14 @@ class Timings:
 
 @dataclass(frozen=True)
 class Span:
-    """A passage that adds more to the logit than as many tokens do on average.
+    """A passage that contributes more to the logit than as many average tokens.
 
     Attributes:
         start_token, end_token: its first token, and the one after its last.
-        contribution: what its tokens add to the logit.
-        above_average: of that, what as many tokens do not add on average.
-        start, end: its first character and the one after its last, of a text.
-        text: the passage, of a text.
+        contribution: contribution of its tokens to the logit.
+        above_average: contribution above that of as many average tokens.
+        start, end: its first character and the one after its last, if sent as text.
+        text: the passage, if sent as text.
     """
 
     start_token: int
@@ -38,12 +38,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What speaks for the label.
+    """The evidence for the label.
 
     Attributes:
-        logit: of the label: what all tokens add, and the offset.
-        offset: what comes of no token.
-        spans: those that add the most above average, first.
+        logit: logit of the label: the sum of all contributions and the offset.
+        offset: part that does not depend on the tokens.
+        spans: passages by their contribution above average.
     """
 
     logit: float
@@ -52,7 +52,7 @@ class Evidence:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
-        """Of a response's JSON."""
+        """Read the evidence from a response's JSON."""
         spans = [Span(**_known(Span, span)) for span in content["spans"]]
         return cls(content["logit"], content["offset"], spans)
 
@@ -64,13 +64,13 @@ class Result:
     Attributes:
         label: the class with the largest score.
         scores: probability of every class, by label.
-        tokens_total: of the document.
-        tokens_used: that the model saw.
-        truncated: whether those are fewer.
-        policy: for documents over the server's memory budget.
-        bundle: digest of the bundle that gave it.
-        timings: of it.
-        evidence: what speaks for the label, where it was asked for.
+        tokens_total: tokens of the document.
+        tokens_used: tokens that the model saw.
+        truncated: whether the model saw less than the document.
+        policy: the server's policy for documents over its memory budget.
+        bundle: digest of the bundle that answered.
+        timings: times of the stages.
+        evidence: evidence for the label, if it was requested.
     """
 
     label: str
@@ -85,7 +85,7 @@ class Result:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Self:
-        """Of a response's JSON; fields that are not known are left out."""
+        """Read the answer from a response's JSON; unknown fields are ignored."""
         given = _known(cls, content)
         given["timings"] = Timings(**_known(Timings, content["timings"]))
         if "evidence" in given:

@@ -1,0 +1,1 @@
+"""The endpoints: request bodies, API keys, error responses, OpenAPI and the web page."""

@@ -1,0 +1,216 @@
+"""API keys, and the rate of requests that each allows."""
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+import tomllib
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import limits
+from fastapi import Request, Security
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from aftexport.errors import UsageError
+from aftserve.api.file_permissions import exposures
+from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
+from aftserve.http.access_log import note
+
+logger = logging.getLogger("aftserve.keys")
+
+_BEARER = HTTPBearer(auto_error=False, description="An API key.")
+_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, description="An API key.")
+
+
+def _check_rate(rate: str) -> str:
+    limits.parse_many(rate)
+    return rate
+
+
+class Key(BaseModel):
+    """One section of the file of keys; its name is that of the key's owner."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    rate: Annotated[str, AfterValidator(_check_rate)] | None = None
+    admin: bool = False
+
+
+_FILE = TypeAdapter(dict[str, Key])
+_PARTS = 1000
+
+
+@dataclass
+class _Group:
+    """Requests that arrived close together."""
+
+    first: float
+    last: float = 0.0
+    count: int = 0
+
+
+class _SlidingWindow:
+    """The requests that a rate has accepted within the last period.
+
+    Requests that arrive close together are stored as one group with the time of the last, so that
+    memory does not grow with their number. They count for at most a thousandth of the period too
+    long. The library either stores each request or accepts too many, and it uses the system's
+    clock, which may be set.
+
+    Args:
+        rate: number of requests and the period.
+    """
+
+    def __init__(self, rate: limits.RateLimitItem) -> None:
+        self.rate = rate
+        self._seconds = float(rate.get_expiry())
+        self._groups = deque[_Group]()
+        self._count = 0
+
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds until the next request is accepted, from 0 on."""
+        while self._groups and self._groups[0].last + self._seconds <= now:
+            self._count -= self._groups.popleft().count
+        if self._count < self.rate.amount:
+            return 0
+        oldest = self._groups[0].last if self._groups else now  # a rate may be 0
+        return oldest + self._seconds - now
+
+    def accept(self, now: float) -> None:
+        """Count a request."""
+        if not self._groups or now - self._groups[-1].first > self._seconds / _PARTS:
+            self._groups.append(_Group(now))
+        self._groups[-1].last = now
+        self._groups[-1].count += 1
+        self._count += 1
+
+
+class Keys:
+    """The API keys of the server.
+
+    A key has 256 random bits, so its digest needs no salt.
+
+    Args:
+        keys: digest, rate and rights of each key, by the name of its owner.
+    """
+
+    def __init__(self, keys: Mapping[str, Key]) -> None:
+        self._digests = {name: bytes.fromhex(key.sha256) for name, key in keys.items()}
+        self._rates = {
+            name: [_SlidingWindow(rate) for rate in limits.parse_many(key.rate)]
+            for name, key in keys.items()
+            if key.rate
+        }
+        self._admins = {name for name, key in keys.items() if key.admin}
+
+    @classmethod
+    def read(cls, path: Path) -> "Keys":
+        """Read a TOML file of keys; warn if every user of the machine may read or replace it.
+
+        Raises:
+            UsageError: if the file cannot be read or has no keys.
+        """
+        try:
+            keys = _FILE.validate_python(tomllib.loads(path.read_text("utf-8")))
+            exposed = list(exposures(path))
+        except ValidationError as error:
+            first: Any = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"--api-keys {path}: {place}: {first['msg']}.", _REMEDY) from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--api-keys {path}: {error}.", _REMEDY) from error
+        if not keys:
+            raise UsageError(f"--api-keys {path}: the file has no keys.", _REMEDY)
+        for exposure in exposed:
+            logger.warning("--api-keys: %s", exposure)
+        return cls(keys)
+
+    def owner(self, *given: str) -> str:
+        """Return the owner of one of these keys, in a time that does not depend on them.
+
+        Raises:
+            UnauthorizedError: if none of them is known.
+        """
+        found = None
+        for digest in [hashlib.sha256(one.encode()).digest() for one in given]:
+            for name, known in self._digests.items():
+                if hmac.compare_digest(digest, known):
+                    found = name
+        if found is None:
+            raise UnauthorizedError
+        return found
+
+    def count(self, name: str) -> None:
+        """Count a request of an owner.
+
+        Raises:
+            BusyError: if the owner's rate is exceeded.
+        """
+        windows, now = self._rates.get(name, ()), time.monotonic()
+        for window in windows:
+            if (left := window.seconds_left(now)) > 0:
+                raise BusyError(f"This API key may ask {window.rate}.", "Ask again later.", left)
+        for window in windows:  # only once none of them refuses it
+            window.accept(now)
+
+    def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
+        """Return a check that refuses a request without a key or over the key's rate.
+
+        Args:
+            admin: whether the key must be marked admin.
+        """
+
+        async def authorize(
+            request: Request,
+            bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+            header: Annotated[str | None, Security(_HEADER)],
+        ) -> None:
+            # Take either: a gateway in front may use the other header for a key of its own.
+            name = self.owner(header or "", bearer.credentials if bearer else "")
+            note(request, key=name)
+            self.count(name)
+            if admin and name not in self._admins:
+                raise ForbiddenError
+
+        return authorize
+
+
+_REMEDY = "Make one with: aftserve key NAME [RATE]"
+
+
+def make_key(name: str, rate: str | None, *, admin: bool = False) -> tuple[str, str]:
+    """Return a new key, and the section of the file that admits it.
+
+    Args:
+        name: name of the owner.
+        rate: maximum rate of requests, such as ``60/minute``; None for no limit.
+        admin: whether the key may reload the server's bundle.
+
+    Raises:
+        UsageError: if the rate or the name is malformed.
+    """
+    if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+        raise UsageError(
+            f"NAME must be letters, digits, - and _, got {name!r}.", "Choose another name."
+        )
+    if rate is not None:
+        try:
+            _check_rate(rate)
+        except ValueError as error:
+            raise UsageError(
+                f"RATE must be a number per period, got {rate!r}.", "Write, for example, 60/minute."
+            ) from error
+    key = secrets.token_urlsafe(32)
+    lines = [f"[{name}]", f'sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"']
+    if rate is not None:
+        lines.append(f'rate = "{rate}"')
+    if admin:
+        lines.append("admin = true")
+    return key, "\n".join(lines)

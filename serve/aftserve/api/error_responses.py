@@ -1,0 +1,116 @@
+"""Error responses: a status, the problem in one sentence, and the remedy in another."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from aftexport.errors import AftexportError, EngineError, InputError, StorageError
+from aftserve.errors import DocumentTooLongError, RefusedError
+
+logger = logging.getLogger("aftserve.problems")
+
+_DESCRIPTIONS = {
+    401: "The API key is missing or wrong.",
+    403: "The request comes from a page of another origin, or names another host.",
+    408: "The request arrived too slowly.",
+    413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
+    415: "The body has another type, or is compressed.",
+    422: "The request is malformed, or a document cannot be classified.",
+    429: "The queue or the API key's rate is at its limit; Retry-After says when to ask again.",
+    500: "The engine failed on this document.",
+    503: "The server is not ready, is stopping, or has failed.",
+    504: "The deadline passed.",
+    507: "The server has no space for a document that runs in chunks.",
+}
+
+GUARDED = (401, 403, 429)
+"""Statuses of every endpoint that is not open to everyone."""
+
+
+def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI description of error responses with a body of ``model``."""
+    return {
+        status: {"model": model, "description": description}
+        for status, description in _DESCRIPTIONS.items()
+    }
+
+
+def handle_problems(app: FastAPI) -> None:
+    """Register handlers that answer every error with its status and message."""
+
+    @app.exception_handler(AftexportError)
+    async def known(request: Request, error: AftexportError) -> JSONResponse:
+        if isinstance(error, EngineError | StorageError):
+            logger.error("%s", error)
+        headers = error.headers if isinstance(error, RefusedError) else None
+        return _problem(request, str(error), status_of(error), headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _problem(request, describe(error), 422)
+
+    @app.exception_handler(HTTPException)
+    async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
+        headers = error.headers
+        if error.status_code == 405:  # the router names the methods of one route only
+            headers = {"Allow": ", ".join(_methods(request))}
+        return _problem(request, error.detail, error.status_code, headers)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        # uvicorn closes the connection; another request on it would be lost.
+        headers = {"Connection": "close"}
+        return _problem(request, "The server has a fault. See its log.", 500, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that the path of a request accepts."""
+    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+    routes = request.app.routes
+
+    def can(method: str) -> bool:
+        scope = {**request.scope, "method": "GET" if method == "HEAD" else method}
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    return list(filter(can, methods))
+
+
+def _problem(
+    request: Request, problem: str, status: int, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    # The Open Inference Protocol names the field differently.
+    name = "error" if request.url.path.startswith("/v2") else "detail"
+    return JSONResponse({name: problem}, status, headers)
+
+
+def status_of(error: AftexportError) -> int:
+    """Return the HTTP status of an error."""
+    match error:
+        case DocumentTooLongError():
+            return 413
+        case InputError():
+            return 422
+        case RefusedError():
+            return error.status
+        case StorageError():
+            return 507
+        case _:
+            return 500
+
+
+def describe(error: RequestValidationError) -> str:
+    """Describe the first invalid fields of a body."""
+    return "; ".join(map(_describe, error.errors()[:5]))
+
+
+def _describe(error: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"] if part not in ("body", "header"))
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

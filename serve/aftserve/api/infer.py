@@ -1,0 +1,99 @@
+"""The endpoint that classifies documents."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response, params
+
+from aftserve.api import streaming
+from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.openapi_body import takes
+from aftserve.api.request_body import media_type, read_json
+from aftserve.http.access_log import note
+from aftserve.scheduling.job import Backlog
+from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
+from aftserve.service import Service
+
+_LINES_SCHEMA: dict[str, Any] = {
+    "type": "string",
+    "pattern": r"\S",
+    "description": "JSON objects, one on each line.",
+}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
+_LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
+_INFER = takes(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
+EvidenceSpans = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=100,
+        description="Maximum passages of each document that support its label; 0 for no evidence.",
+    ),
+]
+
+
+def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoint.
+
+    Args:
+        service: the service that classifies.
+        guards: checks of a request.
+    """
+    problems = responses(Problem)
+    router = APIRouter(
+        dependencies=guards, responses={status: problems[status] for status in GUARDED}
+    )
+
+    @router.post(
+        "/infer",
+        response_model=DocumentResult | InferResponse,
+        response_model_exclude_none=True,
+        responses={**problems, 200: _LINES_RESPONSE},
+        openapi_extra=_INFER,
+    )
+    async def infer(
+        request: Request, deadline_seconds: DeadlineSeconds = None, evidence: EvidenceSpans = 0
+    ) -> DocumentResult | InferResponse | Response:
+        """Classify one document, or several.
+
+        JSON has `text`, or `texts` or `input_ids` of several. Plain text is one document. In
+        newline-delimited JSON each line has `text` or `input_ids`, and gets a line of the answer.
+        """
+        service.check_open()
+        deadline = deadline_of(request, deadline_seconds, service.settings.deadline_seconds)
+        kind = media_type(request)
+        if kind in streaming.LINES_TYPES:
+            classify = partial(
+                service.classify, deadline=deadline, spans=evidence, backlog=Backlog()
+            )
+            lines = await streaming.classify_lines(
+                request, classify, max_lines=service.settings.max_documents, deadline=deadline
+            )
+            note(request, documents=len(lines))
+            content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
+            return Response(content, media_type=kind)
+        body = await _read(request, kind, service)
+        service.traces.record("receive", request.state.started, time.monotonic())
+        work = service.classify(body.documents, deadline, spans=evidence)
+        results = await run_until_disconnect(work, request.receive, deadline)
+        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        return results[0] if body.text is not None else InferResponse(results=results)
+
+    return router
+
+
+async def _read(request: Request, kind: str, service: Service) -> InferRequest:
+    if kind == streaming.TEXT:
+        text = await streaming.read_text(request, service.model.classifier)
+        return InferRequest(text=text, texts=None, input_ids=None)
+    max_documents = service.settings.max_documents
+    return await read_json(
+        request,
+        InferRequest,
+        other_types=(streaming.TEXT, *streaming.LINES_TYPES),
+        max_entries={"texts": max_documents, "input_ids": max_documents},
+    )

@@ -1,0 +1,54 @@
+"""The description of the server for ``GET /info``."""
+
+from collections import Counter
+
+from aftexport import __version__
+from aftexport.contract import SCORES
+from aftserve.model.active import ActiveBundle
+from aftserve.schemas import Calibration, Info, Limits
+from aftserve.service import Service
+
+
+def describe(service: Service) -> Info:
+    """Return the description of the server, its model and its limits."""
+    active, settings = service.active, service.settings
+    model, manifest = active.model, active.bundle.manifest
+    classifier = model.classifier
+    precisions = Counter(node.precision for node in manifest.node_precisions)
+    return Info(
+        version=__version__,
+        bundle=active.bundle.digest,
+        loaded=active.since,
+        last_reload=service.reloader.last,
+        engine=classifier.engine.name,
+        safe=model.uses_standard_ops_only,
+        labels=list(manifest.labels),
+        scores=SCORES,
+        vocab_size=manifest.vocab_size,
+        precision=manifest.precision,
+        node_precisions=dict(sorted(precisions.items())) or None,
+        operators=manifest.operators,
+        tokenizer=classifier.has_tokenizer,
+        evidence=manifest.evidence is not None,
+        limits=Limits(
+            max_tokens=classifier.max_tokens,
+            max_characters=settings.max_characters,
+            max_documents=settings.max_documents,
+            max_body_bytes=settings.max_body_bytes,
+            max_queue_seconds=settings.max_queue_seconds,
+            deadline_seconds=settings.deadline_seconds,
+            budget_tokens=settings.budget_tokens,
+            batching=manifest.batching,
+            whole_tokens=min(classifier.whole_tokens, classifier.max_tokens),
+            long_documents=settings.long_documents,
+            whole_only=_whole_only(active),
+        ),
+        calibration=Calibration(pace=service.scheduler.slowdown.value, **model.costs.to_dict()),
+    )
+
+
+def _whole_only(active: ActiveBundle) -> str | None:
+    classifier = active.model.classifier
+    if classifier.chunked is not None:
+        return None
+    return active.bundle.manifest.whole_only or f"{classifier.engine.name} has none"

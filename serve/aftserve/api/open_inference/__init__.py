@@ -1,0 +1,10 @@
+"""The Open Inference Protocol, version 2, with Triton's extension for binary tensors.
+
+https://github.com/kserve/open-inference-protocol (specification/protocol/inference_rest.md)
+https://github.com/triton-inference-server/server (docs/protocol/extension_binary_data.md)
+
+``tensors``  tensors as JSON or bytes
+``schemas``  the JSON around them
+``messages`` a request's documents, and the response with their results
+``routes``   the endpoints below ``/v2``
+"""

@@ -1,0 +1,196 @@
+"""A request's documents, and the response with their results."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from aftexport.errors import InputError
+from aftserve.api.open_inference import tensors
+from aftserve.api.open_inference.schemas import (
+    Datatype,
+    InferenceRequest,
+    InferenceResponse,
+    InputTensor,
+    OutputTensor,
+    TensorMetadata,
+)
+from aftserve.errors import DocumentTooLongError
+from aftserve.schemas import DocumentResult
+from aftserve.types import Document
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Header with the length of the JSON in bytes, if tensors follow it."""
+
+INPUTS = (
+    TensorMetadata(name="text", datatype="BYTES", shape=[-1]),
+    TensorMetadata(name="input_ids", datatype="INT64", shape=[-1, -1]),
+    TensorMetadata(name="lengths", datatype="INT64", shape=[-1]),
+)
+
+
+def outputs_of(classes: int) -> tuple[TensorMetadata, ...]:
+    """Return the outputs of a model with ``classes`` classes."""
+    return (
+        TensorMetadata(name="label", datatype="BYTES", shape=[-1]),
+        TensorMetadata(name="scores", datatype="FP32", shape=[-1, classes]),
+        TensorMetadata(name="tokens_total", datatype="INT64", shape=[-1]),
+        TensorMetadata(name="tokens_used", datatype="INT64", shape=[-1]),
+    )
+
+
+@dataclass(frozen=True)
+class Message:
+    """A checked request.
+
+    Attributes:
+        request: the JSON of the request.
+        documents: texts, or token ids.
+    """
+
+    request: InferenceRequest
+    documents: Sequence[Document]
+
+
+def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
+    """Check a request.
+
+    Args:
+        content: its parsed JSON.
+        binary: the bytes after the JSON.
+        max_documents: maximum number of documents.
+
+    Raises:
+        RequestValidationError: if a field does not follow the protocol.
+        InputError: if the tensors are not documents, or a requested output does not exist.
+        DocumentTooLongError: if there are too many documents.
+    """
+    try:
+        request = InferenceRequest.model_validate(content)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
+    _check_outputs(request)
+    _check_inputs(request.inputs, max_documents)
+    arrays: dict[str, tensors.Array] = {}
+    for tensor in request.inputs:
+        size = tensor.parameters.binary_data_size if tensor.parameters else None
+        if size is not None and size > len(binary):
+            raise InputError(
+                f"The input {tensor.name!r} is said to have {size} bytes, {len(binary)} follow.",
+                f"Send {HEADER_LENGTH}, and the tensors after the JSON.",
+            )
+        arrays[tensor.name] = tensors.read(tensor, None if size is None else binary[:size])
+        binary = binary[size or 0 :]
+    if len(binary):
+        raise InputError(f"{len(binary)} bytes belong to no input.", "Say binary_data_size.")
+    return Message(request, _documents(arrays))
+
+
+def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
+    """Check the names, types and shapes of the inputs, before their values, which may be many."""
+    names = [tensor.name[:100] for tensor in inputs]
+    if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
+        raise InputError(
+            f"The inputs are {', '.join(names)}.",
+            "Send text (BYTES), or input_ids and, where rows are padded, lengths (INT64).",
+        )
+    described = dict(zip(names, inputs, strict=True))
+    first, lengths = described.get("text") or described["input_ids"], described.get("lengths")
+    if first.name == "text":
+        if first.datatype != "BYTES":
+            raise InputError(f"The input 'text' is {first.datatype}.", "Send BYTES.")
+        count = math.prod(first.shape)
+    else:
+        if len(first.shape) != 2 or first.datatype == "BYTES":
+            raise InputError("input_ids are not [documents, tokens].", "Send INT64 of two axes.")
+        count = first.shape[0]
+    if count == 0:
+        raise InputError("The request has no documents.", "Send at least one.")
+    if count > max_documents:
+        raise DocumentTooLongError(
+            f"The request has {count} documents, this server takes {max_documents}.",
+            "Send them in several requests.",
+        )
+    if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
+        raise InputError(f"lengths are not [{count}].", "Send an INT64 for each document.")
+
+
+def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
+    if "text" in arrays:
+        return [str(text) for text in arrays["text"].ravel()]
+    ids = arrays["input_ids"]
+    rows, width = ids.shape
+    lengths = arrays.get("lengths", np.full(rows, width)).ravel()
+    if not ((lengths >= 0) & (lengths <= width)).all():
+        raise InputError(f"A length is not within 0 and {width}.", "Send tokens before padding.")
+    return [row[:length].astype(np.int64) for row, length in zip(ids, lengths, strict=True)]
+
+
+def respond(
+    message: Message, results: Sequence[DocumentResult], *, name: str, version: str
+) -> Response:
+    """Build the response; tensors that the request wants as bytes follow the JSON."""
+    request = message.request
+    columns: dict[str, Any] = {
+        "label": [r.label for r in results],
+        "scores": np.array([list(r.scores.values()) for r in results], dtype=np.float32),
+        "tokens_total": np.array([r.tokens_total for r in results]),
+        "tokens_used": np.array([r.tokens_used for r in results]),
+    }
+    binary = {
+        output.name: output.parameters.binary_data if output.parameters else None
+        for output in request.outputs or ()
+    }
+    all_binary = bool(request.parameters and request.parameters.binary_data_output)
+    outputs, after = [], b""
+    for known in outputs_of(len(results[0].scores)):
+        if binary and known.name not in binary:
+            continue
+        values = columns[known.name]
+        shape = [len(results), *known.shape[1:]]
+        wanted = binary.get(known.name)
+        if all_binary if wanted is None else wanted:
+            part = tensors.to_bytes(values, known.datatype)
+            after += part
+            outputs.append(_output(known.name, shape, known.datatype, size=len(part)))
+        else:
+            flat = values if isinstance(values, list) else values.ravel().tolist()
+            outputs.append(_output(known.name, shape, known.datatype, data=flat))
+    response = InferenceResponse(
+        model_name=name,
+        model_version=version,
+        id=request.id,
+        parameters={"policy": results[0].policy, "bundle": results[0].bundle},
+        outputs=outputs,
+    )
+    head = response.model_dump_json(exclude_none=True).encode()
+    if not after:
+        return Response(head, media_type="application/json")
+    return Response(
+        head + after,
+        media_type="application/octet-stream",
+        headers={HEADER_LENGTH: str(len(head))},
+    )
+
+
+def _check_outputs(request: InferenceRequest) -> None:
+    known = [output.name for output in outputs_of(0)]
+    for output in request.outputs or ():
+        if output.name not in known:
+            raise InputError(
+                f"There is no output {output.name[:100]!r}.", f"Outputs are {', '.join(known)}."
+            )
+        if output.parameters and output.parameters.classification:
+            raise InputError("There is no classification extension.", "Read label and scores.")
+
+
+def _output(
+    name: str, shape: list[int], datatype: Datatype, *, size: int | None = None, data: Any = None
+) -> OutputTensor:
+    parameters = None if size is None else {"binary_data_size": size}
+    return OutputTensor(name=name, shape=shape, datatype=datatype, parameters=parameters, data=data)

@@ -1,0 +1,161 @@
+"""The endpoints below ``/v2``."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request, Response, params
+
+from aftexport import __version__
+from aftexport.errors import InputError
+from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
+from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.open_inference import messages
+from aftserve.api.open_inference.schemas import (
+    InferenceRequest,
+    InferenceResponse,
+    Live,
+    ModelMetadata,
+    ModelReady,
+    ProtocolProblem,
+    Ready,
+    ServerMetadata,
+)
+from aftserve.api.openapi_body import takes
+from aftserve.api.request_body import parse_json, receive
+from aftserve.errors import NotFoundError
+from aftserve.http.access_log import note
+from aftserve.service import Service
+
+VERSION = "1"
+"""Version of the model; a server has only this one."""
+
+_TENSORS = {
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+}
+_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
+# Complete paths, because responses are counted by the path of their route, which lacks the prefixes
+# of nested routers.
+_ROOT = "/v2"
+_MODEL = "/v2/models/{name}"
+_VERSIONED = "/v2/models/{name}/versions/{version}"
+
+JsonBytes = Annotated[
+    int | None,
+    Header(alias=messages.HEADER_LENGTH, ge=0, description="Bytes of the JSON, if tensors follow."),
+]
+
+
+def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoints of the protocol.
+
+    Args:
+        service: the service that classifies.
+        guards: checks of a request for the model.
+    """
+    model_name = service.settings.served_name
+    router = _server_router(service)
+
+    def check_version(name: str, version: str) -> None:
+        if (name, version) != (model_name, VERSION):
+            raise NotFoundError(
+                f"There is no model {name[:100]!r} of version {version[:100]!r}.",
+                f"This server has {model_name!r}, version {VERSION}.",
+            )
+
+    def check_name(name: str) -> None:
+        check_version(name, VERSION)
+
+    for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
+        router.include_router(_model_router(service, path, [*guards, Depends(check)]))
+    return router
+
+
+def _server_router(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Open Inference Protocol"])
+
+    @router.get(_ROOT)
+    async def server() -> ServerMetadata:
+        """The server."""
+        return ServerMetadata(
+            name="aftserve", version=__version__, extensions=["binary_tensor_data"]
+        )
+
+    @router.get(f"{_ROOT}/health/live")
+    async def live() -> Live:
+        """The process is alive."""
+        return Live(live=True)
+
+    @router.get(f"{_ROOT}/health/ready", responses={503: {"model": Ready}})
+    async def ready(response: Response) -> Ready:
+        """The server takes requests."""
+        response.status_code = 200 if service.health.ready else 503
+        return Ready(ready=service.health.ready)
+
+    return router
+
+
+def _model_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    problems = responses(ProtocolProblem)
+    problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
+    settings = service.settings
+    router = APIRouter(
+        prefix=path,
+        dependencies=guards,
+        responses={status: problems[status] for status in (*GUARDED, 404, 422)},
+    )
+
+    @router.get("/ready", responses={503: {"model": ModelReady}})
+    async def model_ready(name: str, response: Response) -> ModelReady:
+        """The model answers."""
+        response.status_code = 200 if service.health.ready else 503
+        return ModelReady(name=name, ready=service.health.ready)
+
+    @router.get("")
+    async def metadata(name: str) -> ModelMetadata:
+        """The model's inputs and outputs; send ``text``, or ``input_ids``."""
+        classifier = service.model.classifier
+        engine = classifier.engine.name
+        return ModelMetadata(
+            name=name,
+            versions=[VERSION],
+            platform=_PLATFORMS.get(engine, engine),
+            inputs=list(messages.INPUTS[0 if classifier.has_tokenizer else 1 :]),
+            outputs=list(messages.outputs_of(len(classifier.manifest.labels))),
+        )
+
+    @router.post(
+        "/infer",
+        response_model=InferenceResponse,
+        responses={**problems, 200: _TENSORS},
+        openapi_extra=takes(InferenceRequest),
+    )
+    async def infer(
+        request: Request,
+        json_bytes: JsonBytes = None,
+        deadline_seconds: DeadlineSeconds = None,
+    ) -> Response:
+        """Classify documents: texts, or token ids."""
+        service.check_open()
+        body = await receive(request)
+        service.traces.record("receive", request.state.started, time.monotonic())
+        message = _parse(body, json_bytes, settings.max_documents)
+        deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
+        work = service.classify(message.documents, deadline)
+        results = await run_until_disconnect(work, request.receive, deadline)
+        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        return messages.respond(message, results, name=settings.served_name, version=VERSION)
+
+    return router
+
+
+def _parse(body: bytes, json_bytes: int | None, max_documents: int) -> messages.Message:
+    """Split a body into its JSON and the tensors after it, and check both."""
+    head = len(body) if json_bytes is None else json_bytes
+    if head > len(body):
+        raise InputError(
+            f"{messages.HEADER_LENGTH} is {head}, the body has {len(body)} bytes.",
+            "Send the length of the JSON only.",
+        )
+    content, binary = parse_json(body[:head]), memoryview(body)[head:]
+    return messages.parse(content, binary, max_documents=max_documents)

@@ -1,0 +1,124 @@
+"""Conversion of tensors between arrays and JSON or bytes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.errors import InputError
+from aftserve.api.open_inference.schemas import Datatype, InputTensor
+
+Array = NDArray[Any]
+
+_INTEGERS: dict[str, str] = {"INT64": "<i8", "INT32": "<i4"}
+
+
+def read(tensor: InputTensor, binary: memoryview | None) -> Array:
+    """Return a tensor as an array of integers, or of ``str`` objects.
+
+    Args:
+        tensor: the request's description of the tensor.
+        binary: its bytes; None if its values are in the JSON.
+
+    Raises:
+        InputError: if its values do not fit its type and shape.
+    """
+    count = math.prod(tensor.shape)
+    if binary is not None:
+        values = (
+            _strings(binary, tensor) if tensor.datatype == "BYTES" else _numbers(binary, tensor)
+        )
+    elif tensor.data is None:
+        raise InputError(
+            f"The input {tensor.name!r} has no data.", "Send data or binary_data_size."
+        )
+    else:
+        values = _listed(tensor)
+    if values.size != count:
+        raise InputError(
+            f"The input {tensor.name!r} has {values.size} values, its shape {tensor.shape} "
+            f"has {count}.",
+            "Send as many as the shape says.",
+        )
+    return values.reshape(tensor.shape)
+
+
+def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
+    kind = np.dtype(_integers(tensor))
+    if len(binary) % kind.itemsize:
+        raise InputError(
+            f"The input {tensor.name!r} has {len(binary)} bytes, each value takes {kind.itemsize}.",
+            "Send whole values, little-endian.",
+        )
+    return np.frombuffer(binary, kind)
+
+
+def _strings(binary: memoryview, tensor: InputTensor) -> Array:
+    found, place, count = list[str](), 0, math.prod(tensor.shape)
+    while place < len(binary):
+        if len(found) == count:
+            raise InputError(
+                f"The input {tensor.name!r} has more values than its shape {tensor.shape}.",
+                "Send as many as the shape says.",
+            )
+        start = place + 4
+        place = start + int.from_bytes(binary[place:start], "little")
+        if place > len(binary):
+            raise InputError(
+                f"The input {tensor.name!r} ends within a value.",
+                "Send four bytes of length, little-endian, before each.",
+            )
+        found.append(_decoded(bytes(binary[start:place]), tensor))
+    return np.array(found, dtype=object)
+
+
+def _decoded(value: bytes, tensor: InputTensor) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"The input {tensor.name!r} is not UTF-8: {error}.", "Send UTF-8."
+        ) from None
+
+
+def _listed(tensor: InputTensor) -> Array:
+    data: list[Any] = tensor.data or []
+    if len(tensor.shape) == 2 and data and all(isinstance(row, list) for row in data):
+        if any(len(row) != tensor.shape[1] for row in data):
+            raise InputError(
+                f"The rows of the input {tensor.name!r} are not of {tensor.shape[1]} values.",
+                "Send rows of one length, and lengths beside them.",
+            )
+        data = [value for row in data for value in row]
+    if tensor.datatype == "BYTES":
+        if not all(isinstance(value, str) for value in data):
+            raise InputError(f"The input {tensor.name!r} holds more than texts.", "Send strings.")
+        return np.array(data, dtype=object)
+    kind = _integers(tensor)
+    # bool is a subclass of int, and an array would round a float.
+    if not all(type(value) is int for value in data):
+        raise InputError(f"The input {tensor.name!r} holds more than integers.", "Send integers.")
+    try:
+        return np.array(data, dtype=kind)
+    except OverflowError:
+        raise InputError(
+            f"The input {tensor.name!r} has a value outside the range of {tensor.datatype}.",
+            "Send token ids.",
+        ) from None
+
+
+def _integers(tensor: InputTensor) -> str:
+    if tensor.datatype not in _INTEGERS:
+        raise InputError(f"The input {tensor.name!r} is {tensor.datatype}.", "Send INT64 or INT32.")
+    return _INTEGERS[tensor.datatype]
+
+
+def to_bytes(values: Sequence[str] | Array, datatype: Datatype) -> bytes:
+    """Return a tensor's bytes: little-endian, with its length before each string."""
+    if datatype == "BYTES":
+        encoded = [str(value).encode() for value in values]
+        return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
+    kinds = {**_INTEGERS, "FP32": "<f4"}
+    return np.asarray(values, dtype=kinds[datatype]).tobytes()

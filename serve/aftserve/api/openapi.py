@@ -1,0 +1,68 @@
+"""The OpenAPI document, with the limits of the active bundle."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from aftserve.api.open_inference.schemas import InferenceRequest
+from aftserve.api.openapi_body import COMPONENTS, Schema
+from aftserve.schemas import DocumentRequest, InferRequest
+from aftserve.service import Service
+
+
+def describe_bodies(app: FastAPI, service: Service) -> None:
+    """Put the active bundle's limits into the OpenAPI document of ``app``, also after a reload."""
+    document = app.openapi
+
+    def openapi() -> Schema:
+        described = document()
+        classifier = service.model.classifier
+        bodies = _bodies(
+            classifier.manifest.vocab_size, classifier.min_tokens, classifier.has_tokenizer
+        )
+        described["components"]["schemas"].update(bodies)
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+@lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
+def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
+    # A document that is too long is not malformed: it gets 413, and GET /info has the limits.
+    text = {"type": "string", "minLength": 1}
+    ids: Schema = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
+        "minItems": min_tokens,
+        "description": "Token ids of one document.",
+    }
+    several = {"type": "array", "minItems": 1}
+    one = {"text": text, "input_ids": ids}
+    many = {"text": text, "texts": several | {"items": text}, "input_ids": several | {"items": ids}}
+    if not has_tokenizer:
+        one, many = {"input_ids": ids}, {"input_ids": many["input_ids"]}
+    template = COMPONENTS + "{model}"
+    protocol = InferenceRequest.model_json_schema(ref_template=template)
+    return {
+        **protocol.pop("$defs"),
+        "DocumentRequest": _exactly_one(DocumentRequest, one),
+        "InferRequest": _exactly_one(InferRequest, many),
+        "InferenceRequest": protocol,
+    }
+
+
+def _exactly_one(model: type[BaseModel], forms: Mapping[str, Schema]) -> Schema:
+    """Return the schema of an object with exactly one of the forms; the others may be null."""
+    absent = {name: {"type": "null"} for name in model.model_fields}
+    alternatives = [
+        {
+            "type": "object",
+            "required": [name],
+            "properties": absent | {name: schema},
+            "additionalProperties": False,
+        }
+        for name, schema in forms.items()
+    ]
+    return {"description": model.__doc__, "oneOf": alternatives}

@@ -1,0 +1,81 @@
+"""Endpoints for operators: health, metrics, a description of the server, and reload."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Response, params
+
+from aftserve.api.error_responses import GUARDED, responses
+from aftserve.api.info import describe
+from aftserve.schemas import Info, Problem, Reload, Status
+from aftserve.service import Service
+
+_METRICS_RESPONSE = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoints of health, metrics and the description of the server.
+
+    Args:
+        service: the service that is described.
+        guards: checks of a request; the endpoints of health have none.
+    """
+    problems = responses(Problem)
+    guarded: dict[str, Any] = {"dependencies": guards}
+    refusals: dict[int | str, dict[str, Any]] = {status: problems[status] for status in GUARDED}
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> Status:
+        """The process is alive."""
+        return Status(status="alive")
+
+    @router.get("/readyz", responses={503: {"model": Status}})
+    async def readyz(response: Response) -> Status:
+        """The server takes requests: the model answers, and the server is not about to stop."""
+        response.status_code = 200 if service.health.ready else 503
+        return Status(status=service.health.status)
+
+    @router.get("/info", responses=refusals, **guarded)
+    async def info() -> Info:
+        """The model, the limits, and the cost of a document on this machine."""
+        return describe(service)
+
+    @router.get(
+        "/metrics",
+        response_class=Response,
+        responses={**refusals, 200: _METRICS_RESPONSE},
+        **guarded,
+    )
+    async def metrics() -> Response:
+        """All metrics, in the text format of Prometheus."""
+        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+
+    return router
+
+
+def create_reload_router(service: Service, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoint that reloads the bundle.
+
+    Args:
+        service: the service that reloads.
+        guards: checks of a request; they require an API key that is marked admin.
+    """
+    problems = responses(Problem)
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: problems[status] for status in (401, 429, 503)
+    }
+    refusals[403] = {"model": Problem, "description": "The API key is not marked admin."}
+    refusals[409] = {"model": Problem, "description": "The bundle cannot be used."}
+    router = APIRouter()
+
+    @router.post("/reload", dependencies=guards, responses=refusals)
+    async def reload() -> Reload:
+        """Load the bundle from its path again; one that cannot be used is refused.
+
+        Requests that were accepted earlier are answered by the bundle before. The API key must be
+        marked admin.
+        """
+        return await service.reloader.run()
+
+    return router

@@ -1,0 +1,140 @@
+"""Checks of the Origin and Host headers that browsers send.
+
+A page of any site can make its reader's browser send a request to this server. The page cannot
+read the answer, unless its own host name resolves to this server (DNS rebinding).
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
+
+from fastapi import Request
+
+from aftserve.errors import RefusedError
+
+_HOST = re.compile(r"(\[[^\[\]]+\]|[^\s\[\]:/@?#]+)(?::(\d{0,5}))?", re.ASCII)
+_ORIGIN = re.compile(rf"(?P<scheme>https?)://(?P<host>{_HOST.pattern})", re.ASCII | re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site: of a page of this server, and of the reader's own request."""
+
+
+class OriginError(RefusedError):
+    """A browser sent the request for a page of another origin."""
+
+    status = 403
+
+
+class _Place(NamedTuple):
+    """A host in its canonical spelling, and a port."""
+
+    host: str
+    port: int
+
+
+def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """Return a dependency that refuses a request whose Host header names another server.
+
+    Args:
+        host: the address that the server listens on.
+        allowed_hosts: host names that are accepted beside those of loopback; ``*`` accepts all.
+            If it is empty, only a server on loopback checks the name.
+    """
+    any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
+    own = {_canonical(name) for name in (host, *allowed_hosts)} - _ALL_ADDRESSES
+
+    async def check(request: Request) -> None:
+        # Starlette's URL is no use: for an odd host it has the server's own address.
+        named = [*filter(None, request.headers.getlist("host"))]
+        # HTTP/1.0 has no Host header: such a client is refused only if names are listed.
+        for asked in named or ([""] if allowed_hosts else []):
+            place = _place(asked, 0)
+            if any_host or (place and (place.host in own or _is_loopback(place.host))):
+                continue
+            raise OriginError(
+                f"The Host header must name this server, got {asked[:100] or 'none'}.",
+                "If that is a name of this server, give it to --allowed-hosts.",
+            )
+
+    return check
+
+
+def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
+    """Return a dependency that refuses a request with effects from a page of another origin.
+
+    Browsers send Sec-Fetch-Site to loopback and over TLS. Over plain HTTP to any other host, the
+    Origin header tells whose page it is.
+
+    Args:
+        origins: the origins whose pages may send requests; ``*`` for all.
+    """
+    allowed = {_canonical_origin(origin) for origin in origins}
+
+    async def check(request: Request) -> None:
+        if request.method in _SAFE_METHODS or "*" in allowed or not _is_foreign(request):
+            return
+        given = request.headers.getlist("origin")
+        if len(given) == 1 and _canonical_origin(given[0]) in allowed:
+            return
+        raise OriginError(
+            f"A page of this server must send the request, got one of {', '.join(given)[:100]}.",
+            "Give that origin to --cors-origins to accept its pages; if it is this server's own "
+            "behind a proxy, have the proxy pass on the Host header.",
+        )
+
+    return check
+
+
+def _is_foreign(request: Request) -> bool:
+    """Return whether a page of another origin sent a request; programs send neither header."""
+    if sites := request.headers.getlist("sec-fetch-site"):
+        return any(site not in _OWN_SITES for site in sites)
+    origins, hosts = (request.headers.getlist(name) for name in ("origin", "host"))
+    if not origins:
+        return False
+    found = _ORIGIN.fullmatch(origins[0])
+    if found is None or len(origins) > 1 or len(hosts) != 1:
+        return True
+    # Use the page's scheme: a proxy may have ended TLS, and both headers omit the default port.
+    default = _PORTS[found["scheme"].lower()]
+    page, here = _place(found["host"], default), _place(hosts[0], default)
+    return page is None or page != here
+
+
+def _place(text: str, default_port: int) -> _Place | None:
+    """Return the host and port of a header, or None if it is malformed."""
+    found = _HOST.fullmatch(text)
+    return found and _Place(_canonical(found[1]), int(found[2] or default_port))
+
+
+def _canonical(host: str) -> str:
+    """Return the canonical spelling of a host: names in lower case, without a final dot."""
+    host = host.strip("[]").lower()
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host.removesuffix(".")
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def _canonical_origin(origin: str) -> str:
+    found = _ORIGIN.fullmatch(origin)
+    if found is None:
+        return origin  # a browser extension's origin has no port
+    scheme = found["scheme"].lower()
+    place = _place(found["host"], _PORTS[scheme])
+    assert place is not None  # the pattern of an origin holds that of a host
+    return f"{scheme}://{place.host}:{place.port}"
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a canonical name or address is of loopback."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

@@ -1,0 +1,58 @@
+"""The files of the web page, with headers that confine the browser to this server."""
+
+import re
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+
+_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page/page.css": ("page.css", "text/css"),
+    "/page/page.js": ("page.js", "text/javascript"),
+}
+_POLICY = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "connect-src 'self'",
+    "img-src data:",  # the icon
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+    # Text never becomes markup or a script, whatever the page's code does with it.
+    "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
+)
+_HEADERS = {
+    "Content-Security-Policy": "; ".join(_POLICY),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",  # ask each time; 304 where nothing has changed
+}
+
+
+def create_router() -> APIRouter:
+    """Build the endpoints of the page; they need no API key and are not in the OpenAPI document."""
+    router = APIRouter(include_in_schema=False)
+    for path, (name, media_type) in _FILES.items():
+        router.add_api_route(path, _file(name, media_type))
+    return router
+
+
+def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    content = (files("aftserve.api.page") / name).read_bytes()
+    tag = f'"{sha256(content).hexdigest()[:32]}"'
+    headers = _HEADERS | {"ETag": tag}
+
+    async def file(request: Request) -> Response:
+        # A proxy that compresses makes the tag weak: W/"...".
+        if tag in re.findall(r'"[^"]*"', request.headers.get("if-none-match", "")):
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return file

@@ -1,0 +1,166 @@
+"""From the bytes of a request body to a checked request."""
+
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from email.message import Message
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from aftexport.errors import InputError
+from aftexport.system.gc import collection_paused
+from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
+_MAX_TYPE_CHARACTERS = 1024
+JSON = "application/json"
+
+
+class NotJsonError(RefusedError):
+    """The endpoint does not take bodies of this type or encoding."""
+
+    status = 415
+
+
+async def read_json(
+    request: Request,
+    model: type[Model],
+    *,
+    other_types: Sequence[str] = (),
+    max_entries: Mapping[str, int],
+) -> Model:
+    """Receive and check a JSON body.
+
+    Args:
+        request: a request whose body has not been received.
+        model: model of the body.
+        other_types: media types that the endpoint takes beside JSON, for the error message.
+        max_entries: maximum length of the lists, by field.
+
+    Raises:
+        NotJsonError: if its headers say that it is not JSON, or that it is compressed.
+        InputError: if it is not JSON, or has a field that the model lacks.
+        DocumentTooLongError: if a list has too many entries.
+        RequestValidationError: if a field does not fit the model.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    kind = media_type(request)
+    if kind != JSON and not kind.endswith("+json"):
+        raise NotJsonError(
+            f"The body's content type must be {_one_of(JSON, *other_types)}, got "
+            f"{kind[:100] or 'none'}.",
+            "Send one of these, and say so." if other_types else "Send JSON, and say so.",
+        )
+    return parse(await receive(request), model, max_entries)
+
+
+async def receive(request: Request) -> bytes:
+    """Receive a body of any type; raise NotJsonError if it is compressed."""
+    check_encoding(request)
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise ClientGoneError from None
+
+
+def check_encoding(request: Request) -> None:
+    """Raise NotJsonError if a body is compressed."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise NotJsonError(
+            f"The body's content encoding must be identity, got {encoding[:100]}.",
+            "Send it uncompressed.",
+        )
+
+
+def check_charset(request: Request) -> None:
+    """Raise NotJsonError if a body's charset is not UTF-8."""
+    content_type = request.headers.get("content-type", "")
+    if len(content_type) > _MAX_TYPE_CHARACTERS:  # parsing takes the square of its length
+        raise NotJsonError(
+            "The body's content type is too long.", "Send it without parameters, in UTF-8."
+        )
+    header = Message()
+    header["Content-Type"] = content_type
+    charset = header.get_content_charset("utf-8")
+    if charset not in _CHARSETS:
+        raise NotJsonError(
+            f"The body's charset must be utf-8, got {charset[:100]}.", "Send UTF-8, and say so."
+        )
+
+
+def media_type(request: Request) -> str:
+    """Return the media type of a body, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _one_of(*kinds: str) -> str:
+    *first, last = kinds
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Model:
+    """Check a body that was received; see ``read_json``.
+
+    The error names only the first fault: a list of all faults of a hostile body takes minutes and
+    gigabytes.
+    """
+    content = parse_json(body)
+    known = ", ".join(model.model_fields)
+    if not isinstance(content, dict):
+        raise InputError(
+            f"The body must be a JSON object, got {_kind_of(content)}.",
+            f"Send an object with the fields {known}.",
+        )
+    for name, value in content.items():
+        if name not in model.model_fields:
+            raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
+        if isinstance(value, list) and len(value) > max_entries.get(name, math.inf):
+            raise DocumentTooLongError(
+                f"{name} has {len(value)} entries, this server takes {max_entries[name]}.",
+                "Each entry is one document: put a document's ids in a list of their own."
+                if isinstance(value[0], int)
+                else "Send them in several requests.",
+            )
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError(found) from None
+
+
+def _kind_of(content: Any) -> str:
+    match content:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case _:
+            return "an array"
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the value of a JSON body; raise InputError if it is not JSON."""
+    try:
+        with collection_paused():
+            # The model's own parser would hold a tree of the body beside the objects.
+            return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        remedy = "Send JSON in UTF-8."
+        if body.startswith(codecs.BOM_UTF8):
+            remedy = "Remove the byte order mark from its beginning."
+        if "hex escape" in str(error):
+            remedy = (
+                "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."
+            )
+        raise InputError(f"The body is not JSON: {error}.", remedy) from None

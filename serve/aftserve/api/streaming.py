@@ -1,0 +1,150 @@
+"""Bodies that are read as they arrive: one document as plain text, or one on each line."""
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from aftexport.errors import AftexportError, InputError
+from aftserve.api import request_body
+from aftserve.api.deadline import run_until_disconnect
+from aftserve.api.error_responses import describe, status_of
+from aftserve.errors import ClientGoneError, DocumentTooLongError, RefusedError
+from aftserve.model.classifier import PIECE_CHARACTERS, Classifier
+from aftserve.schemas import DocumentRequest, DocumentResult, LineProblem
+from aftserve.types import Document
+
+T = TypeVar("T")
+Classify = Callable[[list[Document]], Coroutine[Any, Any, list[DocumentResult]]]
+
+TEXT = "text/plain"
+LINES = "application/x-ndjson"
+LINES_TYPES = (
+    LINES,
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonl",
+    "application/jsonlines",
+    "application/x-jsonlines",
+)
+"""Names in use for JSON lines; none of these media types is registered."""
+
+
+async def read_text(request: Request, classifier: Classifier) -> str:
+    """Receive one document, and stop as soon as it has too many tokens.
+
+    Each piece that arrives is tokenized to count its tokens. The complete document is tokenized
+    later, as a whole. A byte order mark at its beginning is removed.
+
+    Args:
+        request: a request whose body has not been received.
+        classifier: the classifier with the tokenizer and the limits.
+
+    Raises:
+        NotJsonError: if its headers name another encoding, or it is compressed.
+        InputError: if it is not UTF-8, or the bundle has no tokenizer.
+        DocumentTooLongError: if it is over a limit.
+        ClientGoneError: if the client left before the end of the body.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    parts, piece, characters, tokens = list[str](), "", 0, 0
+    request_body.check_charset(request)
+    classifier.check_text("")
+    async for content in _chunks(request):
+        part = _decoded(decoder, content)
+        parts.append(part)
+        piece += part
+        characters += len(part)
+        classifier.check_characters(characters, more=True)
+        if len(piece) >= PIECE_CHARACTERS:
+            tokens = await anyio.to_thread.run_sync(classifier.count, piece, tokens)
+            piece = ""
+    parts.append(_decoded(decoder, b"", final=True))
+    return "".join(parts)
+
+
+def _decoded(decoder: codecs.IncrementalDecoder, content: bytes, *, final: bool = False) -> str:
+    try:
+        return decoder.decode(content, final)
+    except UnicodeDecodeError as error:
+        raise InputError(f"The text is not UTF-8: {error}.", "Send UTF-8.") from None
+
+
+async def classify_lines(
+    request: Request, classify: Classify, *, max_lines: int, deadline: float
+) -> list[DocumentResult | LineProblem]:
+    """Classify each line as it arrives; a line that fails does not delay the others.
+
+    Args:
+        request: a request whose body has not been received.
+        classify: function that classifies documents.
+        max_lines: maximum number of lines.
+        deadline: the client's deadline by ``time.monotonic``.
+
+    Returns:
+        A result or a problem for each line, in order.
+
+    Raises:
+        NotJsonError: if its headers name another encoding, or it is compressed.
+        InputError: if there are no lines.
+        DocumentTooLongError: if there are too many lines.
+        ClientGoneError: if the client left.
+        DeadlineError: if the deadline passed.
+    """
+    tasks: list[asyncio.Task[DocumentResult | LineProblem]] = []
+    request_body.check_charset(request)
+    try:
+        async for line in _lines(request):
+            if len(tasks) == max_lines:
+                raise DocumentTooLongError(
+                    f"The request has more than the {max_lines} lines this server takes.",
+                    "Send them in several requests.",
+                )
+            tasks.append(asyncio.create_task(_classify_line(line, classify)))
+        if not tasks:
+            raise InputError("The request has no lines.", 'Send at least one: {"text": "..."}.')
+        return await run_until_disconnect(_all(tasks), request.receive, deadline)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _all(tasks: list[asyncio.Task[T]]) -> list[T]:
+    return [await task for task in tasks]
+
+
+async def _classify_line(line: bytes, classify: Classify) -> DocumentResult | LineProblem:
+    try:
+        (result,) = await classify([request_body.parse(line, DocumentRequest, {}).document])
+    except AftexportError as error:
+        again = error.retry_after if isinstance(error, RefusedError) else None
+        return LineProblem(detail=str(error), status=status_of(error), retry_after=again)
+    except RequestValidationError as error:
+        return LineProblem(detail=describe(error), status=422)
+    return result
+
+
+async def _lines(request: Request) -> AsyncIterator[bytes]:
+    line = bytearray()
+    async for content in _chunks(request):
+        first, *others = content.split(b"\n")
+        line += first
+        for other in others:
+            if line.strip():
+                yield bytes(line)
+            line = bytearray(other)
+    if line.strip():
+        yield bytes(line)
+
+
+async def _chunks(request: Request) -> AsyncIterator[bytes]:
+    request_body.check_encoding(request)
+    try:
+        async for content in request.stream():
+            yield content
+    except ClientDisconnect:
+        raise ClientGoneError from None

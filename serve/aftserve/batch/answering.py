@@ -1,0 +1,128 @@
+"""Classification of many documents without a server, with the server's answers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import AftexportError, BundleError, EngineError, ParityError, StorageError
+from aftserve.batch.sharing import shared_runs
+from aftserve.model.classifier import Answer
+from aftserve.model.load import load_model
+from aftserve.settings import Settings
+from aftserve.types import Tokens
+
+_MAX_HELD_TOKENS = 1 << 22
+"""Maximum tokens of the documents that are held at a time, unless a single one has more."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a document: an answer or an error.
+
+    Attributes:
+        answer: label and scores.
+        error: the problem and its remedy.
+        tokens_total: tokens of the document; 0 if unknown.
+        tokens_used: tokens that the model saw.
+    """
+
+    answer: Answer | None = None
+    error: str | None = None
+    tokens_total: int = 0
+    tokens_used: int = 0
+
+
+class OfflineClassifier:
+    """The model of a bundle, loaded and compared with its golden cases.
+
+    Args:
+        settings: settings of the server; those of requests and the queue are ignored.
+        digest: required digest of the bundle; None for any.
+
+    Raises:
+        AftexportError: if it cannot be loaded.
+        ParityError: if its golden cases are out of bound.
+    """
+
+    def __init__(self, settings: Settings, digest: str | None = None) -> None:
+        bundle = Bundle.open(settings.bundle)
+        if digest is not None and bundle.digest != digest:
+            raise BundleError(bundle.path, "it changed meanwhile", "Start the run again.")
+        self._budget_tokens = settings.budget_tokens
+        self._model = load_model(bundle, settings, Console(quiet=True))
+        if self._model.breach is not None:
+            raise ParityError(f"{bundle.path}: {self._model.breach}.", "Export the model again.")
+
+    def answer(self, documents: Iterable[str | AftexportError]) -> list[Outcome]:
+        """Classify texts in shared runs; if a run fails, each of its texts gets a single run.
+
+        Args:
+            documents: texts, or errors in place of texts that could not be read; none is kept.
+        """
+        outcomes: list[Outcome] = []
+        held: dict[int, Tokens] = {}
+        for index, document in enumerate(documents):
+            outcomes.append(Outcome())
+            try:
+                held[index] = self._tokens(document)
+            except AftexportError as error:
+                outcomes[index] = Outcome(error=str(error))
+            if sum(map(len, held.values())) > _MAX_HELD_TOKENS:
+                self._run(held, outcomes)
+                held = {}
+        self._run(held, outcomes)
+        return outcomes
+
+    def _tokens(self, document: str | AftexportError) -> Tokens:
+        if isinstance(document, AftexportError):
+            raise document
+        return self._model.classifier.encode(document)
+
+    def _run(self, documents: dict[int, Tokens], outcomes: list[Outcome]) -> None:
+        """Run tokenized documents, and write their outcomes to their places."""
+        classifier = self._model.classifier
+        places = list(documents)
+        used = [classifier.cut(ids) for ids in documents.values()]
+        runs = shared_runs(
+            [len(ids) for ids in used],
+            self._model.costs,
+            budget_tokens=self._budget_tokens,
+            masks_padding=classifier.masks_padding,
+        )
+        for run in runs:
+            for index, result in zip(run, self._answers([used[i] for i in run]), strict=True):
+                place, tokens = places[index], len(used[index])
+                total = len(documents[place])
+                outcomes[place] = (
+                    Outcome(result, None, total, tokens)
+                    if isinstance(result, Answer)
+                    else Outcome(None, str(result), total, 0)
+                )
+
+    def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | AftexportError]:
+        """Yield the answers of one run; if it fails, those of a single run of each document."""
+        classifier = self._model.classifier
+        try:
+            if len(documents) == 1 and classifier.in_chunks(len(documents[0])):
+                yield self._in_chunks(documents[0])
+            else:
+                yield from classifier.classify(documents)
+        except StorageError as error:
+            yield error
+        except EngineError as error:
+            if len(documents) == 1:
+                yield EngineError(f"The engine failed: {error}", "Leave the document out.")
+                return
+            for ids in documents:
+                yield from self._answers([ids])
+
+    def _in_chunks(self, ids: Tokens) -> Answer:
+        parts = self._model.classifier.parts(ids, evidence=False)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as finished:
+                answer: Answer = finished.value
+                return answer

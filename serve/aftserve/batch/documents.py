@@ -1,0 +1,249 @@
+"""The input: a folder of text files, or Parquet with a column of texts."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+
+from aftexport.errors import AftexportError, InputError, UsageError
+from aftserve.errors import DocumentTooLongError
+
+ROWS = 256
+"""Documents of a block, which an actor takes at a time, and again if it dies."""
+PATH, TEXT = "path", "text"
+_TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
+"""Files of tables, whose user means the rows."""
+_MAX_CHARACTER_BYTES = 4
+"""Maximum bytes of a character in UTF-8."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents that can be read on every node.
+
+    Attributes:
+        count: number of documents.
+        ids: type of their ids; None if they are numbered.
+    """
+
+    count: int
+    ids: pa.DataType | None
+
+    def blocks(self) -> Any:
+        """Return a Ray dataset in order, with the columns ``id``, and ``path`` or ``text``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TextFiles(Documents):
+    """All files below a folder except hidden ones; their ids are the paths from there.
+
+    Bytes of a path that are not UTF-8 become ``\\x`` and two digits.
+
+    Attributes:
+        paths: absolute paths by id.
+    """
+
+    paths: dict[str, bytes]
+
+    @classmethod
+    def find(cls, place: Path) -> "TextFiles":
+        """Find the files of a folder, or one file."""
+        root = place if place.is_dir() else place.parent
+        found = sorted(_files(place)) if place.is_dir() else [place]
+        paths = {_shown(path.relative_to(root)): os.fsencode(path.absolute()) for path in found}
+        return cls(len(paths), pa.string(), paths)
+
+    def blocks(self) -> Any:
+        """See ``Documents``."""
+        import ray
+
+        table = pa.table({"id": list(self.paths), PATH: list(self.paths.values())})
+        return ray.data.from_arrow(
+            [table.slice(start, ROWS) for start in range(0, len(table), ROWS)]
+        )
+
+
+@dataclass(frozen=True)
+class ParquetTexts(Documents):
+    """A column of one Parquet file, or of all below a folder in the order of their names.
+
+    Attributes:
+        files: absolute paths.
+        text: the column of texts.
+        id: the column of ids; None if the documents are numbered.
+    """
+
+    files: list[str]
+    text: str
+    id: str | None
+
+    @classmethod
+    def find(cls, place: Path, text: str, id: str | None) -> "ParquetTexts":
+        """Find the tables of a file or folder; ``id`` defaults to the column ``id``, if any.
+
+        Raises:
+            UsageError: if they cannot be read, or lack the column of texts.
+        """
+        files = [place.absolute()] if not place.is_dir() else sorted(_files(place.absolute()))
+        tables = [str(path) for path in files if path.suffix == ".parquet"]
+        _check_all_is_parquet(place, files)
+        try:
+            dataset = pyarrow.dataset.dataset(tables, format="parquet")
+            count = dataset.count_rows()
+            schemas = {part.path: part.physical_schema for part in dataset.get_fragments()}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{place}: {error}.", "Check the file.") from error
+        if id is None and "id" in dataset.schema.names and text != "id":
+            id = "id"
+        if id == text:
+            raise UsageError(
+                f"--text and --id must be two columns, got {text!r} twice.", "Change one of them."
+            )
+        for path, schema in schemas.items():
+            _check_columns(path, schema, [text] if id is None else [text, id])
+            kind = schema.field(text).type
+            if not _is_of_texts(kind):
+                raise UsageError(
+                    f"Column {text!r} of {path} must hold strings, got {kind}.",
+                    "Name another column by --text.",
+                )
+        kinds = {schema.field(id).type: path for path, schema in schemas.items() if id is not None}
+        if len(kinds) > 1:
+            said = ", ".join(f"{kind} in {path}" for kind, path in kinds.items())
+            raise UsageError(
+                f"Column {id!r} must have one type, got {said}.", "Convert the files to one type."
+            )
+        return cls(count, next(iter(kinds), None), tables, text, id)
+
+    def blocks(self) -> Any:
+        """See ``Documents``."""
+        import ray
+
+        columns = [name for name in (self.id, self.text) if name is not None]
+        dataset = ray.data.read_parquet(
+            self.files,
+            columns=columns,
+            partitioning=None,  # the names of folders must not replace a column
+        )
+        names = {self.text: TEXT} | ({self.id: "id"} if self.id is not None else {})
+        return dataset.rename_columns(names).repartition(target_num_rows_per_block=ROWS)
+
+
+def find(place: Path, *, text: str, id: str | None) -> Documents:
+    """Find the documents at a place: the rows of Parquet files, or every file if there are none.
+
+    Args:
+        place: a file or folder.
+        text, id: columns of Parquet.
+
+    Raises:
+        UsageError: if there are no documents.
+    """
+    if not place.exists():
+        raise UsageError(f"{place} does not exist.", "Check the path.")
+    if place.is_file() and place.suffix in _TABLES:
+        raise UsageError(
+            f"{place} would be one document, not one for each of its rows.",
+            "Convert it to Parquet.",
+        )
+    listed = _files(place) if place.is_dir() else [place]
+    parquet = any(path.suffix == ".parquet" for path in listed)
+    documents = ParquetTexts.find(place, text, id) if parquet else TextFiles.find(place)
+    if documents.count == 0:
+        raise UsageError(f"{place} has no documents.", "Check the path.")
+    return documents
+
+
+def texts_of(block: pa.Table, max_characters: int) -> Iterator[str | AftexportError]:
+    """Yield the text of each document of a block, or the error that occurred.
+
+    Args:
+        block: a block of a dataset of ``Documents``.
+        max_characters: maximum length of a text; a larger file is not read.
+    """
+    if PATH in block.column_names:
+        for path in block[PATH]:
+            yield _read(path.as_py(), max_characters)
+        return
+    for cell in block[TEXT]:
+        yield _text(cell)
+
+
+def _text(cell: pa.Scalar) -> str | AftexportError:
+    try:
+        text: str | None = cell.as_py()
+    except UnicodeDecodeError as error:  # Parquet does not check strings
+        return InputError(f"The text is not UTF-8 at byte {error.start}.", "Convert it.")
+    return text if text is not None else InputError("The row has no text.", "Leave the row out.")
+
+
+def _read(path: bytes, max_characters: int) -> str | AftexportError:
+    max_bytes = _MAX_CHARACTER_BYTES * max_characters
+    try:
+        with Path(os.fsdecode(path)).open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            return DocumentTooLongError(
+                f"The file has more than {max_bytes} bytes, a text at most {max_characters} "
+                "characters.",
+                "Leave it out.",
+            )
+        return content.decode("utf-8-sig")  # like the server's plain text
+    except OSError as error:
+        return InputError(f"The file cannot be read ({error.strerror}).", "Check it.")
+    except UnicodeDecodeError as error:
+        return InputError(f"The file is not UTF-8 at byte {error.start}.", "Convert it.")
+
+
+def _check_all_is_parquet(place: Path, files: Sequence[Path]) -> None:
+    """Refuse other files, except those that begin with _ and belong to the table's writer."""
+    for path in files:
+        parts = path.relative_to(place.absolute()).parts
+        if path.suffix != ".parquet" and not any(part.startswith("_") for part in parts):
+            raise UsageError(
+                f"{place} has Parquet and other files, such as {Path(*parts)}.",
+                "Name a folder of one kind.",
+            )
+
+
+def _check_columns(path: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+    for name in columns:
+        if schema.names.count(name) != 1:
+            raise UsageError(
+                f"{path} must have one column {name!r}, got {', '.join(schema.names)}.",
+                "Name them by --text and --id.",
+            )
+
+
+def _is_of_texts(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):  # a category of pandas
+        kind = kind.value_type
+    strings = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_of(kind) for is_of in strings)
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, and broken links and links to folders, which then fail.
+
+    Raises:
+        UsageError: if a folder cannot be read.
+    """
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in (*folders, *names)):
+            nowhere = path.is_symlink() and (path.is_dir() or not path.exists())
+            if (path.is_file() or nowhere) and not path.name.startswith("."):
+                yield path
+
+
+def _unreadable(error: OSError) -> None:
+    raise UsageError(f"{error.filename} cannot be read ({error.strerror}).", "Check it.")

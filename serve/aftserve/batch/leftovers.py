@@ -1,0 +1,67 @@
+"""Files that a killed run leaves beside its output; the next run to that output removes them."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from aftexport.system.files import is_device, replacing_file
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: nothing is removed there
+    fcntl = None  # type: ignore[assignment]
+
+_MAX_NAME_CHARACTERS = 32
+"""The file beside a longer name has only its beginning, which other outputs may share."""
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """Do the same as ``replacing_file``, and remove files of killed runs to the same output.
+
+    A run locks its file until the file is in its place. The system releases the lock however the
+    process ends, so an unlocked file has no owner. If the file system has no locks, nothing is
+    removed.
+    """
+    if fcntl is None or is_device(out):
+        with replacing_file(out) as aside:
+            yield aside
+        return
+    _remove_leftovers(out.resolve())
+    with ExitStack() as kept, replacing_file(out) as aside:
+        kept.enter_context(_locked(aside))
+        yield aside
+
+
+def _locked(file: Path) -> BinaryIO:
+    """Lock a file for as long as the returned one is open.
+
+    Another run may remove the file before it is locked; then it is made again.
+    """
+    while True:
+        opened = file.open("ab")
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        if os.fstat(opened.fileno()).st_nlink:
+            return opened
+        opened.close()
+
+
+def _remove_leftovers(out: Path) -> None:
+    if len(out.name) > _MAX_NAME_CHARACTERS:
+        return
+    beside = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]{{16}}")
+    with suppress(OSError):
+        for file in out.parent.iterdir():
+            if beside.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+                _remove_unless_locked(file)
+
+
+def _remove_unless_locked(file: Path) -> None:
+    # It may be locked, or another user's, or removed by another run.
+    with suppress(OSError), file.open("r+b") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.unlink()

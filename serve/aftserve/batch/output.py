@@ -1,0 +1,187 @@
+"""The output: a row for each document, as Parquet or JSON lines."""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from aftexport.bundle.output_path import check_can_be_made
+from aftexport.errors import AftexportError, UsageError
+from aftserve.batch.answering import Outcome
+from aftserve.settings import Policy
+
+SUFFIXES = (".parquet", ".jsonl")
+ERROR = "error"
+_OF_BYTES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+"""Types whose values may not be UTF-8: Parquet does not check strings."""
+_REMEDIES = {
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or name another place",
+    errno.ENOSPC: "make room there, or name another place",
+}
+
+
+class OutputError(AftexportError):
+    """The output cannot be written; an earlier file is unchanged.
+
+    Args:
+        path: path of the output.
+        error: the error of the system; its own text may name a temporary file.
+    """
+
+    exit_code = 1
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = _REMEDIES.get(error.errno or 0, "check the place, or name another")
+        super().__init__(
+            f"--output {path} cannot be written ({reason}).", f"Nothing was written: {remedy}."
+        )
+
+
+def schema(labels: Sequence[str], ids: pa.DataType | None) -> pa.Schema:
+    """Return the columns: an id, the fields of the server's answer without times, and an error.
+
+    Args:
+        labels: labels of the model.
+        ids: type of the ids; None if the documents are numbered.
+    """
+    scores = pa.struct([pa.field(label, pa.float64()) for label in labels])
+    return pa.schema(
+        [
+            pa.field("id", ids if ids is not None else pa.int64()),
+            pa.field("label", pa.string()),
+            pa.field("scores", scores),
+            pa.field("tokens_total", pa.int64()),
+            pa.field("tokens_used", pa.int64()),
+            pa.field("truncated", pa.bool_()),
+            pa.field("policy", pa.string()),
+            pa.field("bundle", pa.string()),
+            pa.field(ERROR, pa.string()),
+        ]
+    )
+
+
+def table(
+    ids: pa.ChunkedArray | None,
+    outcomes: Sequence[Outcome],
+    columns: pa.Schema,
+    *,
+    policy: Policy,
+    bundle: str,
+) -> pa.Table:
+    """Return a row for each outcome; rows without ids are numbered by the writer."""
+    answers = [outcome.answer for outcome in outcomes]
+    values = {
+        "label": [answer and answer.label for answer in answers],
+        "scores": [answer and answer.scores for answer in answers],
+        "tokens_total": [outcome.tokens_total for outcome in outcomes],
+        "tokens_used": [outcome.tokens_used for outcome in outcomes],
+        "truncated": [o.answer and o.tokens_used < o.tokens_total for o in outcomes],
+        "policy": [policy] * len(outcomes),
+        "bundle": [bundle] * len(outcomes),
+        ERROR: [outcome.error for outcome in outcomes],
+    }
+    arrays = {name: pa.array(column, columns.field(name).type) for name, column in values.items()}
+    numbers = pa.nulls(len(outcomes), pa.int64())
+    return pa.table({"id": numbers if ids is None else ids} | arrays, schema=columns)
+
+
+class Writer:
+    """A writer of rows to a Parquet or JSON lines file.
+
+    Args:
+        path: path to write to.
+        name: final name of the file, whose suffix decides the format.
+        columns: see ``schema``.
+        numbered: whether the ids are the numbers of the rows.
+    """
+
+    def __init__(self, path: Path, name: Path, columns: pa.Schema, *, numbered: bool) -> None:
+        self._numbered = numbered
+        self.rows = 0
+        self._parquet: pa.parquet.ParquetWriter | None = None
+        if name.suffix == ".parquet":
+            self._parquet = pa.parquet.ParquetWriter(path, columns)
+        else:
+            self._lines = path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        (self._parquet or self._lines).close()
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows."""
+        if self._numbered:
+            numbers = pa.array(range(self.rows, self.rows + len(rows)), pa.int64())
+            rows = rows.set_column(0, rows.schema.field("id"), numbers)
+        self.rows += len(rows)
+        if self._parquet is not None:
+            self._parquet.write_table(rows)
+            return
+        for id, row in zip(_shown(rows["id"]), rows.drop_columns("id").to_pylist(), strict=True):
+            line = json.dumps({"id": id} | row, ensure_ascii=False, default=str, allow_nan=False)
+            self._lines.write(line + "\n")
+
+
+def _shown(ids: pa.ChunkedArray) -> list[Any]:
+    """Convert ids to JSON values; every id can be converted, so that no run fails for its ids.
+
+    Bytes that are not UTF-8 become ``\\x`` and two digits, and NaN and infinity become null.
+    """
+    kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
+    if any(is_of(kind) for is_of in _OF_BYTES):
+        ids = ids.cast(pa.large_binary())
+    elif pa.types.is_temporal(kind):
+        ids = ids.cast(pa.string())  # Python's dates end with the year 9999
+    return list(map(_plain, ids.to_pylist()))
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case float() if not math.isfinite(value):
+            return None
+        case list():
+            return list(map(_plain, value))
+        case dict():
+            return {name: _plain(part) for name, part in value.items()}
+    return value
+
+
+def check_output(path: Path, place: Path) -> None:
+    """Check that an output has a known format, can be made, and is not part of the input.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")
+    if path.is_dir():
+        raise UsageError(f"--output {path} is a folder.", "Name a file.")
+    if path.resolve().is_relative_to(place.resolve()):
+        raise UsageError(f"--output {path} lies in the input.", "Name another place.")
+    check_can_be_made("--output", path)

@@ -1,0 +1,211 @@
+"""A batch run: from a folder of documents to a file of answers."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.console import escape
+from aftexport.errors import AftexportError
+from aftexport.system.signals import Interruption
+from aftserve.batch import documents, output
+from aftserve.batch.answering import OfflineClassifier
+from aftserve.batch.documents import Documents
+from aftserve.batch.leftovers import replacing
+from aftserve.ray.cluster import connected
+from aftserve.settings import Settings
+
+_OBJECT_STORE_MIB = 512
+_READERS = 1
+"""CPUs of a Ray on this machine beside those of the actors, to read Parquet; mostly idle."""
+_MAX_DEATHS = 3
+
+
+class RunError(AftexportError):
+    """The run did not finish; nothing was written."""
+
+    exit_code = 1
+
+
+class Deaths:
+    """A counter of the actors that died, because Ray Data restarts them without end."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self) -> int:
+        """Count another death, and return the number of all."""
+        self._count += 1
+        return self._count
+
+
+class Actor:
+    """A process that holds the model and classifies block after block."""
+
+    def __init__(self, settings: Settings, digest: str, columns: pa.Schema, deaths: Any) -> None:
+        import ray
+
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        if again and ray.get(deaths.add.remote()) > _MAX_DEATHS:
+            raise RunError(
+                "The process that holds the model dies again and again, for lack of memory or "
+                "because of a document.",
+                "Give it more memory, or find the document.",
+            )
+        self._classifier = OfflineClassifier(settings, digest)
+        self._max_characters = settings.max_characters
+        self._columns = columns
+        self._marks: dict[str, Any] = {"policy": settings.long_documents, "bundle": digest}
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        """Return the rows of a block's documents."""
+        texts = documents.texts_of(block, self._max_characters)
+        outcomes = self._classifier.answer(texts)
+        ids = block["id"] if "id" in block.column_names else None
+        return output.table(ids, outcomes, self._columns, **self._marks)
+
+
+def run(
+    settings: Settings,
+    found: Documents,
+    out: Path,
+    *,
+    actors: int,
+    address: str | None,
+    console: Console,
+    interruption: Interruption,
+) -> int:
+    """Classify documents; return the number of those with an error in place of an answer.
+
+    Args:
+        settings: settings of the bundle and its engine.
+        found: the documents.
+        out: the file to write; an earlier one is replaced only by a complete new one.
+        actors: number of processes that hold the model.
+        address: the address from ``resolve``.
+        console: console that shows the progress.
+        interruption: the interruption to check for, because Ray's callbacks may swallow its
+            exception.
+
+    Raises:
+        AftexportError: if it cannot run.
+        RunError: if it does not finish.
+    """
+    bundle = Bundle.open(settings.bundle)
+    columns = output.schema(bundle.manifest.labels, found.ids)
+    threads = settings.threads or 1
+    settings = settings.model_copy(update={**settings.absolute_paths, "threads": threads})
+    start = time.monotonic()
+    cluster = connected(
+        address, object_store_mib=_OBJECT_STORE_MIB, cpus=actors * threads + _READERS, logs=False
+    )
+    failed = None
+    try:
+        import ray
+
+        interruption.check()  # an import may swallow it, and Ray takes long to start
+        with cluster:
+            interruption.check()
+            _configure()
+            deaths = ray.remote(num_cpus=0)(Deaths).remote()
+            actor_arguments = (settings, bundle.digest, columns, deaths)
+            rows = _answers(found, actor_arguments, actors=actors, threads=threads)
+            failed = _write(rows, columns, found, out, console, interruption)
+    except KeyboardInterrupt:
+        if failed is None:  # otherwise the output is complete, and only Ray's end was interrupted
+            raise
+    seconds = time.monotonic() - start
+    console.print(
+        f"{found.count:,} documents in {seconds:.1f} s, {failed:,} of them without an answer: "
+        f"{escape(str(out))}",
+        soft_wrap=True,
+    )
+    return failed
+
+
+def _answers(
+    found: Documents, actor_arguments: tuple[Any, ...], *, actors: int, threads: int
+) -> Iterable[pa.Table]:
+    import ray
+
+    answered = found.blocks().map_batches(
+        Actor,
+        fn_constructor_args=actor_arguments,
+        batch_format="pyarrow",
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=threads,
+    )
+    rows: Iterable[pa.Table] = answered.iter_batches(batch_size=None, batch_format="pyarrow")
+    return rows
+
+
+def _write(
+    answered: Iterable[pa.Table],
+    columns: pa.Schema,
+    found: Documents,
+    out: Path,
+    console: Console,
+    interruption: Interruption,
+) -> int:
+    """Write the output before Ray ends, because a signal during Ray's end would lose it."""
+    failed = 0
+    with _progress(console) as progress:
+        task = progress.add_task("documents", total=found.count)
+        try:
+            # Closing them writes the rest, and the disk may be full: keep it within the try block.
+            with (
+                replacing(out) as aside,
+                output.Writer(aside, out, columns, numbered=found.ids is None) as writer,
+            ):
+                for rows in _arriving(answered):
+                    writer.write(rows)
+                    failed += len(rows) - rows[output.ERROR].null_count
+                    progress.advance(task, len(rows))
+                    interruption.check()
+                if writer.rows != found.count:
+                    raise RunError(
+                        f"Ray returned {writer.rows} of {found.count} documents.",
+                        "Nothing was written.",
+                    )
+        except OSError as error:
+            raise output.OutputError(out, error) from error
+    return failed
+
+
+def _arriving(answered: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows from Ray; its errors are not those of the output."""
+    import ray
+
+    try:
+        yield from answered
+    except (OSError, ray.exceptions.RayError) as error:
+        raise RunError(_reason(error), "Nothing was written.") from error
+
+
+def _progress(console: Console) -> Progress:
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("documents"), TimeRemainingColumn())
+    return Progress(*columns, console=console)
+
+
+def _configure() -> None:
+    """Configure Ray Data to keep the order of the rows, and to print nothing."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+def _reason(error: Exception) -> str:
+    """Return the last line of an error: in Ray's errors it names the original one."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"

@@ -1,0 +1,1 @@
+"""The HTTP layer below the application: connections, listeners and limits on bodies."""

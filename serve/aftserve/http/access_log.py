@@ -1,0 +1,71 @@
+"""The access log: one line for each request."""
+
+import logging
+import re
+import time
+import uuid
+from typing import Any
+
+from prometheus_client import Counter
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("aftserve.request")
+
+_NAME = re.compile(rb"[\w.:/=+-]{1,128}")
+_HEADER = b"x-request-id"
+
+
+def note(request: HTTPConnection, **fields: Any) -> None:
+    """Add fields to the request's log line."""
+    request.state.fields.update(fields)
+
+
+class AccessLogMiddleware:
+    """ASGI middleware that names and times each request, and counts and logs its response.
+
+    The name is the client's ``X-Request-ID`` if that is well-formed.
+
+    Args:
+        app: the application.
+        responses: counter of responses by path and status.
+        names: whether to send the name in the response; a proxy may do so itself.
+    """
+
+    def __init__(self, app: ASGIApp, responses: Counter, *, names: bool) -> None:
+        self._app = app
+        self._responses = responses
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # The connection sets the time of the first byte: slow headers are part of a client's wait.
+        started = scope["state"].setdefault("started", time.monotonic())
+        given = dict(scope["headers"]).get(_HEADER, b"")
+        name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
+        fields: dict[str, Any] = {"request_id": name.decode()}
+        scope["state"]["fields"] = fields
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._names:
+                    headers = [*message.get("headers", ()), (_HEADER, name)]
+                    message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            status = status or 500  # an error without a handler
+            # Count by the path of the route: that of the request would make unlimited series.
+            path = getattr(scope.get("route"), "path", "other")
+            self._responses.labels(path, str(status)).inc()
+            fields["seconds"] = round(time.monotonic() - started, 6)
+            asked = scope["raw_path"].decode("ascii", "backslashreplace")
+            logger.info("%s %s %d", scope["method"], asked, status, extra={"fields": fields})

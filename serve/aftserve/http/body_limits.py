@@ -1,0 +1,160 @@
+"""Limits on request bodies: their time, their size, and the size of all of them at a time."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from aftserve.errors import BusyError, RefusedError
+
+_SETTLE_SECONDS = 0.1
+
+
+class BodyTooLargeError(RefusedError):
+    """A request's body is over the limit."""
+
+    status = 413
+
+
+class SlowClientError(RefusedError):
+    """A request did not arrive in time."""
+
+    status = 408
+
+
+class BodyLimitMiddleware:
+    """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
+
+    If a client is refused while it still sends, the rest of its body is received and discarded
+    until its time is up: a client that is cut off never reads the reason. The connection is kept
+    if the rest arrives within a moment, and closed otherwise.
+
+    Args:
+        app: the application; its ``receive`` raises the errors of this module.
+        max_bytes: maximum size of one body.
+        max_buffered_bytes: maximum size of all bodies held at a time.
+        seconds: maximum time from the first byte of a request, which is ``started`` in its state,
+            to the end of its body.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_buffered_bytes: int, seconds: float
+    ) -> None:
+        self._app = app
+        self.max_bytes = max_bytes
+        self.max_buffered_bytes = max_buffered_bytes
+        self.seconds = seconds
+        self.buffered_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application with a limited body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # The time counts from the request's first byte: slow headers leave its body less.
+        deadline = scope["state"]["started"] + self.seconds
+        body = _Body(self, scope["headers"], receive, deadline)
+
+        async def send_and_listen(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await body.settle()
+            if not body.complete:
+                if message["type"] == "http.response.start":
+                    headers = [*message.get("headers", ()), (b"connection", b"close")]
+                    message = {**message, "headers": headers}
+                elif not message.get("more_body"):
+                    await send({**message, "more_body": True})
+                    await body.discard()
+                    message = {"type": "http.response.body"}
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_and_listen)
+        finally:
+            body.release()
+
+
+class _Body:
+    """The body of one request, as it arrives."""
+
+    def __init__(
+        self,
+        limits: BodyLimitMiddleware,
+        headers: Iterable[tuple[bytes, bytes]],
+        receive: Receive,
+        deadline: float,
+    ) -> None:
+        named = dict(headers)
+        length = named.get(b"content-length", b"0")
+        self.complete = length == b"0" and b"transfer-encoding" not in named
+        self._announced = int(length) if length.isdigit() else 0
+        self._awaits_interim = b"expect" in named
+        self._limits = limits
+        self._receive = receive
+        self._deadline = deadline
+        self._bytes = 0
+        self._held = 0
+
+    async def receive(self) -> Message:
+        """Return the next part, or the client's disconnect."""
+        if self.complete:
+            return await self._receive()
+        self._check(self._announced)
+        self._awaits_interim = False
+        message = await self._next(self._deadline)
+        self._check(self._bytes)
+        self._hold(len(message.get("body", b"")))
+        return message
+
+    async def settle(self) -> None:
+        """Receive the rest of the body for a moment; headers and body often arrive apart."""
+        if self.complete:
+            return
+        self.release()
+        deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
+        # Receiving would invite the body of a client that awaits an interim response.
+        if not self._awaits_interim and self._announced <= self._limits.max_bytes:
+            await self._receive_rest(deadline, self._limits.max_bytes)
+
+    async def discard(self) -> None:
+        """Receive and discard the rest of the body until its time is up."""
+        self.release()
+        await self._receive_rest(self._deadline, math.inf)
+
+    def release(self) -> None:
+        """Give back this body's share of the buffer."""
+        self._limits.buffered_bytes -= self._held
+        self._held = 0
+
+    async def _receive_rest(self, deadline: float, max_bytes: float) -> None:
+        with suppress(SlowClientError):
+            while not self.complete and self._bytes <= max_bytes:
+                await self._next(deadline)
+
+    async def _next(self, deadline: float) -> Message:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise SlowClientError(
+                f"The request did not arrive within {self._limits.seconds:g} s.", "Send it faster."
+            ) from None
+        self.complete = not message.get("more_body")
+        self._bytes += len(message.get("body", b""))
+        return message
+
+    def _check(self, count: int) -> None:
+        if count > self._limits.max_bytes:
+            raise BodyTooLargeError(
+                f"The body has more than the {self._limits.max_bytes} bytes this server takes.",
+                "Send less at once.",
+            )
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+        self._limits.buffered_bytes += count
+        if self._limits.buffered_bytes > self._limits.max_buffered_bytes:
+            raise BusyError("Too many large requests are arriving.", "Ask again later.", 1)

@@ -1,0 +1,1 @@
+"""The loaded model: its classifier, costs, evidence, tokenizer threads, and reload."""

@@ -1,0 +1,284 @@
+"""From documents to labels: a bundle's tokenizer, checks and scores."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.contract import EVIDENCE, MAX_TOKENS
+from aftexport.engines import Engine, Stop
+from aftexport.errors import EngineError, InputError
+from aftserve.errors import DocumentTooLongError
+from aftserve.settings import Policy
+from aftserve.types import Tokens
+
+Added = NDArray[np.float32]
+"""Contribution of each token of a document to the logit of its class, ``[T]``."""
+
+PIECE_CHARACTERS = 1 << 16
+"""Length of the pieces in which texts are counted, which is fast and needs little memory."""
+_MAX_EXTRA_TOKENS = 256
+"""Maximum tokens by which a piece may exceed its share of the whole text."""
+_LONG_CHARACTERS_PER_TOKEN = 8
+"""A text with more characters for each allowed token is probably too long and counted first."""
+_AND_MORE = {False: "", True: " and more"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer for one document.
+
+    Attributes:
+        label: the class with the largest score.
+        scores: probability of every class, by label.
+        logits: logits ``[C]`` in float64.
+        added: contribution of each token to the largest logit, if the model has evidence; see
+            ``aftexport.evidence``.
+        offset: part of that logit that does not depend on the tokens.
+    """
+
+    label: str
+    scores: dict[str, float]
+    logits: NDArray[np.float64]
+    added: Added | None = None
+    offset: float = 0.0
+
+
+class Classifier:
+    """Tokenizes, checks and classifies documents.
+
+    Args:
+        bundle: a checked bundle.
+        engine: the engine with the bundle's model.
+        min_tokens: minimum length of a document.
+        max_tokens: maximum length of a document; a lower limit of the bundle comes first.
+        max_characters: maximum length of a text, checked before it is tokenized.
+        chunked: the model for documents over the memory budget; None if the bundle has none.
+        whole_tokens: maximum length of a document within that budget; None if unknown.
+        policy: treatment of documents over the memory budget.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engine: Engine,
+        *,
+        min_tokens: int = 1,
+        max_tokens: int | None = None,
+        max_characters: int | None = None,
+        chunked: ChunkedModel | None = None,
+        whole_tokens: int | None = None,
+        policy: Policy = "exact",
+    ) -> None:
+        self.manifest = bundle.manifest
+        self.engine = engine
+        self._tokenizer = bundle.tokenizer()
+        self.min_tokens = min_tokens
+        limits = (self.manifest.max_tokens, max_tokens, MAX_TOKENS)
+        self.max_tokens = min(limit for limit in limits if limit is not None)
+        self.max_characters = max_characters
+        self.chunked = chunked
+        self.whole_tokens = whole_tokens if whole_tokens is not None else self.max_tokens
+        self.policy: Policy = policy
+        self._cuts = policy in ("head", "tail")
+        if policy != "exact":
+            self.max_tokens = min(self.max_tokens, self.whole_tokens)
+
+    @property
+    def masks_padding(self) -> bool:
+        """Whether the model masks padding, so that documents of several lengths can share a run."""
+        return "lengths" in self.manifest.inputs
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the bundle has a tokenizer and so takes texts."""
+        return self._tokenizer is not None
+
+    def check_text(self, text: str) -> None:
+        """Check a text before it is tokenized.
+
+        Raises:
+            InputError: if the bundle has no tokenizer.
+            DocumentTooLongError: if it has more than ``max_characters``.
+        """
+        if self._tokenizer is None:
+            raise InputError("This model has no tokenizer.", "Send input_ids instead of text.")
+        self.check_characters(len(text))
+
+    def check_characters(self, count: int, *, more: bool = False) -> None:
+        """Raise DocumentTooLongError if a text, or its start if there is ``more``, is too long."""
+        if self.max_characters is not None and count > self.max_characters:
+            raise DocumentTooLongError(
+                f"The text has {count} characters{_AND_MORE[more]}, this server takes "
+                f"{self.max_characters}.",
+                "Send a shorter one; it is never truncated silently.",
+            )
+
+    def check_length(self, tokens: int, *, more: bool = False) -> None:
+        """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
+        if tokens > self.max_tokens and not self._cuts:
+            raise DocumentTooLongError(
+                f"The document has {tokens} tokens{_AND_MORE[more]}, this server takes "
+                f"{self.max_tokens}.",
+                "Send a shorter one; it is never truncated silently.",
+            )
+
+    def count(self, piece: str, before: int) -> int:
+        """Add a piece to a lower bound of a text's tokens.
+
+        Args:
+            piece: a piece of the text, about ``PIECE_CHARACTERS`` long.
+            before: the bound for the pieces before; 0 for the first piece.
+
+        Raises:
+            DocumentTooLongError: if the bound exceeds ``max_tokens``; see ``check_length``.
+        """
+        try:
+            tokens = before + max(0, len(self.tokenize(piece)) - _MAX_EXTRA_TOKENS)
+        except InputError:  # the tokenizer may not know a word that was cut in two
+            return before
+        self.check_length(tokens, more=True)
+        return tokens
+
+    def encode(self, text: str) -> Tokens:
+        """Return the checked tokens of a text; one that is far too long is refused early.
+
+        Raises:
+            InputError: if it cannot be tokenized; see ``check``.
+            DocumentTooLongError: if it is over ``max_characters`` or ``max_tokens``.
+        """
+        self.check_text(text)
+        if len(text) > _LONG_CHARACTERS_PER_TOKEN * self.max_tokens and not self._cuts:
+            tokens = 0
+            for start in range(0, len(text), PIECE_CHARACTERS):
+                tokens = self.count(text[start : start + PIECE_CHARACTERS], tokens)
+        return self.check(self.tokenize(text))
+
+    def tokenize(self, text: str) -> Tokens:
+        """Return the token ids of a text; other threads can run meanwhile.
+
+        Raises:
+            InputError: if the tokenizer cannot encode it.
+        """
+        assert self._tokenizer is not None  # checked by check_text
+        try:
+            # Only the batch methods release the interpreter's lock; the fast one keeps no offsets.
+            encoded = self._tokenizer.encode_batch_fast([text])[0]
+        except Exception as error:  # the library raises bare Exception and TypeError
+            raise InputError(
+                "The tokenizer cannot encode the text.",
+                "Send Unicode text without lone surrogates, in words the model knows.",
+            ) from error
+        return np.array(encoded.ids, dtype=np.int64)
+
+    def encoding(self, text: str) -> Encoding:
+        """Tokenize a text again, with the characters of each token."""
+        assert self._tokenizer is not None  # the text was tokenized before
+        return self._tokenizer.encode_batch([text])[0]
+
+    def check_evidence(self, tokens: int) -> None:
+        """Raise InputError if the model has no evidence for a document of this length."""
+        if self.manifest.evidence is None:
+            why = self.manifest.no_evidence or "it was exported before there was any"
+            raise InputError(f"This model has no evidence: {why}.", "Ask without it.")
+        plan = self.manifest.chunked
+        if self.in_chunks(tokens) and plan is not None and not plan.evidence:
+            raise InputError(
+                f"The document has {tokens} tokens and runs in chunks, where this model pools them "
+                "in a way that keeps no evidence.",
+                f"Send one of {self.whole_tokens} or less.",
+            )
+
+    def check(self, ids: Sequence[int] | Tokens) -> Tokens:
+        """Check the tokens of one document, and return them as an array.
+
+        Raises:
+            InputError: for fewer than ``min_tokens``, or an id outside the vocabulary.
+            DocumentTooLongError: for more than ``max_tokens``, unless the policy cuts them off.
+        """
+        if len(ids) == 0:
+            raise InputError("The document has no tokens.", "Send some text.")
+        if len(ids) < self.min_tokens:
+            raise InputError(
+                f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
+                "Send a longer one; this model cannot pad.",
+            )
+        self.check_length(len(ids))
+        vocabulary = self.manifest.vocab_size
+        if isinstance(ids, np.ndarray):
+            low, high = int(ids.min()), int(ids.max())
+        else:  # an id may be too large for an array
+            low, high = min(ids), max(ids)
+        bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
+        if bad is not None:
+            raise InputError(
+                f"Token id {bad} is outside the vocabulary.", f"Ids go from 0 to {vocabulary - 1}."
+            )
+        return np.asarray(ids, dtype=np.int64)
+
+    def cut(self, ids: Tokens) -> Tokens:
+        """Cut a checked document by the policy for long documents."""
+        if len(ids) <= self.max_tokens:
+            return ids
+        return ids[: self.max_tokens] if self.policy == "head" else ids[-self.max_tokens :]
+
+    def in_chunks(self, tokens: int) -> bool:
+        """Return whether a document of this length runs in chunks."""
+        return self.chunked is not None and tokens > self.whole_tokens
+
+    def part_count(self, tokens: int, *, evidence: bool) -> int:
+        """Return the number of parts of a document that runs in chunks."""
+        assert self.chunked is not None  # checked by in_chunks
+        return self.chunked.count(tokens, evidence=evidence)
+
+    def parts(self, ids: Tokens, *, evidence: bool) -> Generator[None, None, Answer]:
+        """Classify a checked document in chunks; the generator yields after every part.
+
+        Raises:
+            EngineError: if the engine fails, or its output is not finite.
+            StorageError: if there is no space for the values between layers.
+        """
+        assert self.chunked is not None  # checked by in_chunks
+        outputs = yield from self.chunked.parts(ids, evidence=evidence)
+        (answer,) = self._answers(outputs, [len(ids)])
+        return answer
+
+    def classify(self, documents: Sequence[Tokens], stop: Stop | None = None) -> list[Answer]:
+        """Classify checked documents in one run, padded to the longest.
+
+        Raises:
+            RunStoppedError: if ``stop`` ended the run.
+            EngineError: if the engine fails, or its output is not finite.
+        """
+        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+        padded = np.zeros((len(documents), lengths.max()), dtype=np.int64)
+        for row, ids in zip(padded, documents, strict=True):
+            row[: len(ids)] = ids
+        inputs = {"input_ids": padded, "lengths": lengths}
+        outputs = self.engine.run({name: inputs[name] for name in self.manifest.inputs}, stop)
+        return self._answers(outputs, lengths.tolist())
+
+    def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
+        logits = outputs["logits"].astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise EngineError("The model's answer is not a number.", "Send another document.")
+        answers = [self._answer(row) for row in logits]
+        offsets, labels = self.manifest.evidence, self.manifest.labels
+        if offsets is None or EVIDENCE not in outputs:
+            return answers
+        # Copy the rows: a view would keep a block of the engine's memory with every answer.
+        return [
+            replace(answer, added=row[:length].copy(), offset=offsets[labels.index(answer.label)])
+            for answer, row, length in zip(answers, outputs[EVIDENCE], lengths, strict=True)
+        ]
+
+    def _answer(self, logits: NDArray[np.float64]) -> Answer:
+        weights = np.exp(logits - logits.max())
+        scores = (weights / weights.sum()).tolist()
+        labels = self.manifest.labels
+        return Answer(labels[int(logits.argmax())], dict(zip(labels, scores, strict=True)), logits)

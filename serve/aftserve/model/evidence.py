@@ -1,0 +1,114 @@
+"""The passages of a document that support its class.
+
+The model returns the contribution of each token to the logit (``aftexport.evidence``). A passage is
+a run of tokens that contributes more than as many average tokens. The passages are the maximal
+scoring subsequences of the contributions minus their average, found by the algorithm of Ruzzo and
+Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding
+
+from aftserve.model.classifier import Added, Answer, Classifier
+from aftserve.schemas import Evidence, EvidenceSpan
+from aftserve.types import Document
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A run of tokens.
+
+    Attributes:
+        start, end: its first token, and the one after its last.
+        added: exact contribution of its tokens to the logit.
+        above: contribution above that of as many average tokens.
+    """
+
+    start: int
+    end: int
+    added: float
+    above: float
+
+
+def explain(
+    classifier: Classifier, document: Document, answer: Answer, *, first: int, max_spans: int
+) -> Evidence:
+    """Return the contributions of a document's tokens to the logit of its class.
+
+    Args:
+        classifier: the classifier that gave the answer.
+        document: the document as it was sent.
+        answer: the answer, with the contribution of each token.
+        first: index of the first token that the model saw.
+        max_spans: maximum number of passages.
+    """
+    assert answer.added is not None  # checked by check_evidence
+    encoding = classifier.encoding(document) if isinstance(document, str) else None
+    spans = []
+    for passage in passages(answer.added, max_spans):
+        start, end = first + passage.start, first + passage.end
+        span = EvidenceSpan(
+            start_token=start,
+            end_token=end,
+            contribution=passage.added,
+            above_average=passage.above,
+        )
+        place = _characters(encoding, start, end) if encoding is not None else None
+        if place is not None:
+            span.start, span.end = place
+            span.text = str(document[span.start : span.end])
+        spans.append(span)
+    return Evidence(logit=float(answer.logits.max()), offset=answer.offset, spans=spans)
+
+
+def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:
+    """Return the first character of a run of tokens, and the one after its last.
+
+    The tokens are looked up one by one: a list of all would hold the interpreter's lock for long.
+    """
+
+    def shown(tokens: Iterable[int]) -> tuple[int, int] | None:
+        places = map(encoding.token_to_chars, tokens)
+        # A token that the tokenizer inserted has no characters.
+        return next((place for place in places if place and place[0] < place[1]), None)
+
+    first, last = shown(range(start, end)), shown(reversed(range(start, end)))
+    return (first[0], last[1]) if first and last else None
+
+
+def passages(added: Added, max_spans: int) -> list[Passage]:
+    """Return the passages that contribute most above average, the largest first."""
+    wide = added.astype(np.float64)
+    sums = np.concatenate([[0.0], np.cumsum(wide)])
+    above = np.concatenate([[0.0], np.cumsum(wide - wide.mean())])
+    found = [
+        Passage(start, end, float(sums[end] - sums[start]), float(above[end] - above[start]))
+        for start, end in _maximal(above.tolist())
+    ]
+    return sorted(found, key=lambda passage: -passage.above)[:max_spans]
+
+
+def _maximal(sums: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the maximal scoring subsequences of a sequence, given its running sums."""
+    found: list[tuple[int, int]] = []
+    # For each of ``found``: the index of the last earlier one with a lower sum at its start, or -1.
+    lower: list[int] = []
+    for place in range(len(sums) - 1):
+        if sums[place + 1] <= sums[place]:
+            continue
+        start, end = place, place + 1
+        while True:
+            before = len(found) - 1
+            while before >= 0 and sums[found[before][0]] >= sums[start]:
+                before = lower[before]
+            if before < 0 or sums[found[before][1]] >= sums[end]:
+                break
+            # Merge them: together they score more than each.
+            start = found[before][0]
+            del found[before:], lower[before:]
+        found.append((start, end))
+        lower.append(before)
+    return found

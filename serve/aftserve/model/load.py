@@ -1,0 +1,181 @@
+"""From a bundle to a model that is loaded, warmed up, compared with PyTorch, and measured."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.console import stage
+from aftexport.deploy.choose_engine import Choice, choose
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import BundleError, UsageError
+from aftexport.parity import Comparison
+from aftexport.parity.run_cases import verify, verify_engine
+from aftserve.model.classifier import Classifier
+from aftserve.model.costs import CostModel, calibrate, measure_chunks, measured_chunk
+from aftserve.settings import Settings
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A loaded model.
+
+    Attributes:
+        classifier: the classifier with its engine.
+        golden: results of the bundle's golden cases on that engine.
+        costs: cost model of its runs.
+        reason: the choice of the engine and its reason, as a sentence for people.
+        uses_standard_ops_only: whether it runs in standard operators, without our kernels.
+    """
+
+    classifier: Classifier
+    golden: Sequence[Comparison]
+    costs: CostModel
+    reason: str
+    uses_standard_ops_only: bool
+
+    @property
+    def breach(self) -> str | None:
+        """The golden cases that are out of bound, as a sentence; None if all are within."""
+        failed = [result for result in self.golden if not result.passed]
+        if not failed:
+            return None
+        first = failed[0]
+        return (
+            f"{len(failed)} of {len(self.golden)} golden cases are outside the bound, "
+            f"{first.subject} {first.case!r} by {first.error:.1e}"
+        )
+
+
+def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedModel:
+    """Load the model of a bundle and warm it up.
+
+    If its golden cases fail and ``on_breach`` is ``fallback``, load it in standard operators only.
+
+    Args:
+        bundle: a checked bundle.
+        settings: settings of the server.
+        console: console that shows the progress.
+
+    Raises:
+        AftexportError: if the engine is not available.
+    """
+    _check_folders(settings)
+    # Not within the stage below: building an engine shows its own progress.
+    choice = choose(
+        bundle,
+        settings.engine,
+        threads=settings.threads or 0,
+        console=console,
+    )
+    with stage(console, "Comparing with PyTorch's outputs, calibrating"):
+        model = _prepare(bundle, settings, choice, standard_ops_only=False)
+    if model.breach is not None and settings.on_breach == "fallback":
+        return load_standard_ops_model(bundle, settings)
+    return model
+
+
+def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
+    """Load the model to run it in standard operators only; see ``load_model``.
+
+    Raises:
+        BundleError: if the files of the bundle changed since it was opened.
+    """
+    check_unchanged(bundle)
+    engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
+    choice = Choice(engine, "ONNX Runtime with portable bodies only: parity was broken.")
+    return _prepare(bundle, settings, choice, standard_ops_only=True)
+
+
+def check_unchanged(bundle: Bundle) -> None:
+    """Check that the files of a bundle are still those that it was opened with.
+
+    Raises:
+        BundleError: if they changed.
+    """
+    if Bundle.open(bundle.path).digest != bundle.digest:
+        raise BundleError(
+            bundle.path, "it changed while it was read", "Move a whole bundle into its place."
+        )
+
+
+def _check_folders(settings: Settings) -> None:
+    """Check that the folders for temporary files, of long documents and of the engine, work."""
+    remedies = {
+        settings.spill: "Name a folder by --spill.",
+        None: "Name a folder by the variable TMPDIR, or mount one at /tmp.",
+    }
+    for folder, remedy in remedies.items():
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            place = folder or "The folder for temporary files"
+            raise UsageError(f"{place} cannot be written to ({error.strerror}).", remedy) from error
+
+
+def _prepare(
+    bundle: Bundle, settings: Settings, choice: Choice, *, standard_ops_only: bool
+) -> LoadedModel:
+    limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
+    chunked = _chunked(bundle, settings, choice, standard_ops_only)
+    classifier = Classifier(
+        bundle,
+        choice.engine,
+        min_tokens=choice.min_tokens,
+        max_tokens=min(limits, default=None),
+        max_characters=settings.max_characters,
+        chunked=chunked,
+        whole_tokens=chunked.whole_tokens if chunked else None,
+        policy=settings.long_documents,
+    )
+    if classifier.has_tokenizer:
+        classifier.tokenize("")
+    costs = calibrate(
+        lambda documents, tokens: classifier.classify([np.zeros(tokens, np.int64)] * documents),
+        min_tokens=classifier.min_tokens,
+        max_tokens=min(classifier.max_tokens, classifier.whole_tokens),
+        budget_tokens=settings.budget_tokens,
+        batching=bundle.manifest.batching,
+    )
+    if chunked is not None and classifier.in_chunks(classifier.max_tokens):
+        timed = chunked.in_chunks_of(measured_chunk(costs, chunked.chunk_tokens))
+        in_chunks = measure_chunks(
+            lambda tokens: timed.run(np.zeros(tokens, np.int64)),
+            timed.chunk_tokens,
+            classifier.max_tokens,
+        )
+        costs = CostModel(costs.measurements, in_chunks, classifier.whole_tokens)
+    golden = _golden(bundle, choice, standard_ops_only)
+    choice.engine.release()
+    return LoadedModel(classifier, golden, costs, choice.reason, standard_ops_only)
+
+
+def _chunked(
+    bundle: Bundle, settings: Settings, choice: Choice, standard_ops_only: bool
+) -> ChunkedModel | None:
+    """Return the model for documents over the memory budget; None on TensorRT."""
+    plan = bundle.manifest.chunked
+    if plan is None or choice.engine.name != OnnxRuntimeEngine.name:
+        return None
+    return ChunkedModel(
+        bundle.path / CHUNKED,
+        plan,
+        threads=settings.threads or 0,
+        memory_budget=settings.memory_budget,
+        folder=settings.spill,
+        fused=not standard_ops_only,
+    )
+
+
+def _golden(bundle: Bundle, choice: Choice, standard_ops_only: bool) -> list[Comparison]:
+    if choice.engine.name == OnnxRuntimeEngine.name:
+        return verify(bundle, engine=choice.engine, fused=not standard_ops_only)
+    assert choice.max_tokens is not None  # a built engine has a bound
+    return verify_engine(
+        bundle, choice.engine, min_tokens=choice.min_tokens, max_tokens=choice.max_tokens
+    )

@@ -1,0 +1,141 @@
+"""Reload of the bundle while the current one answers; it stays if the new one cannot be used."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import anyio.to_thread
+from rich.console import Console
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import AftexportError, ParityError
+from aftserve.errors import RefusedError, UnavailableError
+from aftserve.model.active import ActiveBundle
+from aftserve.model.load import check_unchanged, load_model
+from aftserve.observability.metrics import Metrics
+from aftserve.schemas import Reload
+from aftserve.settings import Settings
+
+logger = logging.getLogger("aftserve.reloading")
+
+
+class ReloadError(RefusedError):
+    """The new bundle cannot be used; the current one stays."""
+
+    status = 409
+
+
+class Reloader:
+    """The reloads of the bundle, one after the other.
+
+    All requests during a reload share the next one, because the files may have changed since the
+    current reload read them.
+
+    Args:
+        settings: settings of the server, with the bundle's path.
+        activate: function that puts the new bundle to use.
+        metrics: metrics of the server.
+
+    Attributes:
+        last: result of the last reload; None before the first.
+        loading: whether a thread loads a bundle.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        activate: Callable[[ActiveBundle], Awaitable[None]],
+        metrics: Metrics,
+    ) -> None:
+        self.last: Reload | None = None
+        self.loading = False
+        self._settings = settings
+        self._activate = activate
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Reload]] = set()
+        self._next: asyncio.Task[Reload] | None = None
+        self._closed = False
+
+    def start(self) -> "asyncio.Task[Reload]":
+        """Begin a reload, now or after the current one."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._reload())
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._tasks.discard)
+            if self._closed:
+                self._next.cancel()
+        return self._next
+
+    async def run(self) -> Reload:
+        """Reload, and wait for the end.
+
+        Raises:
+            ReloadError: if the new bundle cannot be used.
+            UnavailableError: if the server stops meanwhile.
+        """
+        task = self.start()
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise UnavailableError("The server is stopping.", "Ask another one.")
+        reload = task.result()
+        if reload.problem is not None:
+            raise ReloadError(reload.problem, "The bundle before stays in use.")
+        return reload
+
+    def close(self) -> None:
+        """Cancel all reloads; a thread that loads a bundle cannot be stopped."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _reload(self) -> Reload:
+        async with self._turn:
+            self._next = None
+            logger.info("reloading %s", self._settings.bundle)
+            start = time.monotonic()
+            problem, digest = None, None
+            try:
+                active = await self._load()
+                digest = active.bundle.digest
+                await self._activate(active)
+            except AftexportError as error:
+                problem = str(error)
+            except Exception as error:
+                logger.exception("the reload has failed")
+                problem = f"The reload has failed: {error!r}. The server's log says more."
+            seconds = time.monotonic() - start
+            said = problem
+            for path in (self._settings.bundle, self._settings.bundle.absolute()):
+                if said and path.parent.name:  # only the log shows the path on this machine
+                    said = said.replace(f"{path.parent}/", "")
+            self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=said)
+            self._metrics.reloads.labels("refused" if problem else "served").inc()
+            if problem is None:
+                logger.info("serving bundle %s after %.1f s", digest, seconds)
+            else:
+                logger.error("the bundle before stays in use: %s", problem)
+            return self.last
+
+    async def _load(self) -> ActiveBundle:
+        """Load the bundle that is at the path now, beside the active one."""
+
+        def load() -> ActiveBundle:
+            try:
+                return _load(self._settings)
+            finally:
+                self.loading = False
+
+        self.loading = True
+        return await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+
+
+def _load(settings: Settings) -> ActiveBundle:
+    bundle = Bundle.open(settings.bundle)
+    model = load_model(bundle, settings, Console(quiet=True))
+    if model.breach is not None:
+        raise ParityError(f"{bundle.path}: {model.breach}.", "Export the model again.")
+    check_unchanged(bundle)
+    return ActiveBundle(bundle, model)

@@ -1,0 +1,41 @@
+"""Threads for the work on texts: the tokenizer and the evidence."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from aftserve.model.classifier import Classifier
+from aftserve.types import Document, Tokens
+
+T = TypeVar("T")
+
+_THREADS = 2
+_INLINE_CHARACTERS = 512
+"""Tokenizing a text up to this length takes less time than waking a thread."""
+_LONG_CHARACTERS = 1 << 16
+"""Longer texts share one thread of their own, so that shorter ones do not wait for them."""
+
+
+class TokenizerPool:
+    """A pool of threads for work on documents outside the event loop.
+
+    The pool is not anyio's: work of a client that left goes on in its thread, and that thread must
+    still count as busy.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "tokenizer")
+        self._long_thread = ThreadPoolExecutor(1, "long-tokenizer")
+
+    async def encode(self, classifier: Classifier, text: str) -> Tokens:
+        """Return the checked tokens of a text; see ``Classifier.encode``."""
+        if len(text) <= _INLINE_CHARACTERS:
+            return classifier.encode(text)
+        return await self.run(text, partial(classifier.encode, text))
+
+    async def run(self, document: Document, work: Callable[[], T]) -> T:
+        """Return the result of ``work`` on a document; work that has begun cannot be cancelled."""
+        threads = self._long_thread if len(document) > _LONG_CHARACTERS else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, work)

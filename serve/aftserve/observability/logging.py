@@ -1,0 +1,50 @@
+"""Log formats for people and for machines."""
+
+import json
+import logging
+import time
+from typing import Any
+
+from aftexport.console import one_line
+
+
+def configure_logging(form: str) -> None:
+    """Send every log record to standard error, one line each.
+
+    Args:
+        form: ``text``, or ``json`` for one JSON object on each line.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # The access log has a line for each request, with its name and times.
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        return one_line(super().formatMessage(record) + fields)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{record.msecs:03.0f}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return fields

@@ -1,1 +1,0 @@
-"""The page at ``/``, for people with a browser."""

@@ -1,0 +1,1 @@
+"""Live comparison with the PyTorch model."""

@@ -1,0 +1,169 @@
+"""Comparison of the server's outputs with PyTorch's: at start, on demand, and on live traffic."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftexport.bundle.golden import Case
+from aftexport.errors import EngineError
+from aftexport.parity import Comparison, compare
+from aftserve.errors import NotFoundError, RefusedError
+from aftserve.model.active import ActiveBundle
+from aftserve.observability.metrics import Metrics
+from aftserve.parity.reference import ReferenceProcess
+from aftserve.scheduling.job import Result
+from aftserve.schemas import GoldenCase, OutputParity, ParityCheck, ParityReport
+from aftserve.types import Tokens
+
+logger = logging.getLogger("aftserve.parity")
+
+Logits = NDArray[np.float64]
+_MAX_PENDING = 4
+_MAX_SAMPLED_TOKENS = 1 << 16
+"""Maximum length of a sampled document: PyTorch in float64 takes minutes and gigabytes for more."""
+
+
+class ParityMonitor:
+    """A monitor that compares a bundle's outputs with PyTorch's, and reports errors out of bound.
+
+    Args:
+        active: the bundle that is compared.
+        reference: the PyTorch model; None if there is no model file.
+        share: share of live documents that are sampled.
+        run_single: function that runs a document without others.
+        seconds: maximum time of a sampled check.
+        on_breach: called with the bundle and the reason if an error is out of bound.
+        metrics: metrics of the server.
+    """
+
+    def __init__(
+        self,
+        active: ActiveBundle,
+        reference: ReferenceProcess | None,
+        *,
+        share: float,
+        run_single: Callable[[ActiveBundle, Tokens], Awaitable[Result]],
+        seconds: float,
+        on_breach: Callable[[ActiveBundle, str], None],
+        metrics: Metrics,
+    ) -> None:
+        self.active = active
+        self._reference = reference
+        self._share = share
+        self._run_single = run_single
+        self._seconds = seconds
+        self._on_breach = on_breach
+        self._metrics = metrics
+        self._pending: set[asyncio.Task[None]] = set()
+        self._holders = 0
+        self._retired = False
+
+    def report(self) -> ParityReport:
+        """Return the results of the golden cases."""
+        golden = self.active.model.golden
+        return ParityReport(
+            golden=[GoldenCase.model_validate(result.to_dict()) for result in golden],
+            within=all(result.passed for result in golden),
+            reference=self._reference is not None,
+            shadow=self._share,
+        )
+
+    async def check(self, ids: Tokens, logits: Logits) -> ParityCheck:
+        """Compare a document's logits with PyTorch's.
+
+        Raises:
+            NotFoundError: if there is no PyTorch model.
+            ReferenceError: if PyTorch fails.
+        """
+        if self._reference is None:
+            raise NotFoundError(
+                "The server has no PyTorch model to compare with.",
+                "Start it with --reference and the model file that the bundle was exported from.",
+            )
+        expected = await self._reference.logits(ids)
+        result = self._judge("reference", ids, logits, expected)
+        outputs = [
+            OutputParity(label=label, served=ours, reference=theirs, difference=abs(ours - theirs))
+            for label, ours, theirs in zip(
+                self.active.bundle.manifest.labels, logits.tolist(), expected.tolist(), strict=True
+            )
+        ]
+        return ParityCheck(
+            tokens=len(ids),
+            outputs=outputs,
+            error=result.error,
+            bound=result.bound,
+            within=result.passed,
+            label_flips=result.label_flips,
+        )
+
+    def sample(self, ids: Tokens, result: Result) -> None:
+        """Check an answered document in the background, with the configured probability."""
+        if random.random() >= self._share:
+            return
+        if len(self._pending) >= _MAX_PENDING or len(ids) > _MAX_SAMPLED_TOKENS:
+            self._metrics.skipped_checks.inc()
+            return
+        task = asyncio.create_task(self._shadow(ids, result))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Self]:
+        """Keep the reference open within the block."""
+        self._holders += 1
+        try:
+            yield self
+        finally:
+            self._holders -= 1
+            await self._close_if_done()
+
+    async def retire(self) -> None:
+        """Close the reference once no request holds it; another bundle answers new requests."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and not self._holders:
+            await self.close()
+
+    async def close(self) -> None:
+        """Cancel pending checks and end the reference."""
+        for task in self._pending:
+            task.cancel()
+        if self._reference is not None:
+            await self._reference.close()
+
+    async def _shadow(self, ids: Tokens, result: Result) -> None:
+        logits = result.answer.logits
+        try:
+            async with asyncio.timeout(self._seconds):
+                if result.batch_documents > 1:
+                    single = await self._run_single(self.active, ids)
+                    self._judge("batch", ids, logits, single.answer.logits)
+                if self._reference is not None:
+                    await self.check(ids, logits)
+        except (RefusedError, EngineError, TimeoutError) as error:
+            self._metrics.skipped_checks.inc()
+            logger.warning("a check of parity was not possible: %s", str(error) or "too slow")
+
+    def _judge(self, kind: str, ids: Tokens, logits: Logits, expected: Logits) -> Comparison:
+        case = Case(kind, "model", {"input_ids": ids[None]}, expected[None])
+        manifest = self.active.bundle.manifest
+        result = compare(case, logits[None], manifest.precision, bound=manifest.tolerance)
+        self._metrics.parity_error.labels(kind).observe(result.error)
+        self._metrics.parity_checks.labels(kind, "within" if result.passed else "outside").inc()
+        if not result.passed:
+            other = "PyTorch" if kind == "reference" else "its single run"
+            self._on_breach(
+                self.active,
+                f"a document of {len(ids)} tokens differs by {result.error:.1e} from {other}, "
+                f"bound {result.bound:.0e}",
+            )
+        return result

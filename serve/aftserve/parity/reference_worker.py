@@ -1,0 +1,56 @@
+"""The process that runs the PyTorch model for comparison.
+
+``python -m aftserve.parity.reference_worker BUNDLE MODEL`` reads a JSON line with the token ids of
+each document, and writes a JSON line with its ``logits`` or an ``error``.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import AftexportError, BundleError
+from aftexport.verify.reference_model import load_source, torch_engine
+
+_NICENESS = 19
+
+
+def main() -> int:
+    """Answer until the input ends, at the latest when the server ends."""
+    parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--digest", help="digest of the server's bundle")
+    parser.add_argument("--factory")
+    parser.add_argument("--allow-pickle", action="store_true")
+    options = parser.parse_args()
+    os.nice(_NICENESS)
+    answers, sys.stdout = sys.stdout, sys.stderr  # the model's own code may print
+    bundle = Bundle.open(options.bundle)
+    if options.digest not in (None, bundle.digest):
+        raise BundleError(bundle.path, "the server has another bundle", "Reload the server.")
+    source = load_source(
+        bundle, options.model, factory=options.factory, allow_pickle=options.allow_pickle
+    )
+    engine = torch_engine(bundle, source, threads=1, double=True)
+    for line in sys.stdin:
+        ids = json.loads(line)
+        inputs = {"input_ids": np.array([ids]), "lengths": np.array([len(ids)])}
+        try:
+            logits = engine.run({name: inputs[name] for name in bundle.manifest.inputs})["logits"]
+            answer: dict[str, object] = {"logits": logits[0].tolist()}
+        except AftexportError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (AftexportError, ModuleNotFoundError) as error:
+        sys.exit(f"the reference cannot run: {error}")

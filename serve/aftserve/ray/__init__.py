@@ -1,0 +1,1 @@
+"""Ray clusters, and the server as a Ray Serve deployment."""

@@ -1,0 +1,195 @@
+"""The server as a Ray Serve deployment: replicas with one model each, behind Ray's HTTP proxy."""
+
+import inspect
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import Field, ValidationError
+from rich.console import Console
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import BundleError, UsageError
+from aftexport.system.signals import Interruption
+from aftserve.api.api_keys import Keys
+from aftserve.app import create_app
+from aftserve.observability import tracing
+from aftserve.observability.logging import configure_logging
+from aftserve.ray.cluster import ClusterError, connected, resolve
+from aftserve.server import load
+from aftserve.settings import Settings
+
+NAME = "aftserve"
+"""Name of the application and of its only deployment."""
+_OURS = ("name", "func_or_class", "version", "user_config", "route_prefix", "logging_config")
+"""Options of a deployment that the user cannot set."""
+_OBJECT_STORE_MIB = 80
+"""Ray's minimum; requests do not use the object store."""
+_POLL_SECONDS = 2.0
+
+
+class DeploymentSettings(Settings):
+    """The server's settings, with Ray Serve's in a section of the file."""
+
+    ray: dict[str, Any] = Field({}, description="options of a Ray Serve deployment")
+
+
+class Replica:
+    """A process of the deployment; Ray Serve sends it requests once it is constructed.
+
+    Args:
+        settings: settings of the server.
+        digest: digest of the bundle that was deployed.
+    """
+
+    def __init__(self, settings: Settings, digest: str) -> None:
+        configure_logging(settings.log_format)
+        self._keys = Keys.read(settings.api_keys) if settings.api_keys is not None else None
+        self._service = load(settings, Console(quiet=True), tracing.configure())
+        if self._service.active.bundle.digest != digest:
+            raise BundleError(
+                settings.bundle, "it is not the bundle that was deployed", "Deploy it again."
+            )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application; Ray Serve runs its lifespan."""
+        return create_app(self._service, self._keys, replica=True)
+
+    def check_health(self) -> None:
+        """Raise if the replica does not answer; Ray Serve then replaces it."""
+        if not self._service.health.answers:
+            raise RuntimeError(f"The server is {self._service.health.status}.")
+
+
+def deploy(
+    settings: DeploymentSettings, address: str | None, console: Console, interruption: Interruption
+) -> int:
+    """Deploy a bundle; on a Ray of this machine, serve until told to stop.
+
+    Args:
+        settings: settings of each replica and of the deployment.
+        address: address of a Ray cluster; see ``resolve``.
+        console: console that shows the progress.
+        interruption: the interruption to check for, because Ray's callbacks may swallow its
+            exception.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        AftexportError: if the bundle cannot be deployed.
+    """
+    address = resolve(address)
+    digest = Bundle.open(settings.bundle).digest
+    options = deployment_options(settings)
+    settings = settings.model_copy(
+        update={
+            **settings.absolute_paths,
+            "threads": settings.threads or max(1, int(options["ray_actor_options"]["num_cpus"])),
+        }
+    )
+    with connected(address, object_store_mib=_OBJECT_STORE_MIB):
+        from ray import serve
+
+        serve.start(http_options={"host": settings.host, "port": settings.port})
+        application = _deployment(options).bind(settings, digest)
+        try:
+            serve.run(application, name=NAME)
+        except RuntimeError as error:
+            raise ClusterError(
+                f"Ray Serve cannot deploy the bundle: {str(error).strip().rstrip('.')}.",
+                "See the replicas' log.",
+            ) from error
+        interruption.check()
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        where = f"http://{host}:{settings.port}"
+        console.print(f"{settings.bundle.name} running on {where}", soft_wrap=True)
+        if address is not None:
+            return 0
+        try:
+            return _until_stopped()
+        finally:
+            serve.delete(NAME)  # waits for accepted requests, unlike shutdown
+            serve.shutdown()
+
+
+def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
+    """Return Ray Serve's options for the deployment; the file overrides our defaults.
+
+    Raises:
+        UsageError: if Ray Serve does not accept an option.
+    """
+    given = settings.ray
+    actor = given.get("ray_actor_options", {})
+    if not isinstance(actor, dict):
+        raise _bad(f"ray_actor_options must be a table, got {actor!r}")
+    _check_names(given)
+    options = {
+        # A replica refuses requests that would be late; it cannot see those that Ray holds back.
+        "max_ongoing_requests": 1024,
+        "max_constructor_retry_count": 3,
+        "logging_config": {"enable_access_log": False},  # the server has its own access log
+        "graceful_shutdown_timeout_s": settings.shutdown_seconds,
+        **given,
+        "ray_actor_options": {"num_cpus": settings.threads or 1, **actor},
+    }
+    try:
+        _deployment(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise _bad(f"{name}: {first['msg']}") from error
+    except (TypeError, ValueError) as error:
+        raise _bad(str(error)) from error
+    return options
+
+
+def _deployment(options: Mapping[str, Any]) -> Any:
+    from ray import serve
+
+    return serve.deployment(serve.ingress()(Replica)).options(name=NAME, **options)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Check the names of the options, because Ray Serve ignores unknown ones."""
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig
+
+    known = {
+        name
+        for name in inspect.signature(serve.Deployment.options).parameters
+        if name not in (*_OURS, "self") and not name.startswith("_")
+    }
+    scaling = given.get("autoscaling_config")
+    for place, options, names in (
+        ("", given, known),
+        ("autoscaling_config.", scaling, set(AutoscalingConfig.model_fields)),
+    ):
+        for name in options if isinstance(options, dict) else ():
+            if name not in names:
+                raise _bad(f"there is no option {place}{name}")
+
+
+def _bad(reason: str) -> UsageError:
+    return UsageError(
+        f"[ray]: {reason.rstrip('.!')}.", "Ray Serve's documentation lists a deployment's options."
+    )
+
+
+def _until_stopped() -> int:
+    """Wait for SIGTERM, an interrupt, or the end of Ray Serve."""
+    from ray import exceptions, serve
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.wait(_POLL_SECONDS):
+        try:
+            serve.status()
+        except exceptions.RayError:
+            logging.getLogger("aftserve.deployment").exception("Ray Serve has ended")
+            return 1
+    return 0

@@ -1,0 +1,1 @@
+"""From queued jobs to runs of the engine."""

@@ -1,0 +1,107 @@
+"""The run that the engine is at, and the state of the engine between runs."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aftexport.engines import Stop
+from aftserve.model.classifier import Answer, Classifier
+from aftserve.scheduling.job import Job
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of the engine.
+
+    Attributes:
+        batch: jobs that the run answers; an empty batch releases the engine's memory.
+        classifier: the model that runs them.
+        calibrated: calibrated seconds of the documents one by one, or of one part of a document.
+        predicted: predicted seconds of the run.
+        ended: the answers, None if parts are left, or the error; a future of the event loop.
+        stop: ends the run early.
+        started: start by ``time.monotonic``.
+        seconds: time of the run, known once it has ended.
+        unfinished: whether the run did one part of a document that has more.
+    """
+
+    batch: Sequence[Job]
+    classifier: Classifier
+    calibrated: float
+    predicted: float
+    ended: "asyncio.Future[list[Answer] | None]"
+    stop: Stop = field(default_factory=Stop)
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    unfinished: bool = False
+
+    @property
+    def seconds_after(self) -> float:
+        """Calibrated seconds of the parts after this one."""
+        if not self.batch or self.batch[0].progress is None:
+            return 0.0
+        return self.batch[0].seconds - self.calibrated
+
+    def work(self) -> list[Answer] | None:
+        """Run the engine; see ``ended``."""
+        if not self.batch:
+            self.classifier.engine.release()
+            return []
+        progress = self.batch[0].progress
+        if progress is None:
+            return self.classifier.classify([job.ids for job in self.batch], self.stop)
+        try:
+            next(progress.parts)
+        except StopIteration as finished:
+            return [finished.value]
+        finally:
+            progress.left = max(1, progress.left - 1)
+        return None
+
+    def count_part(self) -> Job:
+        """Add the part that this run did to its job's progress, and return the job."""
+        (job,) = self.batch
+        assert job.progress is not None  # only a document in chunks has parts
+        job.progress.started = job.progress.started or self.started
+        job.progress.seconds += self.seconds
+        job.seconds = max(0.0, job.seconds - self.calibrated)
+        return job
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The engine waits for jobs.
+
+    Attributes:
+        memory_of: the model whose engine keeps the memory of its last run; None once released.
+    """
+
+    memory_of: Classifier | None = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """The engine runs documents.
+
+    Attributes:
+        run: the current run.
+        keeps_memory: whether the engine keeps the run's memory; not if its model was replaced.
+    """
+
+    run: Run
+    keeps_memory: bool = True
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """The engine gives the memory of its runs back.
+
+    Attributes:
+        run: a run without documents.
+    """
+
+    run: Run
+
+
+EngineState = Idle | Running | Releasing

@@ -1,0 +1,78 @@
+"""The thread that runs the engine, and its reports to the event loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from aftserve.model.classifier import Answer
+from aftserve.scheduling.engine_state import Run
+
+
+class EngineThreadError(Exception):
+    """The thread that runs the engine has ended."""
+
+
+class EngineThread:
+    """A thread that executes runs one after the other and tells the event loop.
+
+    There is one thread, because the engine uses every core for a run. It is a daemon, because a
+    run that hangs must not keep the process alive.
+
+    Args:
+        next_run: called on the thread; waits for a run and returns it, or None to end.
+        begun: called on the event loop at the start of every run.
+        ended: called on the event loop once the thread ends.
+    """
+
+    def __init__(
+        self,
+        next_run: Callable[[], Run | None],
+        begun: Callable[[Run], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._next_run = next_run
+        self._begun = begun
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    def _work(self) -> None:
+        try:
+            while (run := self._next_run()) is not None:
+                self._tell(self._begun, run)
+                self._answer(run)
+                del run  # keep nothing of it until the next one
+        finally:
+            self._tell(self._ended)
+
+    def _answer(self, run: Run) -> None:
+        answers: list[Answer] | None = []
+        failure: BaseException | None = EngineThreadError("The engine's thread has ended.")
+        try:
+            answers = run.work()
+            run.unfinished = answers is None
+            failure = None
+        except Exception as error:
+            failure = error
+        finally:
+            run.seconds = time.monotonic() - run.started
+            self._tell(_settle, run.ended, answers, failure)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _settle(
+    ended: "asyncio.Future[list[Answer] | None]",
+    answers: list[Answer] | None,
+    failure: BaseException | None,
+) -> None:
+    if ended.done():
+        return
+    if failure is None:
+        ended.set_result(answers)
+    else:
+        ended.set_exception(failure)

@@ -1,0 +1,96 @@
+"""A document on its way through the queue, and its result."""
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from aftserve.model.active import ActiveBundle
+from aftserve.model.classifier import Answer
+from aftserve.types import Tokens
+
+
+@dataclass(eq=False)
+class Progress:
+    """The state of a document that runs in chunks, one part in each run.
+
+    Attributes:
+        parts: the work; it pauses after each part.
+        left: number of parts that are left, at least one.
+        started: start of the first part by ``time.monotonic``; 0 before it.
+        seconds: time of the parts so far.
+    """
+
+    parts: Generator[None, None, Answer]
+    left: int
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Backlog:
+    """The queued documents, of all requests or of one.
+
+    Attributes:
+        documents: number of documents.
+        seconds: calibrated time of the documents that run whole, one by one.
+        chunked_seconds: calibrated time of the documents that run in chunks.
+    """
+
+    documents: int = 0
+    seconds: float = 0.0
+    chunked_seconds: float = 0.0
+
+    def __sub__(self, part: "Backlog") -> "Backlog":
+        """Return the rest of the queue; an empty rest has exactly 0 seconds."""
+        return Backlog(
+            self.documents - part.documents,
+            round(self.seconds - part.seconds, 9),
+            round(self.chunked_seconds - part.chunked_seconds, 9),
+        )
+
+
+@dataclass(eq=False)
+class Job:
+    """A queued document.
+
+    Attributes:
+        active: the bundle whose tokenizer made the tokens and whose model runs them.
+        ids: tokens of the document.
+        seconds: calibrated time of its own run, or of the parts that are left.
+        promised: predicted time of the answer by ``time.monotonic``.
+        future: the result; cancelled once the client has left.
+        single: the job must not share a run; set after a shared run failed.
+        progress: state of a document that runs in chunks; None for others.
+        backlog: queued documents of the same request, this one included.
+    """
+
+    active: ActiveBundle
+    ids: Tokens
+    seconds: float
+    promised: float
+    future: "asyncio.Future[Result]"
+    single: bool = False
+    progress: Progress | None = None
+    backlog: Backlog = field(default_factory=Backlog)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the document."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer for one document.
+
+    Attributes:
+        answer: label and scores.
+        started: start of its run by ``time.monotonic``.
+        inference_seconds: time of the run.
+        batch_documents: number of documents that shared the run.
+    """
+
+    answer: Answer
+    started: float
+    inference_seconds: float
+    batch_documents: int

@@ -1,0 +1,152 @@
+"""The queue of documents, and the engine's state behind the same lock."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from aftserve.model.classifier import Classifier
+from aftserve.scheduling.engine_state import EngineState, Idle, Releasing, Run, Running
+from aftserve.scheduling.job import Backlog, Job
+
+
+class JobQueue:
+    """The queue that the event loop fills and the engine's thread empties.
+
+    The thread takes jobs itself. If it had to ask the event loop, the engine would stand still
+    while the loop is busy with other requests.
+
+    The lock covers the engine's state too: every job is in the queue, in the current run or
+    settled, and no other thread ever sees it in between.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._backlog = Backlog()
+        self._changed = threading.Condition()
+        self._paused = self._closed = False
+        self._state: EngineState = Idle()
+
+    def __len__(self) -> int:
+        """Number of queued documents."""
+        return len(self._jobs)
+
+    @property
+    def state(self) -> EngineState:
+        """The engine's current state."""
+        return self._state
+
+    def backlog(self, besides: Backlog | None = None) -> Backlog:
+        """Return the queued documents, without those of the request with backlog ``besides``."""
+        with self._changed:
+            return self._backlog - (besides or Backlog())
+
+    def put(self, job: Job) -> None:
+        """Add a job at the end."""
+        with self._changed:
+            self._jobs.append(job)
+            self._count(job, 1)
+            self._changed.notify()
+
+    def requeue(self, jobs: Sequence[Job]) -> None:
+        """Put jobs before all others, in their order."""
+        with self._changed:
+            self._jobs.extendleft(reversed(jobs))
+            for job in jobs:
+                self._count(job, 1)
+            self._changed.notify()
+
+    def remove(self, job: Job) -> bool:
+        """Remove a job; return False if it is no longer in the queue."""
+        with self._changed:
+            if job not in self._jobs:
+                return False
+            self._remove(job)
+            return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for jobs or the end of the queue; return False after ``seconds`` without either."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or bool(self._jobs), min(seconds, threading.TIMEOUT_MAX)
+            )
+
+    def take(self, choose: Callable[[Iterable[Job]], Run]) -> Run | None:
+        """Wait for jobs, and begin the run that ``choose`` makes of them; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._jobs and not self._paused))
+            if self._closed:
+                return None
+            run = choose(self._jobs)
+            for job in run.batch:
+                self._remove(job)
+            self._state = Running(run)
+            return run
+
+    def begin_release(self, make: Callable[[Classifier], Run]) -> Run | None:
+        """Begin the run that ``make`` returns for the engine that keeps memory; None if none."""
+        with self._changed:
+            if not isinstance(self._state, Idle) or self._state.memory_of is None:
+                return None
+            run = make(self._state.memory_of)
+            self._state = Releasing(run)
+            return run
+
+    def end_run(self) -> Job | None:
+        """End the current run; a document with parts left goes to the front of the queue.
+
+        Returns:
+            The document with parts left if its client has gone; it is not queued again.
+        """
+        with self._changed:
+            state, self._state = self._state, Idle()
+            if not isinstance(state, Running):
+                return None
+            if state.keeps_memory:
+                self._state = Idle(state.run.classifier)
+            if not state.run.unfinished:
+                return None
+            job = state.run.count_part()
+            if job.future.done():
+                return job
+            self.requeue([job])
+            return None
+
+    def forget_memory(self) -> None:
+        """Forget whose engine keeps memory: its model was replaced."""
+        with self._changed:
+            match self._state:
+                case Idle():
+                    self._state = Idle()
+                case Running(run):
+                    self._state = Running(run, keeps_memory=False)
+
+    def pause(self, paused: bool) -> None:
+        """Hold all jobs back, or let them go on."""
+        with self._changed:
+            self._paused = paused
+            self._changed.notify()
+
+    def close(self) -> list[Job]:
+        """End every ``take``; return the jobs that are left."""
+        with self._changed:
+            self._closed = True
+            left = list(self._jobs)
+            self._jobs.clear()
+            self._backlog = Backlog()
+            self._changed.notify()
+            return left
+
+    def _remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+        self._count(job, -1)
+
+    def _count(self, job: Job, sign: int) -> None:
+        for backlog in (self._backlog, job.backlog):
+            backlog.documents += sign
+            if job.progress is None:
+                backlog.seconds += sign * job.seconds
+            else:
+                backlog.chunked_seconds += sign * job.seconds
+            if not backlog.documents:
+                # Rounding errors must not add up over the life of the process.
+                backlog.seconds = backlog.chunked_seconds = 0.0

@@ -1,0 +1,181 @@
+"""Requests of the Open Inference Protocol written by hand, good and bad."""
+
+import json
+import struct
+from typing import Any
+
+import httpx
+import pytest
+
+INFER = "/v2/models/model/infer"
+
+
+def text(*values: str, **more: Any) -> dict[str, Any]:
+    return {"name": "text", "shape": [len(values)], "datatype": "BYTES", "data": values, **more}
+
+
+def ids(data: Any, shape: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": "input_ids", "shape": shape, "datatype": "INT64", "data": data, **more}
+
+
+def lengths(*values: int) -> dict[str, Any]:
+    return {"name": "lengths", "shape": [len(values)], "datatype": "INT64", "data": values}
+
+
+def outputs(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return {output["name"]: output for output in response.json()["outputs"]}
+
+
+def test_json_both_ways(client: httpx.Client) -> None:
+    response = client.post(INFER, json={"id": "1", "inputs": [text("a", "An invoice.")]})
+    assert response.json()["id"] == "1"
+    assert response.json()["model_name"] == "model"
+    found = outputs(response)
+    assert list(found) == ["label", "scores", "tokens_total", "tokens_used"]
+    assert found["scores"]["shape"] == [2, 3]
+    assert len(found["scores"]["data"]) == 6
+    assert found["tokens_total"]["data"] == found["tokens_used"]["data"]
+    expected = client.post("/infer", json={"texts": ["a", "An invoice."]}).json()["results"]
+    assert found["label"]["data"] == [result["label"] for result in expected]
+
+
+def test_flat_and_nested_data_are_the_same(client: httpx.Client) -> None:
+    flat = client.post(INFER, json={"inputs": [ids([1, 2, 3, 4], [2, 2])]})
+    nested = client.post(INFER, json={"inputs": [ids([[1, 2], [3, 4]], [2, 2])]})
+    assert outputs(flat) == outputs(nested)
+
+
+def test_null_is_nothing(client: httpx.Client) -> None:
+    plain = client.post(INFER, json={"inputs": [text("a")], "outputs": [{"name": "label"}]})
+    with_nulls = {
+        "id": None,
+        "parameters": None,
+        "inputs": [text("a", parameters=None)],
+        "outputs": [{"name": "label", "parameters": None}],
+    }
+    assert outputs(client.post(INFER, json=with_nulls)) == outputs(plain)
+    all_null = {"inputs": [text("a")], "outputs": None, "parameters": {"binary_data_output": None}}
+    assert outputs(client.post(INFER, json=all_null)) == outputs(
+        client.post(INFER, json={"inputs": [text("a")]})
+    )
+
+
+def test_lengths_leave_padding_out(client: httpx.Client) -> None:
+    padded = client.post(INFER, json={"inputs": [ids([[7, 8, 0, 0]], [1, 4]), lengths(2)]})
+    alone = client.post(INFER, json={"inputs": [ids([[7, 8]], [1, 2])]})
+    assert outputs(padded) == outputs(alone)
+
+
+def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
+    value = "Ünïcode".encode()
+    after = struct.pack("<I", len(value)) + value
+    tensor = {
+        "name": "text", "shape": [1], "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(after)},
+    }  # fmt: skip
+    wanted = [{"name": "tokens_total", "parameters": {"binary_data": True}}]
+    head = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
+    response = client.post(
+        INFER, content=head + after, headers={"Inference-Header-Content-Length": str(len(head))}
+    )
+    assert response.status_code == 200, response.text
+    size = int(response.headers["Inference-Header-Content-Length"])
+    (output,) = json.loads(response.content[:size])["outputs"]
+    assert output["parameters"] == {"binary_data_size": 8}
+    assert struct.unpack("<q", response.content[size:]) == (len(value),)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ([text()], "no documents"),
+        ([text("a", shape=[2])], r"has 1 values, its shape \[2\] has 2"),
+        ([text("a", datatype="INT64")], "is INT64"),
+        ([text("a", datatype="FP64")], "datatype"),
+        ([text("a", datatype="FP32")], "is FP32"),
+        ([text(*"ab", data=["a", 1])], "more than texts"),
+        ([text("a", data=None)], "no data"),
+        ([text("a", shape=[-1])], "shape"),
+        ([text("a", shape=[1, 1, 1])], "shape"),
+        ([text("a", name="texts")], "The inputs are texts"),
+        ([text("a"), ids([1], [1, 1])], "The inputs are text, input_ids"),
+        ([text("a"), text("b")], "The inputs are text, text"),
+        ([text("a", parameters={"binary_data_size": 5})], "said to have 5 bytes, 0 follow"),
+        ([lengths(1)], "The inputs are lengths"),
+        ([ids([1, 2], [2])], r"not \[documents, tokens\]"),
+        ([ids([], [0, 4])], "no documents"),
+        ([text(shape=[0, 10**30])], "shape"),
+        ([ids([], [0, 1 << 62])], "shape"),
+        ([ids([], [10**4000, 10**4000])], "shape"),
+        ([ids(["a"], [1, 1], datatype="BYTES")], r"not \[documents, tokens\]"),
+        ([ids([1], [1, 1]), lengths(1) | {"datatype": "BYTES"}], r"lengths are not \[1\]"),
+        ([ids([], [1, 0])], "no tokens"),
+        ([ids([[1], [2, 3]], [2, 2])], "rows"),
+        ([ids([1.5], [1, 1])], "more than integers"),
+        ([ids([True], [1, 1])], "more than integers"),
+        ([ids([2**80], [1, 1])], "outside the range of INT64"),
+        ([ids([10**6], [1, 1])], "outside the vocabulary"),
+        ([ids([1, 2], [1, 2]), lengths(3)], "not within 0 and 2"),
+        ([ids([1, 2], [1, 2]), lengths(-1)], "not within 0 and 2"),
+        ([ids([1, 2], [1, 2]), lengths(1, 1)], r"lengths are not \[1\]"),
+        ([ids([1, 2], [1, 2]), lengths(0)], "no tokens"),
+        ([], "inputs"),
+        ("text", "inputs"),
+    ],
+)
+def test_what_is_no_request(client: httpx.Client, inputs: Any, reason: str) -> None:
+    response = client.post(INFER, json={"inputs": inputs})
+    assert response.status_code == 422, response.text
+    assert response.json().keys() == {"error"}
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(response.json()["error"])
+
+
+@pytest.mark.parametrize("size", ["99999", "-1", "many"])
+def test_a_false_length_of_the_json(client: httpx.Client, size: str) -> None:
+    headers = {"Inference-Header-Content-Length": size}
+    response = client.post(INFER, content=b"{}", headers=headers)
+    assert response.status_code == 422
+    assert "Inference-Header-Content-Length" in response.json()["error"]
+
+
+def post_texts(client: httpx.Client, after: bytes, shape: list[int]) -> httpx.Response:
+    parameters = {"binary_data_size": len(after)}
+    tensor = {"name": "text", "shape": shape, "datatype": "BYTES", "parameters": parameters}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return client.post(INFER, content=head + after, headers=headers)
+
+
+@pytest.mark.parametrize("after", [b"\x05", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00a"])
+def test_texts_that_end_too_soon(client: httpx.Client, after: bytes) -> None:
+    response = post_texts(client, after, [1])
+    assert response.status_code == 422
+    assert "ends within a value" in response.json()["error"]
+
+
+def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
+    not_utf8 = b"\x01\x00\x00\x00\xff"
+    response = post_texts(client, not_utf8 * 300, [2, 150])
+    assert response.status_code == 413
+    assert "300 documents, this server takes 256" in response.json()["error"]
+    response = post_texts(client, b"\x01\x00\x00\x00a" * 2 + not_utf8, [2])
+    assert response.status_code == 422
+    assert "more values than its shape [2]" in response.json()["error"]
+
+
+@pytest.mark.parametrize("tensor", [text(*["a"] * 257), text(shape=[1, 257]), ids([], [257, 0])])
+def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> None:
+    response = client.post(INFER, json={"inputs": [tensor]})
+    assert response.status_code == 413
+    assert "257 documents, this server takes 256" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/nothing", "/v2/models/another", "/v2/models/model/versions/2/ready"]
+)
+def test_what_there_is_not(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 404
+    assert response.json().keys() == {"error"}

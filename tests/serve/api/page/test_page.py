@@ -1,0 +1,61 @@
+"""The files of the page, and what a browser is told of them."""
+
+from importlib.resources import files
+
+import httpx
+import pytest
+
+FILES = {"/": "index.html", "/page/page.css": "page.css", "/page/page.js": "page.js"}
+
+
+@pytest.fixture(params=FILES)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_they_come_with_the_package(path: str, client: httpx.Client) -> None:
+    served = client.get(path)
+    assert served.status_code == 200
+    assert served.content == (files("aftserve.api.page") / FILES[path]).read_bytes()
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+    kind = kinds[FILES[path].partition(".")[2]]
+    assert served.headers["Content-Type"] == f"{kind}; charset=utf-8"
+
+
+def test_a_browser_is_told_to_run_and_ask_nothing_else(path: str, client: httpx.Client) -> None:
+    headers = client.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    refused = ("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types")
+    assert {policy[name] for name in refused} == {"'none'"}
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_what_has_not_changed_is_not_sent_again(path: str, client: httpx.Client) -> None:
+    first = client.get(path)
+    tag = first.headers["ETag"]
+    assert first.headers["Cache-Control"] == "no-cache"
+    for known in (tag, f"W/{tag}", f'"other", {tag}'):
+        again = client.get(path, headers={"If-None-Match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["ETag"] == tag
+    assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_its_head_is_that_of_the_file(path: str, client: httpx.Client) -> None:
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["Content-Length"] == str(len(client.get(path).content))
+
+
+def test_it_is_no_part_of_the_interface_for_programs(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert "/infer" in paths
+    assert not FILES.keys() & paths.keys()
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_no_page_runs_the_scripts_of_another_host(path: str, client: httpx.Client) -> None:
+    assert client.get(path).status_code == 404

@@ -1,0 +1,357 @@
+"""Who may ask, and how often."""
+
+import hmac
+import itertools
+import json
+import re
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from clients import eventually, head, http, raw_connection, response
+from commands import run_python
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import serving
+
+from aftexport.errors import UsageError
+from aftserve.api.api_keys import Key, Keys, make_key
+from aftserve.errors import BusyError, UnauthorizedError
+
+OPEN = [
+    "/", "/page/page.css", "/page/page.js", "/openapi.json",
+    "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2",
+]  # fmt: skip
+CLOSED = ["/parity", "/info", "/metrics", "/v2/models/model", "/v2/models/model/ready"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The file, a key that may ask always, and one that may three times an hour."""
+    always, first = make_key("always", None)
+    rarely, second = make_key("rarely", "3/hour")
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    file.write_text(f"{first}\n\n{second}\n")
+    file.chmod(0o644)
+    return file, always, rarely
+
+
+@pytest.fixture(scope="module")
+def address(
+    bundle_folder: Path, made: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("guarded") / "log"
+    with serving(bundle_folder, log, "--api-keys", str(made[0]), "--log-format", "json") as (a, _):
+        yield a
+    text = log.read_text("utf-8")
+    first = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    assert (first["level"], first["logger"]) == ("warning", "aftserve.keys")
+    assert "every user may read" in first["message"]
+    assert '"key": "always"' in text
+    assert made[1] not in text
+    assert made[2] not in text
+
+
+def infer(address: str, **headers: str) -> httpx.Response:
+    return http.post(f"{address}/infer", json={"text": "a"}, headers=headers)
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_health_and_the_page_need_no_key(address: str, path: str) -> None:
+    assert http.get(address + path).status_code == 200
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_everything_else_does(address: str, path: str, made: tuple[Path, str, str]) -> None:
+    assert http.get(address + path).status_code == 401
+    allowed = {"X-API-Key": made[1]}
+    assert http.get(address + path, headers=allowed).status_code == 200
+    of_a_gateway = {"Authorization": "Bearer of-a-gateway"}
+    assert http.get(address + path, headers=allowed | of_a_gateway).status_code == 200
+    other_way_round = {"Authorization": f"Bearer {made[1]}", "X-API-Key": "of-a-gateway"}
+    assert http.get(address + path, headers=other_way_round).status_code == 200
+
+
+def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:
+    assert infer(address, Authorization=f"Bearer {made[1]}").status_code == 200
+    assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic YTpi"},
+        {"X-API-Key": ""},
+        {"X-API-Key": "ключ".encode().decode("latin-1")},
+    ],
+)
+def test_a_wrong_key_does_not(address: str, headers: dict[str, str]) -> None:
+    answer = infer(address, **{name: value.encode("latin-1") for name, value in headers.items()})  # type: ignore[arg-type]
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert "Authorization: Bearer KEY" in answer.json()["detail"]
+
+
+def test_it_is_refused_before_its_body_is_read(address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(head(1 << 20))
+        status, _ = response(connection)
+    assert status == 401
+
+
+def test_a_rate_holds_for_its_key_alone(address: str, made: tuple[Path, str, str]) -> None:
+    codes = [infer(address, **{"X-API-Key": made[2]}).status_code for _ in range(5)]
+    assert codes == [200, 200, 200, 429, 429]
+    refused = infer(address, **{"X-API-Key": made[2]})
+    assert 3500 < int(refused.headers["Retry-After"]) <= 3600
+    assert "3 per 1 hour" in refused.json()["detail"]
+    assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
+
+
+def test_a_rate_holds_for_many_at_once(bundle_folder: Path, tmp_path: Path) -> None:
+    (one, first), (other, second) = make_key("one", "20/hour"), make_key("other", "10/hour")
+    (tmp_path / "keys.toml").write_text(f"{first}\n{second}\n")
+    options = ("--api-keys", str(tmp_path / "keys.toml"))
+    with (
+        serving(bundle_folder, tmp_path / "log", *options) as (address, _),
+        ThreadPoolExecutor(12) as pool,
+    ):
+        asked = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
+        codes = [answer.result().status_code for answer in asked]
+    assert Counter(codes[::2]) == {200: 20, 429: 10}
+    assert Counter(codes[1::2]) == {200: 10, 429: 20}
+
+
+def test_every_key_takes_the_same_comparisons_right_or_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [make_key(f"key{number}", None) for number in range(5)]
+    (tmp_path / "keys.toml").write_text("\n".join(section for _, section in made))
+    keys = Keys.read(tmp_path / "keys.toml")
+    sizes: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        sizes.append((len(one), len(other)))
+        return hmac.compare_digest(one, other)
+
+    # Of the standard library and constant in time; what could tell is how often it is asked.
+    monkeypatch.setattr("aftserve.api.api_keys.hmac", SimpleNamespace(compare_digest=compare))
+    nearly = made[2][0][:-1] + ("A" if made[2][0][-1] != "A" else "B")
+    for one in [key for key, _ in made] + [nearly, "", "x", "x" * 8000, "\xff"]:
+        sizes.clear()
+        with suppress(UnauthorizedError):
+            assert keys.owner(one).startswith("key")
+            assert one in dict(made)
+        assert sizes == [(32, 32)] * 5
+
+
+def letting_in(file: Path, rate: str) -> Callable[[], bool]:
+    """Whether one more request is let in, of a key with that rate."""
+    _, section = make_key("hasty", rate)
+    file.write_text(section)
+    keys = Keys.read(file)
+
+    def let_in() -> bool:
+        try:
+            keys.count("hasty")
+        except BusyError:
+            return False
+        return True
+
+    return let_in
+
+
+def test_a_rate_lets_in_again(tmp_path: Path) -> None:
+    let_in = letting_in(tmp_path / "keys.toml", "2/second")
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    eventually(let_in, "the second is over")
+
+
+@pytest.mark.parametrize("step", [-1e9, -3600, -0.5, 3600, 1e9])
+def test_a_clock_that_is_set_changes_no_rate(
+    step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, steady = [time.time()], [time.monotonic()]
+    monkeypatch.setattr(time, "time", lambda: system[0])
+    monkeypatch.setattr(time, "monotonic", lambda: steady[0])
+    let_in = letting_in(tmp_path / "keys.toml", "2/minute")
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    system[0] += step
+    assert not let_in()
+    steady[0] += 60
+    assert [let_in(), let_in(), let_in()] == [True, True, False]
+
+
+@given(
+    pauses=st.lists(st.integers(0, 9), max_size=60),
+    amount=st.integers(0, 5),
+    seconds=st.integers(1, 9),
+)
+def test_in_any_stretch_of_time_a_rate_lets_in_its_number_and_no_fewer(
+    pauses: list[int], amount: int, seconds: int
+) -> None:
+    key = Key(sha256=DIGEST, rate=f"{amount} per {seconds} seconds")
+    keys, now, let_in = Keys({"hasty": key}), 0, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        for pause in pauses:
+            now += pause
+            within = [then for then in let_in if now - then < seconds]
+            if len(within) < amount:
+                keys.count("hasty")
+                let_in.append(now)
+                continue
+            with pytest.raises(BusyError) as refusal:
+                keys.count("hasty")
+            later = within[0] + seconds - now if within else seconds
+            assert refusal.value.retry_after == later
+
+
+@given(pauses=st.lists(st.sampled_from([0, 1, 2, 300, 998]), max_size=60), amount=st.integers(1, 5))
+def test_requests_that_come_together_count_for_a_thousandth_too_long_at_most(
+    pauses: list[int], amount: int
+) -> None:
+    keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{amount} per 1000 seconds")})
+    now, let_in = 0, list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now)
+        for pause in pauses:
+            now += pause
+            try:
+                keys.count("hasty")
+            except BusyError:
+                assert sum(now - then < 1001 for then in let_in) >= amount
+            else:
+                assert sum(now - then < 1000 for then in let_in) < amount
+                let_in.append(now)
+
+
+def test_a_rate_of_any_number_takes_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{1 << 64}/day")})
+    tracemalloc.start()
+    try:
+        for _ in range(50_000):
+            keys.count("hasty")
+        assert tracemalloc.get_traced_memory()[1] < 300_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
+    let_in = letting_in(tmp_path / "keys.toml", "3/hour;1/second")
+    for _ in range(3):
+        eventually(let_in, "the second is over")
+    assert not let_in()
+
+
+def test_the_command_makes_a_key_that_the_file_lets_in(tmp_path: Path) -> None:
+    outcome = run_python("-m", "aftserve", "key", "alice", "60/minute", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
+    file = tmp_path / "keys.toml"
+    file.write_text(section)
+    assert Keys.read(file).owner(key) == "alice"
+    with pytest.raises(UnauthorizedError):
+        Keys.read(file).owner(key + "x")
+    assert key not in section
+
+
+@pytest.mark.parametrize(("name", "rate"), [("a b", None), ("", None), ("ok", "often"), ("ok", "")])
+def test_no_key_for_what_the_file_cannot_say(name: str, rate: str | None) -> None:
+    with pytest.raises(UsageError):
+        make_key(name, rate)
+
+
+DIGEST = "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("content", "mentioned"),
+    [
+        ("", "no keys"),
+        ("[alice", "keys.toml"),
+        ("[alice]", r"alice\.sha256"),
+        ("[alice]\nsha256 = 'secret'", r"alice\.sha256"),
+        (f"[alice]\nsha256 = '{DIGEST}'\nrate = 'often'", r"alice\.rate"),
+        (f"[alice]\nsha256 = '{DIGEST}'\ncolour = 1", r"alice\.colour"),
+        ("alice = 1", "alice"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=mentioned):
+        Keys.read(file)
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "said"),
+    [
+        (0o600, 0o755, []),
+        (0o640, 0o1777, []),
+        (0o604, 0o755, ["every user may read"]),
+        (0o602, 0o755, ["every user may write"]),
+        (0o646, 0o777, ["every user may write", "every user may read", "write the folder"]),
+        (0o600, 0o702, ["write the folder"]),
+    ],
+)
+@pytest.mark.parametrize("linked", [False, True])
+def test_keys_file_that_all_may_use_gives_warning(
+    linked: bool,
+    file: int,
+    folder: int,
+    said: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = tmp_path / "open"
+    place.mkdir()
+    keys = place / "keys.toml"
+    keys.write_text(make_key("alice", None)[1])
+    keys.chmod(file)
+    place.chmod(folder)
+    asked = keys
+    if linked:
+        asked = tmp_path / "link.toml"
+        asked.symlink_to(keys)
+    caplog.clear()
+    Keys.read(asked)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == len(said)
+    for message, words in zip(messages, said, strict=True):
+        assert words in message
+        assert str(asked) in message
+        assert "chmod" in message
+
+
+def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: Path) -> None:
+    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    named = {**asked, "Origin": "https://good.example"}
+    options = ("--cors-origins", "https://good.example")
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
+        header = "access-control-allow-origin"
+        assert header not in http.options(f"{address}/infer", headers=asked).headers
+        allowed = http.options(f"{address}/infer", headers=named).headers
+        assert allowed[header] == "https://good.example"
+        answer = http.get(f"{address}/readyz", headers=named)
+        readable = answer.headers["access-control-expose-headers"].lower()
+        assert {"retry-after", "x-request-id"} <= set(readable.split(", "))
+
+
+def test_without_named_origins_no_page_asks(server: str) -> None:
+    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    answer = http.options(f"{server}/infer", headers=asked)
+    assert answer.status_code == 405
+    assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -1,0 +1,41 @@
+"""Folders through which another user could replace a file of API keys."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aftserve.api.file_permissions import exposures
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the bits say nothing of access there")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    return file
+
+
+def test_private_file_is_not_exposed(keys: Path) -> None:
+    assert list(exposures(keys)) == []
+
+
+def test_open_folder_between_two_links_is_named(keys: Path, tmp_path: Path) -> None:
+    """Any user could let the second link lead elsewhere."""
+    between = tmp_path / "between"
+    between.mkdir()
+    between.chmod(0o777)
+    (between / "second").symlink_to(keys)
+    (tmp_path / "first").symlink_to(between / "second")
+    (said,) = exposures(tmp_path / "first")
+    assert f"every user may write the folder {between}" in said
+
+
+def test_relative_links_are_followed(keys: Path, tmp_path: Path) -> None:
+    between = tmp_path / "between"
+    between.mkdir()
+    between.chmod(0o777)
+    (between / "second").symlink_to("../keys.toml")
+    (tmp_path / "first").symlink_to("between/second")
+    assert any(str(between) in said for said in exposures(tmp_path / "first"))

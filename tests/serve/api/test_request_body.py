@@ -1,0 +1,108 @@
+"""Bodies within the limit of bytes that are out to take as much time and memory as they can."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clients import http, metric
+from pydantic import BaseModel
+from servers import serving
+
+from aftexport.errors import InputError
+from aftserve.api.request_body import parse
+from aftserve.errors import DocumentTooLongError
+from aftserve.schemas import InferRequest
+
+MIB = 1 << 20
+COUNT = 1 << 19
+
+
+def list_of(entry: bytes, name: bytes = b"input_ids") -> bytes:
+    return b'{"%s":[' % name + (entry + b",") * (COUNT - 1) + entry + b"]}"
+
+
+HOSTILE = {
+    "faults of many documents": list_of(b"null"),
+    "faults of many ids": b'{"input_ids":[[' + b"null," * COUNT + b"null]]}",
+    "many empty documents": list_of(b"[]"),
+    "many documents of one token": list_of(b"[1]"),
+    "many texts": list_of(b'"a"', b"texts"),
+    "many ids": b'{"input_ids":[[' + b"0," * (COUNT * 3) + b"0]]}",
+    "many large ids": b'{"input_ids":[[' + b"65535," * COUNT + b"0]]}",
+    "many unknown fields": b"{" + b",".join(b'"k%d":1' % i for i in range(COUNT // 2)) + b"}",
+    "the same field again and again": b"{" + b'"text":"",' * (COUNT // 2) + b'"text":1}',
+    "many objects": list_of(b"{}"),
+    "many escapes": b'{"texts":["' + b"\\u00e9" * COUNT + b'",1]}',
+}
+
+
+@pytest.fixture(scope="module")
+def server(
+    bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, int]]:
+    """Its address and its process."""
+    log = tmp_path_factory.mktemp("bodies") / "log"
+    with serving(bundle_folder, log, "--max-tokens", "6000") as (address, process):
+        yield address, process.pid
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+def peak_mib(process: int) -> float:
+    """The most memory that was resident since the last time that it was asked."""
+    status = Path(f"/proc/{process}/status").read_text()
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, int]) -> None:
+    address, process = server
+
+    def resident_after_all() -> float:
+        for kind, body in HOSTILE.items():
+            answer = http.post(
+                f"{address}/infer", content=body, headers={"content-type": "application/json"},
+                timeout=60,
+            )  # fmt: skip
+            assert answer.status_code in (413, 422), kind
+            assert 0 < len(answer.json()["detail"]) < 500, kind
+            assert peak_mib(process) - resting < 128, kind
+        return metric(address, "process_resident_memory_bytes") / MIB
+
+    resting = metric(address, "process_resident_memory_bytes") / MIB
+    peak_mib(process)
+    for _ in range(2):  # the allocator settles
+        before = resident_after_all()
+    assert resident_after_all() - before < 16
+    assert http.get(f"{address}/readyz").status_code == 200
+
+
+def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
+    address, process = server
+    tensor = {"name": "input_ids", "shape": [1 << 22, 0], "datatype": "INT64", "data": []}
+    before = metric(address, "process_resident_memory_bytes") / MIB
+    peak_mib(process)
+    answer = http.post(f"{address}/v2/models/model/infer", json={"inputs": [tensor]}, timeout=60)
+    assert answer.status_code == 413
+    assert peak_mib(process) - before < 128
+
+
+class Question(BaseModel):
+    words: list[str]
+
+
+def test_a_list_is_as_long_as_it_may_be() -> None:
+    assert parse(b'{"words": ["a", "b"]}', Question, words=2).words == ["a", "b"]
+    with pytest.raises(DocumentTooLongError, match="words has 3 entries"):
+        parse(b'{"words": ["a", "b", "c"]}', Question, words=2)
+
+
+def test_the_first_fault_alone_is_said() -> None:
+    with pytest.raises(InputError, match="'k0'") as refusal:
+        parse(b'{"k0": 1, "k1": 1}', InferRequest)
+    assert "k1" not in str(refusal.value)
+
+
+def test_a_long_name_is_not_repeated_whole() -> None:
+    with pytest.raises(InputError) as refusal:
+        parse(b'{"' + b"a" * 10_000 + b'": 1}', InferRequest)
+    assert len(str(refusal.value)) < 300

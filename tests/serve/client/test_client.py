@@ -1,0 +1,179 @@
+"""The Python client against a real server."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from clients import http
+from commands import run_python
+from servers import Stub, listening, serving
+
+from aftserve.api.api_keys import make_key
+from aftserve.client import (
+    Client,
+    InvalidRequestError,
+    NotAllowedError,
+    Result,
+    ServerError,
+    TooLongError,
+)
+
+DOCUMENTS = ["An invoice.", "Zwei Verträge: 契約 ✉", "long " * 300]
+
+
+@pytest.fixture
+def asking(server: str) -> Iterator[Client]:
+    with Client(server) as client:
+        yield client
+
+
+def test_a_text_texts_and_token_ids(asking: Client, client: httpx.Client) -> None:
+    expected = client.post("/infer", json={"text": DOCUMENTS[1]}).json()
+    one = asking.infer(DOCUMENTS[1])
+    assert one.label == expected["label"]
+    assert one.scores == expected["scores"]
+    assert one.bundle == expected["bundle"]
+    assert one.timings.inference_seconds > 0
+    several = asking.infer(DOCUMENTS)
+    assert [result.tokens_total for result in several] == [len(d.encode()) for d in DOCUMENTS]
+    assert several[1].scores == pytest.approx(one.scores, abs=1e-5)
+    ids = asking.infer([np.array([1, 2, 3]), [4]])  # type: ignore[list-item]
+    assert [result.tokens_total for result in ids] == [3, 1]
+
+
+def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -> None:
+    def documents() -> Iterator[str | list[int]]:
+        for number in range(300):
+            yield [10**9] if number == 150 else "x" * (number + 1)
+
+    answers = list(asking.infer_each(documents(), at_once=70))
+    assert len(answers) == 300
+    failed = answers.pop(150)
+    assert isinstance(failed, InvalidRequestError)
+    assert failed.status == 422
+    assert "outside the vocabulary" in failed.detail
+    lengths = [answer.tokens_total for answer in answers if isinstance(answer, Result)]
+    assert lengths == [n for n in range(1, 301) if n != 151]
+
+
+def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
+    documents = ["x" * (number + 1) for number in range(299)]  # in one request, more than it takes
+    documents[20] = "x" * (17 << 20)  # more than any request may have
+    answers = list(asking.infer_each(documents, at_once=len(documents)))
+    too_long = answers.pop(20)
+    assert isinstance(too_long, TooLongError)
+    assert "bytes" in too_long.detail
+    lengths = [answer.tokens_total for answer in answers if isinstance(answer, Result)]
+    assert lengths == [n for n in range(1, 300) if n != 21]
+
+
+def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_second(
+    server: str,
+) -> None:
+    class Handler(Stub):
+        """The real server's answers, but to one document at a time, and none to the last."""
+
+        def post(self, body: bytes) -> None:
+            status, content = 413, b'{"detail": "too large"}'
+            if body == b'{"text": "last"}':
+                status, content = 401, b'{"detail": "no more"}'
+            elif b"\n" not in body:
+                kind = {"Content-Type": self.headers["Content-Type"]}
+                answer = http.post(f"{server}/infer", content=body, headers=kind)
+                status, content = answer.status_code, answer.content
+            self.answer(status, content)
+
+    with listening(Handler) as address, Client(address) as client:
+        answers = client.infer_each(["a", "bb", "last"])
+        first = [next(answers), next(answers)]
+        assert [one.tokens_total for one in first if isinstance(one, Result)] == [1, 2]
+        with pytest.raises(NotAllowedError):
+            next(answers)
+
+
+def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) -> None:
+    expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
+    assert asking.infer(DOCUMENTS[2]).evidence is None
+    one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
+    assert one.evidence is not None
+    assert asdict(one.evidence) == expected
+    assert several[0].evidence == one.evidence
+    (each,) = asking.infer_each(DOCUMENTS[2:], evidence=2)
+    assert isinstance(each, Result)
+    assert each.evidence == one.evidence
+    (ids,) = asking.infer([[1, 2, 3, 200]], evidence=1)
+    assert ids.evidence is not None
+    assert ids.evidence.spans[0].text is None
+
+
+def test_evidence_with_every_character_that_ends_a_line(asking: Client) -> None:
+    text = "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029b" * 20
+    (each,) = asking.infer_each([text], evidence=100)
+    assert isinstance(each, Result)
+    assert each.evidence == asking.infer(text, evidence=100).evidence
+
+
+def test_one_text_is_not_taken_for_many(asking: Client) -> None:
+    with pytest.raises(TypeError):
+        list(asking.infer_each("a text"))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_requests_of_no_documents_would_leave_all_out(count: int, asking: Client) -> None:
+    with pytest.raises(ValueError, match="at_once"):
+        list(asking.infer_each(["a text"], at_once=count))
+
+
+@pytest.mark.parametrize(
+    ("documents", "error"),
+    [([], InvalidRequestError), ([[]], InvalidRequestError), ("x" * 6001, TooLongError)],
+)
+def test_what_cannot_be_answered_says_why(
+    documents: "str | list[str]", error: type[ServerError], asking: Client
+) -> None:
+    with pytest.raises(error) as caught:
+        asking.infer(documents)
+    assert caught.value.status in (413, 422)
+    assert caught.value.detail
+
+
+def test_a_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
+    key, section = make_key("one", None)
+    (tmp_path / "keys.toml").write_text(section)
+    options = ("--api-keys", str(tmp_path / "keys.toml"))
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
+        with Client(address, api_key=key) as client:
+            assert client.infer("a").label
+        with Client(address) as client, pytest.raises(NotAllowedError):
+            client.infer("a")
+
+
+def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "import sys, aftserve.client; print(sorted(sys.modules))", cwd=tmp_path
+    )
+    assert outcome.code == 0, outcome.err
+    for package in ("torch", "fastapi", "uvicorn", "onnxruntime", "numpy", "aftexport"):
+        assert f"'{package}'" not in outcome.out
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="retries is -1"):
+        Client("http://127.0.0.1:1", retries=-1)
+    with Client("http://127.0.0.1:1", deadline=float("inf")) as client:
+        with pytest.raises(ValueError, match="deadline is inf"):
+            client.infer("a")
+        with pytest.raises(ValueError, match="deadline is nan"):
+            client.infer("a", deadline=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("url", "key"), [("http://[::1", "Q7"), ("http://127.0.0.1:1", "schlüssel")]
+)
+def test_what_no_request_can_have_is_refused_at_once(url: str, key: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        Client(url, api_key=key)
+    assert key not in str(refused.value)

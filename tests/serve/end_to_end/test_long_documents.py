@@ -1,0 +1,217 @@
+"""Documents over the memory budget: in chunks with the same answer, others between them."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import toy
+from clients import eventually, head, http, metric, raw_connection
+from servers import serving
+
+from aftexport.bundle.bundle import Bundle
+from aftexport.parity import TOLERANCES
+
+WHOLE = 100
+"""Tokens within the budget."""
+
+
+@pytest.fixture(scope="module")
+def budget(bundle_folder: Path) -> tuple[str, str]:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    return "--memory-budget-mib", str((WHOLE + 0.5) * plan.token_bytes / (1 << 20))
+
+
+@pytest.fixture(scope="module")
+def address(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("long") / "log"
+    with serving(bundle_folder, log, *budget, "--max-queue-seconds", "300") as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+_PREDICTING = """
+import sys
+from aftserve.model.costs import CostModel
+from aftserve.cli import main
+
+CostModel.single = lambda costs, tokens: {} * tokens
+sys.exit(main())
+"""
+"""Predicts so many seconds for each token, whatever was measured."""
+_SLOW_TURNS = """
+import sys, time
+from aftserve.cli import main
+from aftserve.scheduling.scheduler import Scheduler
+
+end_run = Scheduler._end_run
+
+def slowly(scheduler):
+    time.sleep(2)
+    return end_run(scheduler)
+
+Scheduler._end_run = slowly
+sys.exit(main())
+"""
+"""A part of a document has ended and been answered long before it waits for the next one."""
+_SMALL_FILES = (
+    "-c",
+    """
+import resource, sys
+from aftserve.cli import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+sys.exit(main())
+""",
+)
+"""To a program, a file that may not grow looks like a disk that is full."""
+
+
+def document(tokens: int) -> list[int]:
+    return np.random.default_rng(tokens).integers(0, toy.VOCABULARY, tokens).tolist()
+
+
+def post(address: str, ids: list[int], **headers: str) -> httpx.Response:
+    return http.post(f"{address}/infer", json={"input_ids": [ids]}, headers=headers, timeout=120)
+
+
+def answer(address: str, ids: list[int]) -> dict[str, object]:
+    response = post(address, ids)
+    assert response.status_code == 200, response.text
+    (result,) = response.json()["results"]
+    return dict(result)
+
+
+@pytest.mark.parametrize("tokens", [WHOLE, WHOLE + 1, 2 * WHOLE, 3457])
+def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+    ids = document(tokens)
+    in_chunks, whole = answer(address, ids), answer(server, ids)
+    assert in_chunks["scores"] == pytest.approx(whole["scores"], abs=TOLERANCES["fp32"].bound)
+    assert in_chunks["label"] == whole["label"]
+    said = [in_chunks[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert said == [tokens, tokens, False, "exact"]
+
+
+@pytest.mark.parametrize("tokens", [WHOLE + 1, 3457])
+def test_evidence_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+    asked = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
+    in_chunks, whole = (
+        http.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
+        for at in (address, server)
+    )
+    assert len(whole["spans"]) == 3
+    for name in ("logit", "offset"):
+        assert in_chunks[name] == pytest.approx(whole[name], abs=TOLERANCES["fp32"].bound)
+    for found, expected in zip(in_chunks["spans"], whole["spans"], strict=True):
+        assert found == pytest.approx(expected, abs=TOLERANCES["fp32"].bound)
+
+
+def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        for tokens in range(1, 4):
+            assert answer(address, document(tokens))["tokens_used"] == tokens
+        assert not any(future.done() for future in long), [f.result() for f in long if f.done()]
+        assert [future.result()["tokens_used"] for future in long] == [300_000, 300_001]
+
+
+def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
+    stopped = metric(address, "aftserve_stopped_runs_total")
+    body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
+    with raw_connection(address) as connection:
+        connection.sendall(head(len(body)) + body)
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+    eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
+    eventually(lambda: metric(address, "aftserve_stopped_runs_total") == stopped + 1, "counted")
+    assert answer(address, document(7))["tokens_used"] == 7
+
+
+def test_a_client_that_left_between_two_parts_is_counted_too(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _SLOW_TURNS)
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
+        with raw_connection(address) as connection:
+            connection.sendall(head(len(body)) + body)
+            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            time.sleep(1)  # a part takes a third of that
+        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
+        eventually(lambda: metric(address, "aftserve_stopped_runs_total") == 1, "counted")
+
+
+def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _PREDICTING.format(1.0))
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        response = post(address, document(2 * WHOLE), **{"Deadline-Seconds": "60"})
+        assert response.status_code == 413, response.text
+        assert "the deadline is in" in response.json()["detail"]
+        assert metric(address, "aftserve_run_documents_count") == 0
+
+
+def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    program = ("-c", _PREDICTING.format(1e-9))
+    with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
+        # They take ten seconds where nothing else runs; a busy machine may not even have begun.
+        long = {"input_ids": [[5] * 1_000_000] * 2}
+        deadline = {"Deadline-Seconds": "4"}
+        response = http.post(f"{address}/infer", json=long, headers=deadline, timeout=120)
+        assert response.status_code == 504, response.text
+        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
+
+
+def test_info_says_what_becomes_of_them(address: str) -> None:
+    info = http.get(f"{address}/info").json()
+    assert info["limits"]["whole_tokens"] == WHOLE
+    assert info["limits"]["long_documents"] == "exact"
+    assert info["limits"]["whole_only"] is None
+    measured = info["calibration"]["in_chunks"]
+    assert [run["tokens"] for run in measured] == [WHOLE, 2 * WHOLE]
+
+
+@pytest.mark.parametrize("policy", ["head", "tail", "reject"])
+def test_other_policies(
+    policy: str, bundle_folder: Path, budget: tuple[str, str], server: str, tmp_path: Path
+) -> None:
+    ids = document(3 * WHOLE)
+    arguments = (*budget, "--long-documents", policy)
+    with serving(bundle_folder, tmp_path / "log", *arguments) as (address, _):
+        if policy == "reject":
+            response = post(address, ids)
+            assert response.status_code == 413
+            assert "300 tokens, this server takes 100" in response.json()["detail"]
+            return
+        found = answer(address, ids)
+        asked = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
+        (explained,) = asked.json()["results"]
+    first = 0 if policy == "head" else 2 * WHOLE
+    for span in explained["evidence"]["spans"]:
+        assert first <= span["start_token"] < span["end_token"] <= first + WHOLE
+    part = ids[:WHOLE] if policy == "head" else ids[-WHOLE:]
+    assert found["scores"] == pytest.approx(answer(server, part)["scores"], abs=1e-4)
+    said = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert said == [3 * WHOLE, WHOLE, True, policy]
+
+
+def test_a_document_that_finds_no_space_says_so_and_others_are_answered(
+    bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with serving(bundle_folder, log, *budget, program=_SMALL_FILES) as (address, _):
+        refused = post(address, document(30_000))
+        assert refused.status_code == 507
+        assert "cannot be kept" in refused.json()["detail"]
+        assert "Traceback" not in log.read_text("utf-8")
+        for tokens in (WHOLE, 2 * WHOLE):
+            assert post(address, document(tokens)).status_code == 200

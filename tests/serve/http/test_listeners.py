@@ -1,0 +1,60 @@
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from aftserve.http.listeners import bind, urls
+
+
+def families(host: str) -> list[str]:
+    """The addresses of loopback at which the sockets of a host take connections."""
+    reached = list[str]()
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(listener) for listener in bind(host, 0)]
+        for listener in listeners:
+            listener.listen()
+        (port,) = {listener.getsockname()[1] for listener in listeners}
+        for place in ("127.0.0.1", "::1"):
+            try:
+                socket.create_connection((place, port)).close()
+            except ConnectionRefusedError:
+                continue
+            reached.append(place)
+        assert len(urls(listeners)) == len(reached)
+        assert all(f":{port}" in url for url in urls(listeners))
+    return reached
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("::", ["127.0.0.1", "::1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("::1", ["::1"]),
+    ],
+)
+def test_hosts_take_their_families(host: str, expected: list[str]) -> None:
+    assert families(host) == expected
+
+
+def test_name_takes_every_address_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),  # not here
+    ])  # fmt: skip
+    first, second = bind("localhost", 0)
+    with first, second:
+        assert first.getsockname() == ("127.0.0.1", second.getsockname()[1])
+        assert second.getsockname()[0] == "127.0.0.2"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_port_that_is_taken_is_refused(host: str) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="in use"),
+    ):
+        bind(host, taken.getsockname()[1])

@@ -1,0 +1,197 @@
+"""Passages that speak for a class, and how they are asked for."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bundles import changed_manifest
+from clients import http
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import serving
+from tokenizers import Tokenizer, processors
+from toy import byte_tokenizer
+
+from aftexport import save
+from aftexport.bundle.bundle import CHUNKED, Bundle
+from aftexport.chunked.runner import ChunkedModel
+from aftexport.engines.onnxruntime import OnnxRuntimeEngine
+from aftexport.errors import InputError
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.operators.mechanisms import MECHANISMS
+from aftexport.pipeline.export import export
+from aftserve.model.classifier import Classifier
+from aftserve.model.evidence import explain, passages
+
+ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
+    lambda numbers: np.array(numbers, np.float32)
+)
+
+
+@given(ADDED)
+def test_the_first_is_the_run_that_adds_most_above_average(added: np.ndarray) -> None:
+    above = added - added.astype(np.float64).mean()
+    sums = np.concatenate([[0], np.cumsum(above)])
+    best = max(sums[e] - sums[s] for s in range(len(added)) for e in range(s + 1, len(added) + 1))
+    found = passages(added, 3)
+    if best > 1e-9:
+        assert found[0].above == pytest.approx(best)
+    for passage in found:
+        assert passage.added == pytest.approx(float(added[passage.start : passage.end].sum()))
+
+
+@given(ADDED)
+def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) -> None:
+    sums = np.concatenate([[0], np.cumsum(added - added.astype(np.float64).mean())])
+    found = sorted(passages(added, len(added)), key=lambda p: p.start)
+    assert all(a.end <= b.start for a, b in pairwise(found))
+    for passage in found:
+        inner = sums[passage.start : passage.end + 1]
+        # Every proper beginning and end of a maximal subsequence scores more than nothing.
+        assert inner[0] <= inner.min() + 1e-9
+        assert inner[-1] >= inner.max() - 1e-9
+
+
+TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
+
+
+def test_passages_of_a_text_the_one_that_adds_most_first(server: str) -> None:
+    answer = ask(server, 100, json={"text": TEXT})
+    evidence = answer["evidence"]
+    assert evidence["spans"]
+    for span in evidence["spans"]:
+        assert TEXT[span["start"] : span["end"]] == span["text"]
+        assert 0 <= span["start_token"] < span["end_token"] <= answer["tokens_used"]
+    above = [span["above_average"] for span in evidence["spans"]]
+    assert above == sorted(above, reverse=True)
+    assert ask(server, 1, json={"text": TEXT})["evidence"]["spans"] == evidence["spans"][:1]
+
+
+def test_ids_have_no_characters(server: str) -> None:
+    answer = ask(server, 1, json={"input_ids": [[1, 2, 3, 4, 200, 5]]})["results"][0]
+    (span,) = answer["evidence"]["spans"]
+    assert "text" not in span
+    assert span["end_token"] <= 6
+
+
+def test_plain_text_and_lines_have_it_too(server: str) -> None:
+    plain = ask(server, 2, content=TEXT, headers={"Content-Type": "text/plain"})
+    lines = {"Content-Type": "application/x-ndjson"}
+    line = ask(server, 2, content=json.dumps({"text": TEXT}) + "\n", headers=lines)
+    assert plain["evidence"] == line["evidence"]
+
+
+def test_a_server_says_whether_its_model_has_it(
+    server: str, bundle_copy: Path, tmp_path: Path
+) -> None:
+    assert http.get(f"{server}/info").json()["evidence"] is True
+    without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
+    with serving(without, tmp_path / "log") as (address, _):
+        assert http.get(f"{address}/info").json()["evidence"] is False
+
+
+def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
+    answer = http.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
+    assert "evidence" not in answer
+
+
+@pytest.mark.parametrize("spans", ["-1", "101", "all"])
+def test_another_number_is_refused(server: str, spans: str) -> None:
+    response = http.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
+    assert response.status_code == 422
+
+
+def ask(server: str, spans: int, **request: Any) -> Any:
+    response = http.post(f"{server}/infer?evidence={spans}", timeout=30, **request)
+    assert response.status_code == 200, response.text
+    return json.loads(response.text)
+
+
+def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
+    """A model by which the letter Z is of class c, and no other says anything of the class."""
+    torch.manual_seed(0)
+    config = ClassifierConfig(
+        mechanism=mechanism, vocab_size=257, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
+        window=5, pooling=pooling, max_length=400 if mechanism == "aft_full" else None,
+    )  # fmt: skip
+    model = DocumentClassifier(config).eval()
+    with torch.no_grad():
+        # Each class has a direction without a mean, which the last norm leaves as it is.
+        directions = torch.zeros(3, 32)
+        for label in range(3):
+            directions[label, 2 * label : 2 * label + 2] = torch.tensor([1.0, -1.0])
+        model.head.weight.copy_(directions)
+        model.head.bias.zero_()
+        model.embedding.weight[:, :6] = 0
+        for token in ("Z", "[END]"):
+            model.embedding.weight[tokenizer().token_to_id(token)] = directions[2]
+        for layer in model.encoder.layers:
+            for weight in (*layer.attention.parameters(), *layer.ffn.parameters()):
+                weight.mul_(0.2)
+    return model
+
+
+def tokenizer() -> Tokenizer:
+    """Bytes, and a token after the last that has no characters."""
+    found = byte_tokenizer()
+    found.add_special_tokens(["[END]"])
+    found.post_processor = processors.TemplateProcessing(
+        single="$A [END]", special_tokens=[("[END]", found.token_to_id("[END]"))]
+    )
+    return found
+
+
+def deciding_bundle(mechanism: str, pooling: str, folder: Path) -> Bundle:
+    model = deciding(mechanism, pooling)
+    labels, content = ["a", "b", "c"], tokenizer().to_str()
+    save(folder / "model.pt", model=model, labels=labels, tokenizer=content)
+    return export(folder / "model.pt", out=folder / "model.bundle")
+
+
+def classifier_of(bundle: Bundle) -> Classifier:
+    return Classifier(bundle, OnnxRuntimeEngine(bundle.model_path))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_the_passage_that_decides_is_the_first(
+    mechanism: str, pooling: str, tmp_path: Path
+) -> None:
+    classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
+    document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
+    (answer,) = classifier.classify([classifier.tokenize(document)])
+    found = explain(classifier, document, answer, first=0, max_spans=3)
+    assert answer.label == "c"
+    assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
+    assert found.spans[0].text == "ZZZZZZZZZZ"
+    assert answer.added is not None
+    assert answer.added.flags.owndata  # and holds nothing of the engine's
+    assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
+
+
+def test_where_there_is_none_it_says_why(tmp_path: Path) -> None:
+    bundle = deciding_bundle("aft_simple", "attention", tmp_path)
+    engine, plan = OnnxRuntimeEngine(bundle.model_path), bundle.manifest.chunked
+    assert plan is not None
+    chunked = ChunkedModel(bundle.path / CHUNKED, plan)
+    classifier = Classifier(bundle, engine, chunked=chunked, whole_tokens=10)
+    classifier.check_evidence(10)
+    with pytest.raises(InputError, match="11 tokens and runs in chunks"):
+        classifier.check_evidence(11)
+    manifest = bundle.manifest.model_copy(update={"evidence": None, "no_evidence": "Tanh stands"})
+    with pytest.raises(InputError, match="Tanh stands"):
+        Classifier(replace(bundle, manifest=manifest), engine).check_evidence(1)
+
+
+def test_a_token_of_the_tokenizer_has_no_characters(tmp_path: Path) -> None:
+    classifier = classifier_of(deciding_bundle("aft_simple", "mean", tmp_path))
+    for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
+        (answer,) = classifier.classify([classifier.tokenize(document)])
+        (span,) = explain(classifier, document, answer, first=0, max_spans=1).spans
+        assert span.end_token == len(document) + 1
+        assert span.text == shown

@@ -1,0 +1,115 @@
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from clients import eventually, http, metric
+from commands import run_python
+from servers import serving
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, log: Path) -> Iterator[str]:
+    with serving(bundle_folder, log, "--log-format", "json") as (address, _):
+        yield address
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    """Every line the server has logged; what it printed before it began to serve is none."""
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines() if line[0] == "{"]
+
+
+def line_of(log: Path, request_id: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        found[:] = [line for line in lines(log) if line.get("request_id") == request_id]
+        return bool(found)
+
+    eventually(look, f"a line for {request_id}")
+    return found[0]
+
+
+def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Path) -> None:
+    answer = http.post(
+        f"{address}/infer", json={"text": "abc"}, headers={"X-Request-ID": "order-7/3"}
+    )
+    assert answer.headers["x-request-id"] == "order-7/3"
+    line = line_of(log, "order-7/3")
+    assert line["message"] == "POST /infer 200"
+    assert line["tokens"] == 3
+    assert line["documents"] == 1
+    assert line["seconds"] > 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a" * 129, 'a"b'])
+def test_a_name_that_is_none_is_replaced(name: str, address: str) -> None:
+    answer = http.get(f"{address}/healthz", headers={"X-Request-ID": name})
+    assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+def test_a_path_writes_no_line_of_its_own(address: str, log: Path) -> None:
+    answer = http.get(f'{address}/x%0a{{"level":"error"}}')
+    assert answer.status_code == 404
+    line = line_of(log, answer.headers["x-request-id"])
+    assert line["message"].startswith("GET /x%0a")
+
+
+def test_what_a_bundle_or_an_engine_says_writes_no_line_of_its_own(tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "import logging; from aftserve.observability.logging import configure_logging; "
+        "configure_logging('text'); "
+        "said = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
+        "logging.error('it says %s', said, extra={'fields': {'c': '\\r'}})",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (line,) = outcome.err.splitlines()
+    assert line.endswith(r"it says a\n2026-01-01 INFO b\x1b[31m c=\r")
+
+
+def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
+    for number in range(5):
+        http.get(f"{address}/nothing-{number}")
+    assert metric(address, "aftserve_responses_total", path="other", status="404") >= 5
+    assert metric(address, "aftserve_responses_total", path="/nothing-1", status="404") == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted"),
+    [
+        ("/v2", "/v2"),
+        ("/v2/health/ready", "/v2/health/ready"),
+        ("/v2/models/MODEL", "/v2/models/{name}"),
+        ("/v2/models/MODEL/versions/1/ready", "/v2/models/{name}/versions/{version}/ready"),
+        ("/info", "/info"),
+    ],
+)
+def test_a_response_is_counted_by_the_whole_path_of_its_route(
+    asked: str, counted: str, address: str, bundle_folder: Path
+) -> None:
+    before = metric(address, "aftserve_responses_total", path=counted, status="200")
+    name = bundle_folder.name.removesuffix(".bundle")
+    for ask in (httpx.get, httpx.head):
+        assert ask(address + asked.replace("MODEL", name)).status_code == 200
+    after = metric(address, "aftserve_responses_total", path=counted, status="200")
+    assert after == before + 2
+
+
+def test_every_stage_is_measured(address: str) -> None:
+    names = ("tokenize", "queue", "inference")
+    before = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
+    http.post(f"{address}/infer", json={"texts": ["a", "b"]})
+    after = [metric(address, "aftserve_stage_seconds_count", stage=name) for name in names]
+    assert [a - b for a, b in zip(after, before, strict=True)] == [2, 2, 2]
+    assert metric(address, "process_resident_memory_bytes") > 1 << 20
+    assert metric(address, "aftserve_truncated_documents_total") == 0

@@ -1,0 +1,222 @@
+"""Traces, as a collector on the loopback interface receives them."""
+
+import gzip
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from clients import http
+from commands import run_python
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from servers import Stub, listening, serving
+
+from aftserve.observability.query_redaction import QueryRedaction, redacted
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "sk-a5fe"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    received: list[ExportTraceServiceRequest] = []
+
+    class Handler(Stub):
+        def post(self, body: bytes) -> None:
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            assert self.path == "/v1/traces"
+            received.append(ExportTraceServiceRequest.FromString(body))
+            self.answer(200)
+
+    with listening(Handler) as address:
+        yield address, received
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {
+        item.key: getattr(item.value, str(item.value.WhichOneof("value")))
+        for item in span.attributes
+    }
+
+
+def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collector() as (address, received):
+        monkeypatch.setenv(ENDPOINT, address)
+        with serving(bundle_folder, tmp_path / "log") as (server, process):
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+            body = {"texts": ["An invoice.", "abc"]}
+            asked = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
+            answer = http.post(asked, json=body, headers=headers)
+            assert answer.status_code == 200
+            process.terminate()  # what was not sent yet is sent then
+            assert process.wait(30) == 0
+    assert not [request for request in received if SECRET.encode() in request.SerializeToString()]
+    assert SECRET not in (tmp_path / "log").read_text("utf-8")
+    resources = [group for request in received for group in request.resource_spans]
+    names = {item.key: item.value.string_value for item in resources[0].resource.attributes}
+    assert names["service.name"] == "aftserve"
+    spans = [span for group in resources for scope in group.scope_spans for span in scope.spans]
+    spans = [span for span in spans if span.trace_id.hex() == TRACE]
+    (request,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
+    assert attributes(request)["http.route"] == "/infer"
+    assert attributes(request)["url.query"] == "evidence=0&REDACTED"
+    stages = [span for span in spans if span is not request]
+    assert {span.parent_span_id for span in stages} == {request.span_id}
+    assert sorted(span.name for span in stages) == [
+        "infer", "infer", "queue", "queue", "receive", "tokenize"
+    ]  # fmt: skip
+    for span in stages:
+        slack = 5_000_000  # clocks of two kinds, in nanoseconds
+        assert request.start_time_unix_nano - slack <= span.start_time_unix_nano
+        assert span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= request.end_time_unix_nano + slack
+    found = {span.name: attributes(span) for span in stages}
+    assert found["tokenize"] == {"aftserve.documents": 2, "aftserve.tokens": 14}
+    infers = [attributes(span) for span in stages if span.name == "infer"]
+    assert sorted(infer["aftserve.tokens"] for infer in infers) == [3, 11]  # type: ignore[type-var]
+    timings = answer.json()["results"][0]["timings"]
+    for infer in infers:
+        assert infer["aftserve.batch_documents"] in (1, 2)
+        assert infer["aftserve.predicted_seconds"] == timings["predicted_seconds"]
+        assert infer["aftserve.actual_seconds"] > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("query", "left"),
+    [
+        ("", ""),
+        ("evidence=3", "evidence=3"),
+        (f"evidence=3&key={SECRET}", "evidence=3&REDACTED"),
+        (f"{SECRET}", "REDACTED"),
+        (f"{SECRET}=", "REDACTED"),
+        (f"evidence={SECRET}", "REDACTED"),
+        (f"Evidence=1&token={SECRET}&x=", "REDACTED"),
+        ("access%5Ftoken=a&evidence=%31", "evidence=1&REDACTED"),
+    ],
+)
+def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
+    assert redacted(query) == left
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(QueryRedaction())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    named = {"url.query": query, "url.full": f"http://a/infer?{query}", "http.target": "/infer"}
+    provider.get_tracer("a").start_span("a", attributes=named).end()
+    (span,) = exporter.get_finished_spans()
+    expected = {"url.query": left, "url.full": f"http://a/infer?{left}", "http.target": "/infer"}
+    assert span.attributes == expected
+
+
+@pytest.mark.parametrize("path", ["/infer?key=s", "/infer%3Fkey=s", "/infer;key=s", "/a%3bs"])
+def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(QueryRedaction())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    named = {"url.path": path, "http.target": path}
+    provider.get_tracer("a").start_span("a", attributes=named).end()
+    (span,) = exporter.get_finished_spans()
+    for value in (span.attributes or {}).values():
+        assert "key=s" not in str(value)
+        assert str(value).endswith("REDACTED")
+
+
+def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
+    bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(ENDPOINT, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+        log = tmp_path / "log"
+        with serving(bundle_folder, log, "--drain-seconds", "0") as (server, process):
+            assert http.post(f"{server}/infer", json={"text": "abc"}).status_code == 200
+            process.terminate()
+            assert process.wait(60) == 0
+    assert "the last traces are lost" in log.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
+)
+def test_where_nobody_receives_traces_the_sdk_is_not_imported(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    outcome = run_python(
+        "-c", "import sys; from aftserve.server import Server; "
+        "from aftserve.observability import tracing; "
+        "assert tracing.configure().provider is None; "
+        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "mentioned"),
+    [
+        ({ENDPOINT: "http://127.0.0.1:1"}, "aftexport[otel]"),
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "aftexport[otel]"),
+    ],
+)
+def test_without_the_extra_it_says_so_and_goes_on(
+    variables: dict[str, str], mentioned: str, tmp_path: Path
+) -> None:
+    outcome = run_python(
+        "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
+        "from aftserve.observability import tracing; assert tracing.configure().provider is None",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert mentioned in outcome.err
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_TRACES_EXPORTER": "zipkin"},
+        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+    ],
+)
+def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_path: Path) -> None:
+    outcome = run_python(
+        "-c", "from aftserve.observability import tracing; "
+        "assert tracing.configure().provider is None",
+        cwd=tmp_path, **variables,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert list(variables.values())[-1] in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("b3", "traceparent tracestate baggage"),
+        ("b3, tracecontext,", "traceparent tracestate"),
+        ("jaeger,none", ""),
+        ("", "traceparent tracestate baggage"),
+    ],
+)
+def test_a_propagator_that_is_not_installed_is_left_out(
+    given: str, left: str, tmp_path: Path
+) -> None:
+    fields = "from opentelemetry import propagate; print(*propagate.get_global_textmap().fields)"
+    outcome = run_python(
+        "-c", f"from aftserve.cli import main; assert main(['key', 'a']) == 0; {fields}",
+        cwd=tmp_path, OTEL_PROPAGATORS=given,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert set(outcome.out.splitlines()[-1].split()) == set(left.split())
+    unknown = [name for name in ("b3", "jaeger") if name in given]
+    assert all(f"'{name}' is left out" in outcome.err for name in unknown)
+    assert len(outcome.err.splitlines()) == len(unknown)

@@ -1,0 +1,267 @@
+"""The server against PyTorch: at start, on demand, and in passing."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import toy
+from clients import eventually, http, metric
+from drifting import ODD, coarse_kernels, large_batches, odd_first_token
+from numpy.typing import NDArray
+from rich.console import Console
+from servers import serving
+
+import aftexport
+import aftplugins
+from aftexport.bundle.bundle import Bundle
+from aftexport.errors import UsageError
+from aftexport.nn import ClassifierConfig, DocumentClassifier
+from aftexport.parity import TOLERANCES
+from aftexport.parity.run_cases import verify
+from aftexport.pipeline.export import export
+from aftserve.parity.reference import ReferenceProcess, log_errors
+from aftserve.server import load
+from aftserve.settings import Settings
+
+BOUND = TOLERANCES["fp32"].bound
+
+
+@pytest.fixture(scope="module")
+def address(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("parity") / "log"
+    with serving(bundle_folder, log, "--reference", str(checkpoint_file)) as (address, _):
+        yield address
+
+
+def compare(address: str, **document: object) -> httpx.Response:
+    return http.post(f"{address}/parity", json=document, timeout=120)
+
+
+def post(address: str, ids: list[int]) -> httpx.Response:
+    return http.post(f"{address}/infer", json={"input_ids": [ids]}, timeout=60)
+
+
+def reference_of(server_id: int) -> int | None:
+    """The process of a server's PyTorch reference."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            status = (entry / "status").read_text()
+        except OSError:
+            continue
+        if b"aftserve.parity.reference_worker" in words and f"PPid:\t{server_id}\n" in status:
+            return int(entry.name)
+    return None
+
+
+def test_errors_of_the_reference_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def log(written: bytes) -> None:
+        errors = asyncio.StreamReader()
+        errors.feed_data(written)
+        errors.feed_eof()
+        await log_errors(errors)
+
+    asyncio.run(log(b"Traceback\n  \xff\n" + b"a" * 10_000 + b"\nend"))
+    lines = [record.getMessage().removeprefix("reference: ") for record in caplog.records]
+    assert lines[:2] == ["Traceback", "  \ufffd"]
+    assert "".join(lines[2:-1]) == "a" * 10_000
+    assert lines[-1] == "end"
+
+
+def test_the_golden_cases_are_run_before_the_first_request(address: str) -> None:
+    report = http.get(f"{address}/parity").json()
+    assert report["within"]
+    assert {case["subject"] for case in report["golden"]} >= {"model", "AftSimple"}
+    assert all(case["passed"] and case["error"] <= case["bound"] for case in report["golden"])
+
+
+@pytest.mark.parametrize("document", [{"text": "An invoice."}, {"input_ids": [5, 6, 299]}])
+def test_any_document_can_be_compared_with_pytorch(
+    document: dict[str, object], address: str
+) -> None:
+    answer = compare(address, **document)
+    assert answer.status_code == 200, answer.text
+    check = answer.json()
+    assert check["within"]
+    assert check["error"] <= check["bound"] == BOUND
+    assert [output["label"] for output in check["outputs"]] == ["invoice", "contract", "letter"]
+    for output in check["outputs"]:
+        assert output["difference"] == abs(output["served"] - output["reference"])
+        # PyTorch's, in float64, and not a copy of the engine's.
+        assert output["served"] == float(np.float32(output["served"]))
+        assert output["reference"] != float(np.float32(output["reference"]))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"text": "a", "input_ids": [1]}, {"texts": ["a"]}, {"input_ids": []}]
+)
+def test_a_malformed_comparison_is_refused(document: dict[str, object], address: str) -> None:
+    assert compare(address, **document).status_code == 422
+
+
+def test_without_a_model_to_compare_with_it_says_so(client: httpx.Client) -> None:
+    answer = client.post("/parity", json={"text": "a"})
+    assert answer.status_code == 404
+    assert "--reference" in answer.json()["detail"]
+
+
+def test_a_reference_that_is_not_there_is_refused_at_the_start(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    settings = Settings.read([str(bundle_folder), "--reference", str(tmp_path / "none.pt")])
+    with pytest.raises(UsageError, match=r"none\.pt"):
+        load(settings, Console(quiet=True))
+
+
+def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    options = ("--reference", str(checkpoint_file))
+    with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
+        assert compare(address, text="a").status_code == 200
+        number = reference_of(process.pid)
+        assert number is not None
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(post, address, [5] * 1000) for _ in range(50)]
+            os.kill(number, signal.SIGKILL)
+            assert {answer.result().status_code for answer in asked} == {200}
+        eventually(lambda: reference_of(process.pid) is None, "it is gone")
+        assert compare(address, text="a").status_code == 200
+        assert reference_of(process.pid) not in (None, number)
+        last = reference_of(process.pid)
+    eventually(lambda: not Path(f"/proc/{last}").exists(), "it ends with the server")
+
+
+def test_the_reference_of_a_model_with_many_classes(tmp_path: Path) -> None:
+    labels = [str(number) for number in range(5000)]
+    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | {"num_labels": len(labels)})).eval()
+    aftexport.save(tmp_path / "model.pt", model=model, labels=labels)
+    export(tmp_path / "model.pt", to="onnx", out=tmp_path / "model.bundle")
+    bundle = Bundle.open(tmp_path / "model.bundle")
+    ids = np.arange(100)
+
+    async def ask() -> NDArray[np.float64]:
+        settings = Settings(bundle=bundle.path, reference=tmp_path / "model.pt")
+        reference = ReferenceProcess(bundle, settings)
+        try:
+            return await reference.logits(ids)
+        finally:
+            await reference.close()
+
+    with torch.no_grad():
+        expected = model.double()(torch.tensor(ids)[None], torch.tensor([len(ids)]))[0]
+    np.testing.assert_allclose(asyncio.run(ask()), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_another_model_is_no_reference(
+    bundle_folder: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "model.pt"
+    other.write_bytes(checkpoint_file.read_bytes() + b"\0")
+    with serving(bundle_folder, tmp_path / "log", "--reference", str(other)) as (address, _):
+        answer = compare(address, text="a")
+        assert answer.status_code == 503
+        assert "another file" in answer.json()["detail"]
+        assert str(tmp_path) not in answer.json()["detail"]
+        assert post(address, [5]).status_code == 200
+
+
+def test_live_documents_are_compared_and_a_breach_takes_the_server_out_of_service(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    options = ("--reference", str(checkpoint_file), "--shadow", "1")
+    with serving(odd_first_token(bundle_copy), tmp_path / "log", *options) as (address, _):
+        within = {"kind": "reference", "verdict": "within"}
+        assert post(address, [5, 6]).status_code == 200
+        eventually(
+            lambda: metric(address, "aftserve_parity_checks_total", **within) == 1, "it is compared"
+        )
+        assert http.get(f"{address}/readyz").status_code == 200
+        assert post(address, [5] * 65_537).status_code == 200
+        assert metric(address, "aftserve_skipped_parity_checks_total") == 1
+        assert post(address, [ODD, 6]).status_code == 200
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        assert "PyTorch" in http.get(f"{address}/readyz").json()["status"]
+        assert post(address, [5]).status_code == 503
+
+
+def test_documents_of_a_shared_run_are_compared_with_runs_alone(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    with serving(
+        large_batches(bundle_copy), tmp_path / "log", "--shadow", "1", "--threads", "1"
+    ) as (address, _):
+        http.post(
+            f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
+        )
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        assert "single run" in http.get(f"{address}/readyz").json()["status"]
+        assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
+
+
+def test_a_model_that_fails_its_golden_cases_is_not_served(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    bundle = rounded(bundle_copy)
+    with serving(bundle, tmp_path / "log") as (address, _):
+        assert not http.get(f"{address}/parity").json()["within"]
+        assert http.get(f"{address}/readyz").status_code == 503
+        assert "golden" in http.get(f"{address}/readyz").json()["status"]
+        assert post(address, [5]).status_code == 503
+        assert http.get(f"{address}/healthz").status_code == 200
+
+
+def test_where_so_configured_it_is_served_by_the_safe_path(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    bundle = rounded(bundle_copy)
+    with serving(bundle, tmp_path / "log", "--on-breach", "fallback") as (address, _):
+        assert http.get(f"{address}/parity").json()["within"]
+        assert http.get(f"{address}/info").json()["safe"]
+        assert post(address, [5]).status_code == 200
+
+
+def test_a_live_breach_falls_back_too(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    bundle = odd_first_token(bundle_copy)
+    options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
+    with serving(bundle, tmp_path / "log", *options) as (address, _):
+        assert post(address, [ODD, 6]).status_code == 200
+        eventually(lambda: http.get(f"{address}/info").json()["safe"], "it falls back")
+        assert post(address, [5]).status_code == 200
+        # Here the portable bodies are off too, and there is nothing to fall back to.
+        assert post(address, [ODD, 6]).status_code == 200
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "nothing is left")
+
+
+def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
+    bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
+) -> None:
+    bundle = odd_first_token(bundle_copy)
+    options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
+    with serving(bundle, tmp_path / "log", *options) as (address, _):
+        assert compare(address, text="a").status_code == 200
+        (bundle / "model.onnx").unlink()
+        assert post(address, [ODD, 6]).status_code == 200
+        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it says so")
+        assert post(address, [5]).status_code == 503
+
+
+def rounded(bundle: Path) -> Path:
+    """A bundle whose fused kernels are outside the bound on this machine."""
+    if aftplugins.library("onnxruntime") is None:
+        pytest.skip("no fused kernels are built here")
+    coarse_kernels(bundle)
+    if all(result.passed for result in verify(Bundle.open(bundle))):
+        pytest.skip("this processor has no int8 products: the kernels do not round")
+    return bundle

@@ -1,0 +1,136 @@
+import asyncio
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftserve.model.costs import CostModel, Measurement
+from aftserve.scheduling.batching import next_batch
+from aftserve.scheduling.job import Job
+
+RUN, TOKEN = 1e-3, 1e-6
+"""Seconds of a run, and more for each token of it: short documents gain by company."""
+
+LENGTHS = (1, 16, 64, 256, 1024, 4096)
+COSTS = CostModel(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
+NEVER = CostModel(
+    [
+        *(Measurement(1, t, t * TOKEN) for t in LENGTHS),
+        *(Measurement(n, t, n * t * TOKEN) for n in (2, 4) for t in LENGTHS),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def waiting(
+    loop: asyncio.AbstractEventLoop,
+    *tokens: int,
+    costs: CostModel = COSTS,
+    promised: float = 1e9,
+    active: Any = None,
+) -> list[Job]:
+    return [
+        Job(active, np.zeros(n, np.int64), costs.single(n), promised, loop.create_future())
+        for n in tokens
+    ]
+
+
+def chosen(
+    jobs: list[Job], costs: CostModel = COSTS, budget: int = 4096, **given: object
+) -> list[int]:
+    options = {"budget_tokens": budget, "masks_padding": True, "now": 0.0} | given
+    return [jobs.index(job) for job in next_batch(jobs, costs, **options)]  # type: ignore[arg-type]
+
+
+def test_documents_of_like_length_share_a_run(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 22, 18)) == [0, 1, 2]
+
+
+def test_documents_of_two_models_do_not(loop: asyncio.AbstractEventLoop) -> None:
+    before, after = (waiting(loop, 20, 20, 20, active=object()) for _ in range(2))
+    assert chosen([before[0], after[0], before[1], after[1]]) == [0, 2]
+    assert chosen([after[0], before[0], after[1]]) == [0, 2]
+
+
+def test_where_batches_gain_nothing_none_is_made(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 20, 20, costs=NEVER), NEVER) == [0]
+
+
+def test_a_document_of_another_length_is_left_for_later(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 4000, 21)) == [0, 2]
+
+
+def test_no_batch_is_larger_than_any_measured(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, *[20] * 20)) == list(range(8))
+
+
+def test_padding_counts_in_the_budget(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 30, 20), budget=60) == [0, 1]
+
+
+def test_a_document_that_failed_in_company_runs_alone(loop: asyncio.AbstractEventLoop) -> None:
+    jobs = waiting(loop, 20, 20, 20)
+    jobs[1].single = True
+    assert chosen(jobs) == [0, 2]
+    assert chosen(jobs[1:]) == [0]
+
+
+def test_nothing_overtakes_a_document_that_is_late(loop: asyncio.AbstractEventLoop) -> None:
+    jobs = waiting(loop, 20, 4000, 21)
+    jobs[1].promised = 0.001
+    assert chosen(jobs) == [0]
+
+
+def test_a_model_that_cannot_mask_padding_gets_none(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 21, 20), masks_padding=False) == [0, 2]
+
+
+@given(
+    tokens=st.lists(st.integers(1, 5000), min_size=1, max_size=90),
+    promised=st.floats(0, 1),
+    budget=st.integers(1, 20_000),
+    masks_padding=st.booleans(),
+)
+def test_whatever_waits_the_oldest_is_next_in_a_batch_that_keeps_the_rules(
+    tokens: list[int],
+    promised: float,
+    budget: int,
+    masks_padding: bool,
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    jobs = waiting(loop, *tokens, promised=promised)
+    batch = [jobs[i] for i in chosen(jobs, budget=budget, masks_padding=masks_padding)]
+    assert batch[0] is jobs[0]
+    width = max(job.tokens for job in batch)
+    assert len(batch) == 1 or len(batch) * width <= budget
+    assert len(batch) == 1 or width <= 1.5 * min(job.tokens for job in batch)
+    alone = sum(job.seconds for job in batch)
+    assert len(batch) == 1 or COSTS.batch(len(batch), width) < alone
+
+
+def test_every_document_is_run_in_the_end(loop: asyncio.AbstractEventLoop) -> None:
+    tokens = np.random.default_rng(0).integers(1, 3000, 200).tolist()
+    jobs = waiting(loop, *tokens)
+    total = list(accumulate(job.seconds for job in jobs))
+    for job, seconds in zip(jobs, total, strict=True):
+        job.promised = seconds
+    queue, now, finished = list(jobs), 0.0, {}
+    while queue:
+        batch = next_batch(queue, COSTS, budget_tokens=4096, masks_padding=True, now=now)
+        now += COSTS.batch(len(batch), max(job.tokens for job in batch))
+        for job in batch:
+            queue.remove(job)
+            finished[job.promised] = now
+    assert len(finished) == len(jobs)
+    # Overtaking costs nobody more than the batch that overtook it.
+    assert all(end <= promise + COSTS.batch(8, 4096) for promise, end in finished.items())

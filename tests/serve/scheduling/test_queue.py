@@ -1,0 +1,210 @@
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftserve.model.classifier import Classifier
+from aftserve.scheduling.engine_state import Idle, Releasing, Run, Running
+from aftserve.scheduling.job import Job, Progress
+from aftserve.scheduling.queue import JobQueue
+
+ANY: Any = object()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def job(loop: asyncio.AbstractEventLoop, seconds: float = 0.1) -> Job:
+    return Job(ANY, np.zeros(1, np.int64), seconds, 0.0, loop.create_future())
+
+
+def run_of(jobs: Sequence[Job]) -> Run:
+    return Run(jobs, ANY, 0.0, 0.0, ANY)
+
+
+def first(jobs: Iterable[Job]) -> Run:
+    return run_of([next(iter(jobs))])
+
+
+def release(classifier: Classifier) -> Run:
+    return Run((), classifier, 0.0, 0.0, ANY)
+
+
+def take(queue: JobQueue) -> Sequence[Job]:
+    run = queue.take(first)
+    return run.batch if run else ()
+
+
+def test_the_oldest_comes_first_and_what_is_put_back_before_it(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    waiting, jobs = JobQueue(), [job(loop) for _ in range(4)]
+    for one in jobs[2:]:
+        waiting.put(one)
+    waiting.requeue(jobs[:2])
+    assert [take(waiting)[0] for _ in jobs] == jobs
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(1e-6, 1e3)), max_size=50))
+def test_its_seconds_are_those_of_its_jobs(
+    loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, float]]
+) -> None:
+    waiting, kept = JobQueue(), list[Job]()
+    for adds, seconds in moves:
+        if adds or not kept:
+            kept.append(job(loop, seconds))
+            waiting.put(kept[-1])
+        else:
+            assert waiting.remove(kept.pop(int(seconds) % len(kept)))
+        assert len(waiting) == len(kept)
+        assert waiting.backlog().seconds == pytest.approx(sum(j.seconds for j in kept), abs=1e-9)
+    assert waiting.close() == kept
+
+
+def test_what_was_taken_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
+    waiting, one = JobQueue(), job(loop)
+    waiting.put(one)
+    assert take(waiting) == [one]
+    assert not waiting.remove(one)
+
+
+def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    waiting, one = JobQueue(), job(loop)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(take, waiting)
+        waiting.pause(True)
+        waiting.put(one)
+        time.sleep(0.05)
+        assert not taken.done()
+        waiting.pause(False)
+        assert taken.result(30) == [one]
+
+
+def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    waiting, one = JobQueue(), job(loop)
+    assert not waiting.wait(0)
+    assert not waiting.wait(0.01)
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(waiting.wait, math.inf)
+        waiting.pause(True)
+        assert not came.done()
+        waiting.put(one)
+        assert came.result(30)
+    assert waiting.wait(0)
+    assert waiting.remove(one)
+    assert not waiting.wait(0)
+
+
+def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> None:
+    waiting, taken = JobQueue(), list[Sequence[Job]]()
+    thread = threading.Thread(target=lambda: taken.append(take(waiting)))
+    thread.start()
+    waiting.close()
+    thread.join(30)
+    assert taken == [()]
+    assert waiting.wait(math.inf)
+
+
+def test_every_job_is_taken_or_removed_and_none_twice(loop: asyncio.AbstractEventLoop) -> None:
+    waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
+
+    def take_all() -> None:
+        while run := waiting.take(lambda jobs: run_of(list(jobs)[:3])):
+            taken.extend(run.batch)
+
+    thread = threading.Thread(target=take_all)
+    thread.start()
+    jobs = [job(loop) for _ in range(2000)]
+    for older, newer in zip([None, *jobs], jobs, strict=False):
+        waiting.put(newer)
+        if older is not None and waiting.remove(older):
+            removed.append(older)
+    left = waiting.close()
+    thread.join(30)
+    assert len(taken) + len(removed) + len(left) == len(jobs)
+    assert set(taken) | set(removed) | set(left) == set(jobs)
+
+
+def part_of(loop: asyncio.AbstractEventLoop) -> Job:
+    one = job(loop, seconds=0.4)
+    one.progress = Progress(ANY, left=4)
+    return one
+
+
+def test_a_document_with_parts_left_returns_to_the_front(loop: asyncio.AbstractEventLoop) -> None:
+    queue, long, other = JobQueue(), part_of(loop), job(loop)
+    queue.put(long)
+    run = queue.take(first)
+    assert run is not None
+    assert queue.state == Running(run)
+    assert not queue.remove(long)
+    queue.put(other)
+    run.calibrated, run.unfinished = 0.1, True
+    assert queue.end_run() is None
+    assert queue.state == Idle(run.classifier)
+    assert long.seconds == pytest.approx(0.3)
+    assert queue.backlog().chunked_seconds == pytest.approx(0.3)
+    assert queue.close() == [long, other]
+
+
+def test_an_abandoned_document_with_parts_left_is_not_queued_again(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    queue, long = JobQueue(), part_of(loop)
+    queue.put(long)
+    run = queue.take(first)
+    assert run is not None
+    run.unfinished = True
+    long.future.cancel()
+    assert queue.end_run() is long
+    assert not queue.remove(long)
+    assert len(queue) == 0
+
+
+def test_memory_is_released_once_after_the_last_run(loop: asyncio.AbstractEventLoop) -> None:
+    queue = JobQueue()
+    assert queue.begin_release(release) is None
+    queue.put(job(loop))
+    run = queue.take(first)
+    assert run is not None
+    assert queue.begin_release(release) is None  # while it runs
+    queue.end_run()
+    released = queue.begin_release(release)
+    assert released is not None
+    assert queue.state == Releasing(released)
+    queue.end_run()
+    assert queue.state == Idle()
+    assert queue.begin_release(release) is None
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_memory_of_a_replaced_model_is_not_released(
+    running: bool, loop: asyncio.AbstractEventLoop
+) -> None:
+    queue = JobQueue()
+    queue.put(job(loop))
+    queue.take(first)
+    if running:
+        queue.forget_memory()
+        queue.end_run()
+    else:
+        queue.end_run()
+        queue.forget_memory()
+    assert queue.state == Idle()
+    assert queue.begin_release(release) is None
