@@ -36,6 +36,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
             _aten.amin.default: _amin,
             _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
             _aten.logcumsumexp.default: logcumsumexp,
+            _aten.var_mean.correction: _var_mean,
             _aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
             python.floordiv: _floordiv,
         }
@@ -73,6 +74,21 @@ def _amax(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
 
 def _amin(self, dim=(), keepdim=False):  # type: ignore[no-untyped-def]
     return op.ReduceMin(self, [*dim] or None, keepdims=int(keepdim))
+
+
+def _var_mean(self, dim=None, correction=None, keepdim=False):  # type: ignore[no-untyped-def]
+    """Translate both at once: torch divides a float32 sum by a float64 number of tokens."""
+    is_wide = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    wide = self if is_wide else op.Cast(self, to=ir.DataType.FLOAT)
+    axes = [*dim] if dim else [*range(len(self.shape))]
+    mean = op.ReduceMean(wide, axes, keepdims=1)
+    deviations = op.Sub(wide, mean)
+    total = op.ReduceSum(op.Mul(deviations, deviations), axes, keepdims=1)
+    count = op.ReduceProd(op.Gather(op.Shape(self), _constant(torch.tensor(axes))), keepdims=0)
+    free = op.Sub(op.CastLike(count, wide), float(1 if correction is None else correction))
+    variance = op.Div(total, op.Max(free, op.CastLike(0.0, wide)))
+    results = (op.CastLike(result, self) for result in (variance, mean))
+    return tuple(result if keepdim else op.Squeeze(result, axes) for result in results)
 
 
 def _adaptive_avg_pool1d(self, output_size):  # type: ignore[no-untyped-def]

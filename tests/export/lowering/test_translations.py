@@ -127,3 +127,31 @@ def test_what_is_padded_by_as_much_as_is_pooled_is_run() -> None:
         return functional.avg_pool1d(functional.pad(x, (0, 2)), 2).mean(2)
 
     assert_as_torch(Pooled(pool))
+
+
+class Moments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        moments = [
+            *torch.var_mean(x, 1, keepdim=True),
+            *(moment[:, None] for moment in torch.var_mean(x, -2, unbiased=False)),
+            *torch.std_mean(x, (1, 2), keepdim=True, correction=2),
+        ]
+        return torch.cat([moment.expand(-1, -1, 4) for moment in moments], 1)
+
+
+def test_variances_with_means_are_pytorchs() -> None:
+    """Both of a million nearly equal tokens, too."""
+    module = Moments().eval()
+    with torch.no_grad():
+        module.embedding.weight.copy_(0.7 + 1e-2 * module.embedding.weight)
+    engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
+    module.double()
+    for shape in ((2, 17), (1, 1_048_576)):
+        ids = torch.arange(shape[0] * shape[1]).reshape(shape) % 50
+        logits = engine.run({"input_ids": ids.numpy()})["logits"]
+        np.testing.assert_allclose(logits, module(ids).detach().numpy(), rtol=1e-4)
