@@ -38,7 +38,7 @@ class Answer:
         scores: probability of every class, by label.
         logits: logits ``[C]`` in float64.
         added: contribution of each token to the largest logit, if the model has evidence; see
-            ``aftexport.evidence``.
+            ``aftexport.passes.evidence``.
         offset: part of that logit that does not depend on the tokens.
     """
 

@@ -1,9 +1,9 @@
 """The passages of a document that support its class.
 
-The model returns the contribution of each token to the logit (``aftexport.evidence``). A passage is
-a run of tokens that contributes more than as many average tokens. The passages are the maximal
-scoring subsequences of the contributions minus their average, found by the algorithm of Ruzzo and
-Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
+The model returns the contribution of each token to the logit (``aftexport.passes.evidence``). A
+passage is a run of tokens that contributes more than as many average tokens. The passages are the
+maximal scoring subsequences of the contributions minus their average, found by the algorithm of
+Ruzzo and Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
 """
 
 from collections.abc import Iterable, Sequence

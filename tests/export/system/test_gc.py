@@ -8,7 +8,7 @@ from aftexport.system.gc import collection_paused
 
 _GARBAGE = """
 import sys
-from aftexport.garbage_collection import no_collection_at_exit
+from aftexport.system.gc import no_collection_at_exit
 
 class Ring:
     def __init__(self):
