@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from aftserve.deployment import DeploymentSettings, deployment_options
+from aftserve.ray.deployment import DeploymentSettings, deployment_options
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
