@@ -19,7 +19,7 @@ from aftexport.fuse.algebra import times
 from aftexport.fuse.atoms import Product
 from aftexport.fuse.axes import Axis, Dims, LayoutError, flat
 from aftexport.fuse.cuts import Cuts
-from aftexport.fuse.failed_conditions import failed_condition
+from aftexport.fuse.failed_conditions import failed_condition, layout_condition
 from aftexport.fuse.formulas import layout
 from aftexport.fuse.measured import Measured, UnmeasurableError, measure
 from aftexport.fuse.mechanisms import PATTERNS
@@ -29,6 +29,7 @@ from aftexport.fuse.outside_factors import without_outside
 from aftexport.fuse.pattern import NearMissError, Operand, Rewrite, Subject, size_of
 from aftexport.fuse.proof import ProofError, compare, in_float64, part_of, runner
 from aftexport.fuse.reading import Reader
+from aftexport.fuse.weights import has_pairs
 from aftexport.fuse.writing import Writer
 from aftexport.registry import ALL_OPERATORS
 
@@ -220,6 +221,8 @@ class _Recogniser:
                     self._replace(value, dims, rewrite, reader)
                     return
             except NearMissError as miss:
+                if has_pairs(subject):
+                    break  # dot-product attention fails other conditions too
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
             except (LayoutError, ArithmeticError, ValueError):
@@ -262,7 +265,7 @@ class _Recogniser:
         try:
             output = _write(writer, rewrite, dims)
         except LayoutError:
-            raise NearMissError("its tensors cannot be laid out as [B, T, D]") from None
+            raise NearMissError(layout_condition(rewrite)) from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
         self._cuts.check(before, ends)

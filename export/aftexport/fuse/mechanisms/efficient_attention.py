@@ -24,6 +24,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 from aftexport.fuse.tokens import check_tokens
+from aftexport.fuse.weights import applied_function
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -90,10 +91,16 @@ def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
         return
     others = set(bound) - found[1]
     readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    if any(isinstance(atom, Exp) for atom in readers):
+        return
+    function = next(filter(None, map(applied_function, readers)), None)
     if normalisers[0] not in sums(body.factors, -1.0):
-        if not any(isinstance(atom, Exp) for atom in readers):
-            raise NearMissError("the keys are not normalised by a softmax over the tokens")
-    elif others & free(found[0]) and not any(isinstance(atom, Exp) for atom in readers):
+        if function is not None:
+            raise NearMissError(f"the softmax of the keys goes through {function}")
+        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+    if others & free(found[0]):
+        if function is not None:
+            raise NearMissError(f"the softmax of the query goes through {function}")
         raise NearMissError("the query is not normalised by a softmax over its channels")
 
 
