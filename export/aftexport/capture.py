@@ -15,6 +15,7 @@ from aftexport.errors import TraceError
 from aftexport.export_attempts import Failure, attempt_export, examples
 from aftexport.forward_signature import ForwardSignature, with_plain_inputs
 from aftexport.manifest import MAX_TOKENS
+from aftexport.random_operators import error_of_failure
 from aftexport.refusals import (
     BRANCHES,
     IN_TORCH,
@@ -71,7 +72,7 @@ def capture(
             f"shorter ones{taken.place if taken else ''}.",
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         ) from error
-    raise _refusal(model, names, error, taken, one_way) from error
+    raise error_of_failure(error) or _refusal(model, names, error, taken, one_way) from error
 
 
 def _scripted(whole: str) -> TraceError:

@@ -20,8 +20,10 @@ from aftexport.file_format import lower_format
 from aftexport.fuse.encoder import fuse_encoder
 from aftexport.fuse.fastformer import fuse_fastformer
 from aftexport.fuse.pooling import fuse_pooling
+from aftexport.fuse.random_nodes import random_node
 from aftexport.optimizer_faults import avoid_optimizer_faults
 from aftexport.position_bias import choose_precisions
+from aftexport.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.registry import ALL_OPERATORS
 from aftexport.rewriting import exactly
 from aftexport.size_floats import cast_size_floats
@@ -54,9 +56,12 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
-        TraceError: where torch.onnx knows no translation of an operator.
+        TraceError: where torch.onnx knows no translation of an operator, or the graph is random.
     """
     model = _translated(program, opset).model_proto
+    if random_node(model) is not None:
+        node = drawing_node(program)
+        raise error_of_node(node) if node is not None else drawing_error("", "")
     produced = opset_of(model)
     if produced != opset:
         raise TraceError(
