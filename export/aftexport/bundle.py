@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from aftexport.bundle_files import EXPORT_AGAIN, check_file, check_link
+from aftexport.chunked_plan import check_plan
 from aftexport.domain import VERSION as OPERATOR_VERSION
 from aftexport.domain import operators_in
 from aftexport.engines.engine_file import EngineFile
@@ -97,6 +98,8 @@ class Bundle:
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
                 raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
+        if content.chunked:
+            check_plan(path, path / CHUNKED, content.chunked)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
         bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()}, digest)
         bundle.check_model()
