@@ -38,7 +38,8 @@ def _std_of_all(self, unbiased=True):  # type: ignore[no-untyped-def]
 
 def _std_mean(self, dim=None, correction=None, keepdim=False):  # type: ignore[no-untyped-def]
     mean = op.ReduceMean(self, _axes(dim), keepdims=int(keepdim))
-    return _std(self, dim, correction, keepdim), mean
+    unbiased = 1 if correction is None else correction
+    return _deviation(self, dim, unbiased, keepdim=keepdim), mean
 
 
 def _deviation(x: Any, dim: Sequence[int] | int | None, correction: float, *, keepdim: bool) -> Any:

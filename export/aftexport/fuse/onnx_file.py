@@ -128,5 +128,5 @@ def _check(fused: onnx.ModelProto, measured: Measured) -> None:
                 raise ParityError(
                     f"Output {name} differs by {result.error:.1e} once fused, "
                     f"the bound is {result.bound:.0e}.",
-                    "Please report this model; nothing was written.",
+                    "Use the original model: nothing was written.",
                 )

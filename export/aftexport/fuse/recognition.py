@@ -221,7 +221,7 @@ class _Recogniser:
                     self._replace(value, dims, rewrite, reader)
                     return
             except NearMissError as miss:
-                if has_pairs(subject):
+                if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return

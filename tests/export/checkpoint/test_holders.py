@@ -92,6 +92,7 @@ def test_the_class_that_is_refused_is_named(
     with pytest.raises(CheckpointError, match=r"run code when loaded: \S*Settings") as refused:
         load(path, factory="toy:Bag")
     assert "--allow-pickle" in refused.value.remedy
+    assert "--factory" not in refused.value.remedy  # it is given
     with pytest.warns(UserWarning, match="runs whatever code"):
         read = load(path, factory="toy:Bag", allow_pickle=True)
     assert_trained(read.module)

@@ -102,6 +102,18 @@ def guarded_bias(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return (logits.softmax(2).nan_to_num() * v[:, None]).sum(2) * q.sigmoid()
 
 
+def keys_twice_and_plain_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    k = k.softmax(-2)
+    return merged(q @ ((k / k.sum(-1, keepdim=True)).transpose(-1, -2) @ v))
+
+
+def query_twice_and_plain_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q = q.softmax(-1)
+    return merged((q / q.sum(-2, keepdim=True)) @ (k.transpose(-1, -2) @ v))
+
+
 def mixed_heads(scores: Tensor) -> Tensor:
     mixing = torch.eye(scores.shape[1]) + 0.1
     return torch.einsum("bhtu,hg->bgtu", scores.softmax(-1), mixing)
@@ -134,6 +146,14 @@ REASONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "guarded features": (guarded_features, NAN),
     "guarded keys": (guarded_keys, "the softmax of the keys goes through nan_to_num"),
     "guarded queries": (guarded_queries, "the softmax of the query goes through nan_to_num"),
+    "keys twice and a plain query": (
+        keys_twice_and_plain_query,
+        "the query is not normalised by a softmax over its channels",
+    ),
+    "query twice and plain keys": (
+        query_twice_and_plain_keys,
+        "the keys are not normalised by a softmax over the tokens",
+    ),
     "masked and guarded": (masked_and_guarded, NAN),
     "eps in the sum of keys": (eps_in_sum_of_keys, "1e-06 is added to the sum of the keys"),
 }

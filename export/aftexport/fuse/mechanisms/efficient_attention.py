@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aftexport.fuse.algebra import free
 from aftexport.fuse.atoms import Exp, Over, Product, Truth, one
-from aftexport.fuse.axes import flat
+from aftexport.fuse.axes import Axis, flat
 from aftexport.fuse.mechanisms._roles import roles_of
 from aftexport.fuse.pattern import (
     NearMissError,
@@ -24,7 +24,7 @@ from aftexport.fuse.pattern import (
     without,
 )
 from aftexport.fuse.tokens import check_tokens
-from aftexport.fuse.weights import applied_function
+from aftexport.fuse.weights import applied_function, summed_tokens
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -39,6 +39,7 @@ def match(subject: Subject) -> Rewrite | None:
     _refuse_one_softmax(numerators[0], normalisers)
     if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
         return None
+    _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
     if len(inner) != 1:
         raise NearMissError("the two softmaxes are not over the query's channels and the tokens")
     queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
@@ -102,6 +103,16 @@ def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
         if function is not None:
             raise NearMissError(f"the softmax of the query goes through {function}")
         raise NearMissError("the query is not normalised by a softmax over its channels")
+
+
+def _refuse_one_exponential(numerator: Over, tokens: set[Axis]) -> None:
+    """Raises NearMissError where both softmaxes are of the keys, or of the query."""
+    exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
+    of_keys = [bool(free(one(atom)) & tokens) for atom in exponentials]
+    if tokens and all(of_keys):
+        raise NearMissError("the query is not normalised by a softmax over its channels")
+    if tokens and not any(of_keys):
+        raise NearMissError("the keys are not normalised by a softmax over the tokens")
 
 
 def _is_of_weights(body: Product) -> bool:
