@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from aftserve.ray.deployment import DeploymentSettings, deployment_options
 from commands import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
 from aftserve.api.api_keys import Keys
+from aftserve.ray.deployment import DeploymentSettings, deployment_options
 from aftserve.settings import Settings
 from docs.pages import BLOCKS, PAGES, Block
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from aftexport.bundle.bundle_files import EXPORT_AGAIN, check_file, check_link
+from aftexport.bundle.chunked_plan import check_plan
 from aftexport.bundle.golden import Case, pack_cases, unpack_cases
 from aftexport.bundle.manifest import SCHEMA_VERSION, Manifest, ManifestFile, problem
 from aftexport.bundle.tokenizer import parse_tokenizer
@@ -85,6 +86,8 @@ class Bundle:
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
                 raise BundleError(path, f"{MANIFEST} does not list {required}", EXPORT_AGAIN)
+        if content.chunked:
+            check_plan(path, path / CHUNKED, content.chunked)
         manifest = Manifest(**{name: getattr(content, name) for name in Manifest.model_fields})
         bundle = cls(path, manifest, {name: e.bytes for name, e in content.files.items()}, digest)
         bundle.check_model()

@@ -1,5 +1,6 @@
 """What a bundle says of itself: ``manifest.json``."""
 
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +13,10 @@ from aftexport.engines.tensorrt.settings import BuildSettings, Count
 SCHEMA_VERSION = 1
 
 
+_PLAIN = (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a "))
+"""Words of pydantic, and plain ones."""
+_MAX_SHOWN = 40
+"""Characters of a wrong value that an error repeats."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
@@ -112,7 +117,7 @@ class ChunkedPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     stages: tuple[ChunkedStage, ...]
-    pooled: dict[str, Pooling]
+    pooled: Annotated[dict[str, Pooling], Len(1)]
     token_bytes: Count
     evidence: bool = False
 
@@ -201,8 +206,35 @@ class ManifestFile(Manifest):
 
 
 def problem(error: ValidationError) -> str:
-    """The first thing wrong, with its place."""
+    """Return the first thing wrong: the place, what was expected there, and what came."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+    match first["type"]:
+        case "missing":
+            return f"{place}: the field is missing"
+        case "extra_forbidden":
+            return f"{place}: the field is not known"
+        case "value_error":
+            message = first["msg"].removeprefix("Value error, ")
+            return f"{place}: {message}" if place else message
+    expected = re.sub(r"^Input should (be |have )?", "", first["msg"])
+    expected = re.sub(r"^\w+ (should have .+?),? not \d+$", r"\1", expected)
+    expected = expected.removeprefix("should have ").partition(" after validation")[0]
+    for said, plain in _PLAIN:
+        expected = expected.replace(said, plain)
+    return f"{place}: expected {expected}, got {_shown(first['input'])}"
+
+
+def _shown(value: object) -> str:
+    """A value of JSON for people, without all that a long one holds."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return f"an object of {len(value)}"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 from aftexport.capture.advice import BRANCHES, IN_TORCH, ONE_WAY, decisive, is_of_pieces, remedy
 from aftexport.capture.attempts import Failure, attempt_export, examples
 from aftexport.capture.complaints import cause, failed_in_torch, learned_length, violation
+from aftexport.capture.random_operators import error_of_failure
 from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.capture.torch_logs import quiet
 from aftexport.errors import TraceError
@@ -35,7 +36,7 @@ def explain(
             f"shorter ones{taken.place if taken else ''}.",
             f"{BRANCHES} {ONE_WAY.format(one_way)}",
         )
-    return _refusal(model, names, error, taken, one_way)
+    return error_of_failure(error) or _refusal(model, names, error, taken, one_way)
 
 
 def find_bound(

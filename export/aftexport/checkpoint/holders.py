@@ -1,7 +1,7 @@
 """The weights in what training scripts save: a state dict among other things."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ def state_dict_in(path: Path, content: object, *, plain: bool = True) -> Mapping
             path, f"it holds a {type(content).__name__}, not a model", _GIVE_WEIGHTS
         )
     place = _place_of_weights(path, content)
+    if not place and not _is_mostly_tensors(content):
+        _refuse_other_names(path, list(_named_weights(content)), plain=plain)
     if place is None:
         if not content or any(content.get(name) == {} for name in _STATE_DICTS):
             raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
@@ -72,6 +74,10 @@ def module_in(path: Path, content: object) -> nn.Module:
                 _warn_of_others(path, content, (held[0],), plain=False)
                 return content[held[0]]  # type: ignore[no-any-return]
     if isinstance(content, Mapping):
+        modules = [
+            place for place in _named_weights(content) if isinstance(_at(content, place), nn.Module)
+        ]
+        _refuse_other_names(path, modules, plain=False)
         what = f"a dict with {listed([repr(key) for key in content])}, not a module"
         if _place_of_weights(path, content) is not None:
             raise CheckpointError(
@@ -90,13 +96,54 @@ def _place_of_weights(
     """The keys that lead to the weights; empty for the dict itself, None where there are none."""
     if (place := _held(path, content, _STATE_DICTS, depth)) is not None:
         return place
-    tensors = sum(isinstance(value, Tensor) for value in content.values())
-    if tensors * 2 > len(content):
+    if _is_mostly_tensors(content):
         return ()
     for names in (_OTHER_STATE_DICTS, _AVERAGES, _WRAPPERS):
         if (place := _held(path, content, names, depth)) is not None:
             return place
-    return () if tensors else None
+    return () if _has_weights(content) else None
+
+
+def _is_mostly_tensors(content: Mapping[Any, Any]) -> bool:
+    return sum(isinstance(value, Tensor) for value in content.values()) * 2 > len(content)
+
+
+def _named_weights(content: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple[str, ...]]:
+    """The places of modules and state dicts, whatever their names; an optimizer's are none."""
+    for name, held in content.items():
+        if isinstance(held, nn.Module):
+            yield (name,)
+        elif not isinstance(name, str) or not isinstance(held, Mapping):
+            continue
+        elif held and _is_mostly_tensors(held) and all(isinstance(key, str) for key in held):
+            yield (name,)
+        elif depth < _MAX_DEPTH and "param_groups" not in held:
+            yield from ((name, *place) for place in _named_weights(held, depth + 1))
+
+
+def _refuse_other_names(path: Path, places: Sequence[tuple[str, ...]], *, plain: bool) -> None:
+    """Raise CheckpointError where weights lie under names that do not tell which are the model's.
+
+    Args:
+        path: the file, for the message.
+        places: the keys that lead to each of the weights.
+        plain: whether torch.load reads the file as it is.
+    """
+    if not places:
+        return
+    names = listed([".".join(place) for place in places])
+    keys = "".join(f"[{key!r}]" for key in places[0])
+    options = "" if plain else ", weights_only=False"
+    save = f"torch.save(torch.load({str(path)!r}{options}){keys}, 'one.pt')"
+    if len(places) == 1:
+        reason = f"it holds weights under {names}, which is not a usual name of the model's weights"
+        raise CheckpointError(path, reason, f"If they are the model's, save and give them: {save}.")
+    raise CheckpointError(
+        path,
+        f"it holds the weights of several models, under {names}",
+        f"Save the one to export, and give that file: {save}. If they are parts of one model, load "
+        "them into it, and save its state_dict().",
+    )
 
 
 def _held(

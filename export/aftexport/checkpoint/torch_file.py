@@ -58,7 +58,7 @@ def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> T
                 "Save torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
                 "options=StateDictOptions(full_state_dict=True)).",
             ) from error
-        what, save = _refused(path, str(error))
+        what, save = _refused(path, str(error), factory)
         if not what:
             raise CheckpointError(
                 path, "neither a PyTorch file nor any other kind known", "Give a model file."
@@ -100,9 +100,10 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _refused(path: Path, message: str) -> tuple[str, str]:
+def _refused(path: Path, message: str, factory: str | None) -> tuple[str, str]:
     """What in a file is not read without running it, and what to save instead; or nothing."""
-    save = "Save its state_dict and give --factory package.module:factory"
+    save = "Save its state_dict"
+    save += " and give --factory package.module:factory" if factory is None else " alone"
     with reading_stand_ins():
         names = _names(path) or _GLOBAL.findall(message)
     if names:

@@ -3,7 +3,6 @@
 import copy
 import io
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aftexport.bundle.chunked_plan import DAMAGED
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.contract import EVIDENCE
@@ -27,8 +27,6 @@ Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
 _Chunk = tuple[int, int]
 """Its first token and the one after its last."""
 
-_DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
-"""What zipfile raises on bytes that zipfile did not write."""
 _MAX_GRAPH_BYTES = 1 << 31
 """Of a protobuf message."""
 MEMORY_BUDGET = 512 << 20
@@ -169,7 +167,7 @@ class ChunkedModel:
         try:
             self._archive = zipfile.ZipFile(archive)
             reason = unstored_member(self._archive, archive.stat().st_size)
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise EngineError(f"{archive}: {error}.", "Export the model again.") from error
         if reason is not None:
             raise EngineError(f"{archive}: {reason}.", "Export the model again.")
@@ -362,7 +360,7 @@ class ChunkedModel:
         # keeps between chunks goes with it.
         try:
             model = self._read(name)
-        except (OSError, KeyError, *_DAMAGED) as error:
+        except (OSError, KeyError, *DAMAGED) as error:
             raise EngineError(
                 f"{self._name}: {str(error) or 'it is cut off'}.",
                 "Replace a bundle, never write over it.",

@@ -44,6 +44,7 @@ def scalar_functions() -> dict[Any, Callable[..., Any]]:
         _aten.logaddexp2.default: _logaddexp2,
         _aten.special_xlog1py.default: _xlog1py,
         _aten.atan2.default: _atan2,
+        _aten.hypot.default: _hypot,
         _aten.remainder.Scalar: _remainder,
         _aten.remainder.Tensor: _remainder,
     }
@@ -140,6 +141,23 @@ def _atan2(self, other):  # type: ignore[no-untyped-def]
     ratio = op.Where(at_origin, self, ratio)
     half_turn = op.Where(_is_negative(self), op.Neg(pi), pi)
     return op.Add(op.Atan(ratio), op.Where(_is_negative(other), half_turn, zero))
+
+
+def _hypot(self, other):  # type: ignore[no-untyped-def]
+    # Squares overflow or vanish where the root is an ordinary number.
+    one, other = op.CastLike(1.0, self), op.CastLike(other, self)
+    first, second = op.Abs(self), op.Abs(other)
+    large, small = op.Max(first, second), op.Min(first, second)
+    infinity = op.CastLike(math.inf, self)
+    is_infinite = op.Or(op.Equal(first, infinity), op.Equal(second, infinity))
+    is_plain = op.Greater(large, op.CastLike(0.0, self))
+    ratio = op.Div(small, op.Where(is_plain, large, one))
+    root = op.Mul(large, op.Sqrt(op.Add(one, op.Mul(ratio, ratio))))
+    return op.Where(
+        is_infinite,
+        infinity,
+        op.Where(op.Equal(first, second), op.Mul(first, op.CastLike(math.sqrt(2), self)), root),
+    )
 
 
 def _is_negative(x: Any) -> Any:

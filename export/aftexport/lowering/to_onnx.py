@@ -9,12 +9,14 @@ import onnx.inliner
 import torch
 from torch.export import ExportedProgram
 
+from aftexport.capture.random_operators import drawing_error, drawing_node, error_of_node
 from aftexport.capture.shape_guards import ShapeGuard, record_shape_guards
 from aftexport.capture.torch_logs import quiet
 from aftexport.contract import AXES
 from aftexport.errors import TraceError, UsageError
 from aftexport.lowering.exact_rules import exactly
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.random_nodes import random_node
 from aftexport.lowering.size_floats import cast_size_floats
 from aftexport.lowering.translations import translations
 from aftexport.lowering.untranslated import untranslated
@@ -43,9 +45,12 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
 
     Raises:
         UsageError: for an opset outside ``OPSETS``.
-        TraceError: where torch.onnx knows no translation of an operator.
+        TraceError: where torch.onnx knows no translation of an operator, or the graph is random.
     """
     model = _translated(program, opset).model_proto
+    if random_node(model) is not None:
+        node = drawing_node(program)
+        raise error_of_node(node) if node is not None else drawing_error("", "")
     produced = opset_of(model)
     if produced != opset:
         raise TraceError(

@@ -14,6 +14,7 @@ from onnxscript import values
 
 from aftexport.lowering.attention_translation import scaled_dot_product_attention
 from aftexport.lowering.cumulative_log_sum import logcumsumexp
+from aftexport.lowering.deviations import deviations
 from aftexport.lowering.scalar_functions import scalar_functions
 from aftexport.lowering.size_floats import size_translations
 from aftexport.operators.domain import DOMAIN, PLUGIN_ATTRIBUTES, VERSION
@@ -29,6 +30,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """For torch.onnx: what each of these torch ops becomes, of a mechanism one bare custom node."""
     return (
         scalar_functions()
+        | deviations()
         | {o.torch_op: _translation(o) for o in OPERATORS.values()}
         | {
             _aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,

@@ -7,6 +7,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._errors import DispatchError
 
+from aftexport.capture.random_operators import draws, error_of_node
 from aftexport.capture.shape_guards import last_own_line
 from aftexport.errors import TraceError, first_line
 
@@ -27,7 +28,10 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
             f"torch.onnx cannot translate the model: {first_line(error)}",
             "Replace the operator it names by ones that ONNX has.",
         )
-    operator, line = _operator(program, node), last_own_line(node.meta)
+    own = _node_of(program, node)
+    if draws(own):
+        return error_of_node(own)
+    operator, line = _operator(own, node), last_own_line(node.meta)
     place = f" ({line})" if line else ""
     reason = "ONNX has no such operator" if _is_missing(error) else first_line(error).rstrip(".")
     return TraceError(f"torch.onnx cannot translate {operator}{place}: {reason}.", _REMEDY)
@@ -53,12 +57,15 @@ def _is_missing(error: BaseException | None) -> bool:
     return False
 
 
-def _operator(program: ExportedProgram, node: fx.Node) -> str:
-    """The operator as the program has it: that of the same call, which its parts keep a note of."""
+def _node_of(program: ExportedProgram, node: fx.Node) -> fx.Node:
+    """The node as the program has it: that of the same call, which its parts keep a note of."""
     call = node.meta.get("torch_fn")
-    calls = (n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call)
-    same = [n.target for n in calls if isinstance(n.target, torch._ops.OpOverload)]
-    if isinstance(node.target, torch._ops.OpOverload) and node.target not in same and same:
-        return str(same[-1]).rpartition(".")[0]
-    target = node.target
+    calls = [n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call]
+    same = [n for n in calls if isinstance(n.target, torch._ops.OpOverload)]
+    found = node.target in [n.target for n in same]
+    return same[-1] if same and not found else node
+
+
+def _operator(own: fx.Node, node: fx.Node) -> str:
+    target = own.target if isinstance(node.target, torch._ops.OpOverload) else node.target
     return str(target).rpartition(".")[0] if "." in str(target) else str(target)

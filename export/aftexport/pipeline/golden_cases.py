@@ -1,5 +1,6 @@
 """The inputs parity is checked on, with PyTorch's answers in float64."""
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,9 +75,16 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
     inputs = _few_tokens(spec)
 
     def run(seed: int) -> Array:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return reference.run(inputs)["logits"]
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed)
+                return reference.run(inputs)["logits"]
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
     def are_equal(first: Array, second: Array) -> bool:
         # Threads may add in another order.
@@ -89,8 +97,8 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
     problem = "The module gives other outputs for the same input: "
     if are_equal(first, run(0)):
         raise TraceError(
-            f"{problem}something in its forward is random in evaluation mode too.",
-            "Give F.dropout training=self.training, or use nn.Dropout.",
+            f"{problem}its forward draws random numbers in evaluation mode too.",
+            "Draw them only if self.training; or draw them once, in __init__, and keep them.",
         )
     after = dict(module.named_buffers())
     changed = [n for n, old in before.items() if n in after and not torch.equal(after[n], old)]

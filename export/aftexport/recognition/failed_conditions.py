@@ -3,9 +3,6 @@
 Asked of what no pattern took and none called a near miss.
 """
 
-from collections.abc import Iterator
-
-from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import (
     Atom,
@@ -15,13 +12,20 @@ from aftexport.recognition.formula.terms import (
     Over,
     Plus,
     Product,
-    UpTo,
-    Window,
-    one,
 )
-from aftexport.recognition.graph.shape_probe import rests_on_inputs
-from aftexport.recognition.patterns.channels import channel_axes
-from aftexport.recognition.patterns.pattern import Subject, is_condition, leaves, sums
+from aftexport.recognition.patterns.elementwise import gate
+from aftexport.recognition.patterns.pattern import Operand, Rewrite, Subject, sums
+from aftexport.recognition.patterns.weights import (
+    OF_PAIRS,
+    applied_function,
+    are_pairs,
+    atoms_within,
+    parts_of,
+    rests_within,
+    rows_of,
+    summed_tokens,
+    weighed,
+)
 
 
 def failed_condition(subject: Subject) -> str | None:
@@ -32,78 +36,57 @@ def failed_condition(subject: Subject) -> str | None:
     """
     factors = subject.formula.factors
     for total in sums(factors, 1.0):
-        tokens = _summed_tokens(subject, total)
-        if len(_weighed(total.body, tokens)) > 1:
+        tokens = summed_tokens(subject, total)
+        if len(weighed(total.body, tokens)) > 1:
             return _of_sum(subject, total, tokens)
-    divided = any(_has_weighted_sum(subject, atom) for atom, power in factors if power < 0.0)
-    for atom, power in factors:
-        if power > 0.0 and divided and _has_weighted_sum(subject, atom):
-            return "something is added to the weighted sum before it is divided"
+    if any(_has_weighted_sum(subject, atom, 1) for atom, power in factors if power < 0.0):
+        for atom, power in factors:
+            if power > 0.0 and isinstance(atom, Plus) and _has_weighted_sum(subject, atom, 2):
+                return "something is added to the weighted sum before it is divided"
     return None
 
 
-def _has_weighted_sum(subject: Subject, atom: Atom) -> bool:
+def layout_condition(rewrite: Rewrite) -> str:
+    """Return why the operands of a rewrite cannot be written as tensors."""
+    operands = [operand for operand in rewrite.operands if isinstance(operand, Operand)]
+    parts = [a for o in operands for atom, _ in o.formula.factors for a in atoms_within(atom)]
+    if any(isinstance(atom, Over) for atom in parts):
+        return "its query, key or value has a sum within, as a softmax of a softmax has"
+    return "its tensors cannot be laid out as [B, T, D]"
+
+
+def _has_weighted_sum(subject: Subject, atom: Atom, least: int) -> bool:
+    """Whether an atom is or adds a sum over tokens of so many factors at least."""
     if isinstance(atom, Over):
-        return bool(_weighed(atom.body, _summed_tokens(subject, atom)))
+        return len(weighed(atom.body, summed_tokens(subject, atom))) >= least
     terms = atom.terms if isinstance(atom, Plus) else ()
-    return any(_has_weighted_sum(subject, inner) for t in terms for inner, _ in t.factors)
-
-
-def _summed_tokens(subject: Subject, total: Over) -> set[Axis]:
-    """The axes of a sum that can be tokens: those of any size, or else those of no layer."""
-    bound = set(flat(total.axes))
-    moving = {axis for axis in bound if not axis.is_fixed}
-    if moving or any(not axis.is_fixed for axes in subject.dims[1:] for axis in flat(axes)):
-        return moving
-    return bound - channel_axes(total.body, subject.reader)
-
-
-def _weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
-    """Factors of a sum over tokens, but for masks: weights, and what they weigh."""
-    return [
-        atom
-        for atom, power in body.factors
-        if (power > 0.0 or isinstance(atom, Exp))
-        and free(one(atom)) & tokens
-        and not isinstance(atom, UpTo | Window)
-        and not is_condition(atom)
-    ]
+    return any(_has_weighted_sum(subject, inner, least) for t in terms for inner, _ in t.factors)
 
 
 def _of_sum(subject: Subject, total: Over, tokens: set[Axis]) -> str:
-    weighed = _weighed(total.body, tokens)
+    factors = weighed(total.body, tokens)
     divisors = [atom for atom, p in (*subject.formula.factors, *total.body.factors) if p < 0.0]
     normalisers = [atom for atom in divisors if _sums_tokens(subject, atom)]
-    exponentials = [atom for atom in weighed if isinstance(atom, Exp)]
+    exponentials = [atom for atom in factors if isinstance(atom, Exp)]
     contracted = {*flat(total.axes)} - tokens
-    constant = [a for a in weighed if not _rests_on_inputs(one(a))]
-    rows = _rows(subject, tokens)
-    if any(free(one(a)) & rows and _rests_on_inputs(one(a)) for a in exponentials):
-        return "the weights are of pairs of query and key, as in dot-product attention"
-    if constant and not contracted:
+    if are_pairs(subject, total, tokens):
+        return OF_PAIRS
+    if not contracted and not all(map(rests_within, factors)):
         return "the weights are constants, and not of keys"
     if not exponentials and not contracted:
+        functions = filter(None, map(applied_function, factors))
+        if (function := next(functions, None)) is not None:
+            return f"the weights go through {function} before they weigh the values"
         return "the weights are neither exponentials of keys nor products of features"
     if not normalisers:
         return "nothing divides the weighted sum by the sum of its weights"
     if not exponentials or contracted:
         return _of_features(subject, bool(exponentials))
-    if not rows:
+    if sum(_sums_exponentials(atom) for atom in divisors) > 1:
+        return "more than one sum divides the weights, as where they are normalised over two axes"
+    if not rows_of(subject, total, tokens):
         return "the weighted mean is one row for all tokens, as in pooling, and no gate makes more"
     return _of_gate(subject)
-
-
-def _rests_on_inputs(product: Product) -> bool:
-    bodies = [atom.body for atom in _sums_within(product)]
-    return any(rests_on_inputs(value) for part in (product, *bodies) for value in leaves(part))
-
-
-def _sums_within(product: Product) -> Iterator[Over]:
-    for atom, _ in product.factors:
-        if isinstance(atom, Over):
-            yield atom
-        for inner in _parts(atom):
-            yield from _sums_within(inner)
 
 
 def _of_features(subject: Subject, exponential: bool) -> str:
@@ -115,29 +98,24 @@ def _of_features(subject: Subject, exponential: bool) -> str:
 
 
 def _of_gate(subject: Subject) -> str:
-    gates = [a for a, _ in subject.formula.factors if isinstance(a, Leaf | Function | Plus)]
-    if gates:
+    gates = [f for f in subject.formula.factors if isinstance(f[0], Leaf | Function | Plus)]
+    if not gates:
+        return "no gate multiplies the weighted mean"
+    if gate(subject, gates) is None:
         return "what multiplies the mean is neither sigmoid nor tanh of one tensor"
-    return "no gate multiplies the weighted mean"
+    return "the weights have other axes than batch, tokens and the channels of the values"
+
+
+def _sums_exponentials(atom: Atom) -> bool:
+    return isinstance(atom, Over) and any(isinstance(inner, Exp) for inner, _ in atom.body.factors)
 
 
 def _sums_tokens(subject: Subject, atom: Atom) -> bool:
     """Whether something is a sum over tokens, or made of one."""
     if isinstance(atom, Over):
-        return bool(_summed_tokens(subject, atom))
-    return any(_sums_tokens(subject, a) for part in _parts(atom) for a, _ in part.factors)
+        return bool(summed_tokens(subject, atom))
+    return any(_sums_tokens(subject, a) for part in _inner_parts(atom) for a, _ in part.factors)
 
 
-def _parts(atom: Atom) -> tuple[Product, ...]:
-    match atom:
-        case Plus(terms=parts) | Function(arguments=parts):
-            return parts
-        case Exp(argument=part):
-            return (part,)
-    return ()
-
-
-def _rows(subject: Subject, tokens: set[Axis]) -> set[Axis]:
-    """The axes of a value that have as many entries as are summed."""
-    sizes = {axis.sizes for axis in tokens}
-    return {axis for axis in subject.axes if axis.sizes in sizes}
+def _inner_parts(atom: Atom) -> tuple[Product, ...]:
+    return () if isinstance(atom, Over) else parts_of(atom)

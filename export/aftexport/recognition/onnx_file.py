@@ -13,13 +13,13 @@ from aftexport.bundle.golden import Case
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import ParityError, UsageError
 from aftexport.lowering.file_format import lower_format
+from aftexport.lowering.random_nodes import random_node
 from aftexport.onnx_io import MAX_MODEL_BYTES, files_beside, load_weights
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
 from aftexport.passes.optimizer_faults import avoid_optimizer_faults
 from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.graph.random_nodes import random_node
 from aftexport.recognition.graph.shape_probe import Measured
 from aftexport.recognition.recognizer import Recognition, recognise
 from aftexport.system.files import replacing_file
@@ -128,5 +128,5 @@ def _check(fused: onnx.ModelProto, measured: Measured) -> None:
                 raise ParityError(
                     f"Output {name} differs by {result.error:.1e} once fused, "
                     f"the bound is {result.bound:.0e}.",
-                    "Please report this model; nothing was written.",
+                    "Use the original model: nothing was written.",
                 )

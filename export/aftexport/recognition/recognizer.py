@@ -18,7 +18,7 @@ from aftexport.operators.registry import ALL_OPERATORS
 from aftexport.passes import nodes as matching
 from aftexport.recognition.cuts import Cuts
 from aftexport.recognition.equivalence import ProofError, compare, in_float64, part_of, runner
-from aftexport.recognition.failed_conditions import failed_condition
+from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import times
 from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat
 from aftexport.recognition.formula.terms import Product
@@ -28,6 +28,7 @@ from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.outside_factors import without_outside
 from aftexport.recognition.patterns.pattern import NearMissError, Operand, Rewrite, Subject, size_of
+from aftexport.recognition.patterns.weights import has_pairs
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS
 from aftexport.recognition.read.reader import Reader
@@ -221,6 +222,8 @@ class _Recogniser:
                     self._replace(value, dims, rewrite, reader)
                     return
             except NearMissError as miss:
+                if subject is not None and has_pairs(subject):
+                    break  # dot-product attention fails other conditions too
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
             except (LayoutError, ArithmeticError, ValueError):
@@ -263,7 +266,7 @@ class _Recogniser:
         try:
             output = _write(writer, rewrite, dims)
         except LayoutError:
-            raise NearMissError("its tensors cannot be laid out as [B, T, D]") from None
+            raise NearMissError(layout_condition(rewrite)) from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
         self._cuts.check(before, ends)

@@ -92,6 +92,7 @@ def test_the_class_that_is_refused_is_named(
     with pytest.raises(CheckpointError, match=r"run code when loaded: \S*Settings") as refused:
         load(path, factory="toy:Bag")
     assert "--allow-pickle" in refused.value.remedy
+    assert "--factory" not in refused.value.remedy  # it is given
     with pytest.warns(UserWarning, match="runs whatever code"):
         read = load(path, factory="toy:Bag", allow_pickle=True)
     assert_trained(read.module)
@@ -186,3 +187,40 @@ def test_a_warning_tells_which_weights_were_taken(content: Any, said: str, tmp_p
     torch.save(content(trained().state_dict()), tmp_path / "model.pt")
     with pytest.warns(UserWarning, match=said):
         assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (lambda s: {"generator": s, "discriminator": s, "epoch": 3}, "generator, discriminator"),
+        (lambda s: {"netG": s, "netD": s, "optimizer": optimizer().state_dict()}, "netG, netD"),
+        (lambda s: {"student": s, "teacher": s}, "student, teacher"),
+        (lambda s: {"encoder": s, "decoder": s, "loss": torch.tensor(1.0)}, "encoder, decoder"),
+        (lambda s: {"models": {"a": s, "b": s}}, r"models\.a, models\.b"),
+        (lambda s: {"state_dict": {"a": s, "b": s}}, r"state_dict\.a, state_dict\.b"),
+    ],
+)
+def test_weights_of_several_models_are_named(content: Any, names: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(content(trained().state_dict()), path)
+    with pytest.raises(CheckpointError, match=rf"weights of several models, under {names}\.") as no:
+        load(path, factory="toy:Bag")
+    command = no.value.remedy.partition("file: ")[2].partition(". If they")[0]
+    exec(command.replace("'one.pt'", repr(str(tmp_path / "one.pt"))), {"torch": torch})
+    assert_trained(load(tmp_path / "one.pt", factory="toy:Bag").module)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs whatever code")
+def test_modules_of_several_names_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"generator": trained(), "discriminator": trained()}, path)
+    with pytest.raises(CheckpointError, match="under generator, discriminator") as refused:
+        load(path, allow_pickle=True)
+    assert "weights_only=False" in refused.value.remedy
+
+
+def test_weights_of_an_unusual_name_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"swa_model": trained().state_dict(), "optimizer": optimizer().state_dict()}, path)
+    with pytest.raises(CheckpointError, match="under swa_model, which is not a usual name"):
+        load(path, factory="toy:Bag")

@@ -61,7 +61,7 @@ def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
 ) -> None:
     path, state = tmp_path / "model.pt", toy.Bag().state_dict()
     for content, reason in (
-        ({"epoch": 3, "generator": state}, "without weights; it has 'epoch', 'generator'"),
+        ({"epoch": 3, "generator": state}, "weights under generator, which is not a usual name"),
         ({"model": state, "net": state}, "weights under model, net"),
         ({"epoch": 3, "model": {}}, "empty"),
         ([state], "a list, not a model"),

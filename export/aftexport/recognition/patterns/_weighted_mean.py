@@ -12,8 +12,8 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.terms import Count, Exp, Function, Over, Product, UpTo, one, sole
 from aftexport.recognition.patterns._constants import evaluated
-from aftexport.recognition.patterns._elementwise import gate
 from aftexport.recognition.patterns._token_axes import packed
+from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import (
     Factor,
     NearMissError,
@@ -32,6 +32,7 @@ from aftexport.recognition.patterns.pattern import (
     sums,
     without,
 )
+from aftexport.recognition.patterns.weights import has_values
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     summed = flat(numerator.axes)
     if not any(isinstance(atom, Exp) for atom, _ in numerator.body.factors):
         return None
+    if not has_values(numerator.body, {*summed}):
+        return None  # a sum of weights alone
     denominators = sums(formula.factors, -1.0)
     if not denominators:
         refuse_changed_denominator(formula.factors)
@@ -120,6 +123,8 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         return None
     found = aligned(denominators[0], numerator.body, summed)
     if found is None or found[1] != set(summed):
+        if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
+            raise NearMissError("the weights are normalised over another axis too")
         raise NearMissError("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)

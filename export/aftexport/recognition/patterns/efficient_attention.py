@@ -6,7 +6,7 @@ scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 from collections.abc import Sequence
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import flat
+from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Exp, Over, Product, Truth, one
 from aftexport.recognition.patterns._roles import roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
@@ -24,6 +24,7 @@ from aftexport.recognition.patterns.pattern import (
     sums,
     without,
 )
+from aftexport.recognition.patterns.weights import applied_function, summed_tokens
 
 
 def match(subject: Subject) -> Rewrite | None:
@@ -38,6 +39,7 @@ def match(subject: Subject) -> Rewrite | None:
     _refuse_one_softmax(numerators[0], normalisers)
     if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
         return None
+    _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
     if len(inner) != 1:
         raise NearMissError("the two softmaxes are not over the query's channels and the tokens")
     queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
@@ -90,11 +92,27 @@ def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
         return
     others = set(bound) - found[1]
     readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    if any(isinstance(atom, Exp) for atom in readers):
+        return
+    function = next(filter(None, map(applied_function, readers)), None)
     if normalisers[0] not in sums(body.factors, -1.0):
-        if not any(isinstance(atom, Exp) for atom in readers):
-            raise NearMissError("the keys are not normalised by a softmax over the tokens")
-    elif others & free(found[0]) and not any(isinstance(atom, Exp) for atom in readers):
+        if function is not None:
+            raise NearMissError(f"the softmax of the keys goes through {function}")
+        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+    if others & free(found[0]):
+        if function is not None:
+            raise NearMissError(f"the softmax of the query goes through {function}")
         raise NearMissError("the query is not normalised by a softmax over its channels")
+
+
+def _refuse_one_exponential(numerator: Over, tokens: set[Axis]) -> None:
+    """Raises NearMissError where both softmaxes are of the keys, or of the query."""
+    exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
+    of_keys = [bool(free(one(atom)) & tokens) for atom in exponentials]
+    if tokens and all(of_keys):
+        raise NearMissError("the query is not normalised by a softmax over its channels")
+    if tokens and not any(of_keys):
+        raise NearMissError("the keys are not normalised by a softmax over the tokens")
 
 
 def _is_of_weights(body: Product) -> bool:

@@ -22,9 +22,9 @@ from aftexport.recognition.formula.terms import (
     one,
 )
 from aftexport.recognition.patterns._constants import whole
-from aftexport.recognition.patterns._elementwise import Elementwise, classified
 from aftexport.recognition.patterns._roles import roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
+from aftexport.recognition.patterns.elementwise import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
     Factor,
     NearMissError,
@@ -73,6 +73,7 @@ def match(subject: Subject) -> Rewrite | None:
     total, eps, scale = denominator
     found = aligned(total, body, bound)
     if found is None:
+        _refuse_changed_keys(total)
         raise NearMissError("numerator and denominator have different weights")
     weights, value = found[0], without(body, found[0])
     if formula.coefficient == 1.0 != scale:
@@ -139,8 +140,21 @@ def _with_roles(
         },
         outside=number(scale),
         proven={"eps": eps},
-        note="" if eps >= MIN_EPS else _SMALL_EPS.format(eps),
+        # As float32 has it, the smallest is a little below.
+        note="" if eps >= np.float32(MIN_EPS) else _SMALL_EPS.format(eps),
     )
+
+
+def _refuse_changed_keys(total: Over) -> None:
+    """Raises NearMissError where numbers are added to the sum of the keys that queries read."""
+    for atom, _ in total.body.factors:
+        terms = atom.terms if isinstance(atom, Plus) else ()
+        constants = [term.coefficient for term in terms if not term.factors]
+        if constants and any(sums(term.factors, 1.0) for term in terms):
+            raise NearMissError(
+                f"{constants[0]:.3g} is added to the sum of the keys before queries multiply it:"
+                " add it to the denominator"
+            )
 
 
 def _refuse_masked_denominator(atom: Atom) -> None:

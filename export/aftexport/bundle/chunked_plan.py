@@ -1,0 +1,47 @@
+"""The plan of a document in chunks against the graphs in ``chunked.zip``."""
+
+import re
+import struct
+import zipfile
+from pathlib import Path
+
+from aftexport.bundle.bundle_files import EXPORT_AGAIN
+from aftexport.bundle.manifest import ChunkedPlan
+from aftexport.errors import BundleError
+
+DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
+"""What zipfile raises on bytes that zipfile did not write."""
+
+
+def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
+    """Check that an archive has the graphs that a plan runs.
+
+    Args:
+        path: the bundle.
+        archive: the archive in it.
+        plan: the plan in its manifest.
+
+    Raises:
+        BundleError: if it has others; names the field of the manifest.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
+    except DAMAGED as error:
+        raise BundleError(path, f"{archive.name}: {error}", EXPORT_AGAIN) from error
+    found = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
+    if found != len(plan.stages):
+        raise BundleError(
+            path,
+            f"manifest.json: chunked.stages: expected {found} stage{'s' * (found != 1)}, as "
+            f"{archive.name} has, got {len(plan.stages)}",
+            EXPORT_AGAIN,
+        )
+    if plan.evidence != ("explain" in names):
+        has = str("explain" in names).lower()
+        raise BundleError(
+            path,
+            f"manifest.json: chunked.evidence: expected {has}, as {archive.name} has, got "
+            f"{str(plan.evidence).lower()}",
+            EXPORT_AGAIN,
+        )

@@ -1,0 +1,81 @@
+"""Operators of a forward that draw random numbers, which no export can repeat."""
+
+import traceback
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from aftexport.capture.shape_guards import is_the_users, last_own_line, line_of
+from aftexport.errors import TraceError
+
+_SWITCHES = ("train", "training")
+"""Arguments that are false where an operator draws nothing."""
+_SHARES = ("dropout", "dropout_p")
+"""Arguments that are 0 where an operator draws nothing."""
+
+
+def drawing_error(operator: str, line: str) -> TraceError:
+    """Return the refusal of a model that draws random numbers.
+
+    Args:
+        operator: the operator that draws; empty where none is known.
+        line: the user's line, see ``line_of``; empty where none is known.
+    """
+    place = ", ".join(filter(None, (operator, line)))
+    return TraceError(
+        f"The forward draws random numbers{f' ({place})' if place else ''}, and randomness cannot"
+        " be exported: a document has the same scores every time.",
+        "Give F.dropout training=self.training, or use nn.Dropout."
+        if "dropout" in operator
+        else "Draw them only if self.training; or draw them once, in __init__, and keep them by "
+        "register_buffer.",
+    )
+
+
+def drawing_node(program: torch.export.ExportedProgram) -> fx.Node | None:
+    """Return the first node of a captured program that draws random numbers, None without one."""
+    return next((node for node in program.graph.nodes if draws(node)), None)
+
+
+def draws(node: fx.Node) -> bool:
+    """Return whether a captured node draws random numbers."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not _may_draw(target):
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    for argument in target._schema.arguments:
+        value = given.get(argument.name, argument.default_value)
+        if argument.name in _SWITCHES and value is False:
+            return False
+        if argument.name in _SHARES and value == 0:
+            return False
+    return True
+
+
+def error_of_node(node: fx.Node) -> TraceError:
+    """Return the refusal of a program for a node that draws."""
+    return drawing_error(str(node.target).rpartition(".")[0], last_own_line(node.meta))
+
+
+def error_of_failure(error: BaseException) -> TraceError | None:
+    """Return the refusal of a model whose capture failed in an operator that draws; else None."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line, operator = "", None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_the_users(frame):
+            line, operator = line_of(frame, number), None
+        called = frame.f_locals.get("func")
+        operator = called if isinstance(called, OpOverload) else operator
+    if operator is None or not _may_draw(operator):
+        return None
+    if any(a.name in (*_SWITCHES, *_SHARES) for a in operator._schema.arguments):
+        return None  # as of a GRU, which draws for its dropout alone
+    return drawing_error(str(operator).rpartition(".")[0], line)
+
+
+def _may_draw(operator: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags

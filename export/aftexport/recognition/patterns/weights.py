@@ -1,0 +1,141 @@
+"""The weights of a sum over tokens, as the reasons for leaving such a sum alone tell of them."""
+
+from collections.abc import Iterator
+
+from aftexport.recognition.formula.algebra import free
+from aftexport.recognition.formula.axes import Axis, flat
+from aftexport.recognition.formula.terms import (
+    Atom,
+    Exp,
+    Function,
+    Leaf,
+    Over,
+    Plus,
+    Product,
+    Truth,
+    UpTo,
+    Window,
+    one,
+)
+from aftexport.recognition.graph.shape_probe import rests_on_inputs
+from aftexport.recognition.patterns.channels import channel_axes
+from aftexport.recognition.patterns.pattern import Subject, is_condition, sums
+
+OF_PAIRS = "the weights are of pairs of query and key, as in dot-product attention"
+
+
+def summed_tokens(subject: Subject, total: Over) -> set[Axis]:
+    """Return the axes of a sum that can be tokens: those of any size, or else those of no layer."""
+    bound = set(flat(total.axes))
+    moving = {axis for axis in bound if not axis.is_fixed}
+    if moving or any(not axis.is_fixed for axes in subject.dims[1:] for axis in flat(axes)):
+        return moving
+    return bound - channel_axes(total.body, subject.reader)
+
+
+def weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
+    """Return the factors of a sum over tokens without masks: weights, and what they weigh."""
+    return [
+        atom
+        for atom, power in body.factors
+        if (power > 0.0 or isinstance(atom, Exp))
+        and free(one(atom)) & tokens
+        and not isinstance(atom, UpTo | Window)
+        and not is_condition(atom)
+    ]
+
+
+def has_values(body: Product, tokens: set[Axis]) -> bool:
+    """Return whether a sum of exponentials over tokens is of inputs beside them."""
+    return any(not isinstance(a, Exp) and rests_within(a) for a in weighed(body, tokens))
+
+
+def rests_within(atom: Atom) -> bool:
+    """Return whether an atom depends on the numbers that the graph is given."""
+    return any(
+        isinstance(inner, Leaf | Truth) and rests_on_inputs(inner.value)
+        for inner in atoms_within(atom)
+    )
+
+
+def rows_of(subject: Subject, total: Over, tokens: set[Axis]) -> set[Axis]:
+    """Return the axes of a value that have as many entries as are summed, and can be tokens."""
+    sizes = {axis.sizes for axis in tokens}
+    others = {*flat(subject.dims[0])} | channel_axes(total.body, subject.reader)
+    return {axis for axis in subject.axes if axis.sizes in sizes and axis not in others}
+
+
+def has_pairs(subject: Subject) -> bool:
+    """Return whether a value is a sum over tokens whose weights rest on queries and keys."""
+    return any(
+        are_pairs(subject, total, tokens)
+        for total in sums(subject.formula.factors, 1.0)
+        if len(weighed(total.body, tokens := summed_tokens(subject, total))) > 1
+    )
+
+
+def are_pairs(subject: Subject, total: Over, tokens: set[Axis]) -> bool:
+    """Return whether weights in a sum rest on the row of the result, and on the key's.
+
+    Those that are exponentials do, and tensors that have both rows.
+    """
+    rows = rows_of(subject, total, tokens)
+    for atom in weighed(total.body, tokens):
+        if isinstance(atom, Leaf) and _rests_on_rows(atom, rows):
+            return True
+        for inner in atoms_within(atom):
+            is_weight = isinstance(inner, Exp) and free(one(inner)) & tokens
+            if is_weight and any(_rests_on_rows(leaf, rows) for leaf in atoms_within(inner)):
+                return True
+    return False
+
+
+def _rests_on_rows(atom: Atom, rows: set[Axis]) -> bool:
+    return isinstance(atom, Leaf) and bool(free(one(atom)) & rows) and rests_on_inputs(atom.value)
+
+
+def applied_function(atom: Atom) -> str | None:
+    """Return what exponentials or quotients go through before they weigh; None where nothing.
+
+    Returns:
+        The operator as the reason names it, such as ``Clip``, or ``nan_to_num`` of a guard of NaN.
+    """
+    if not isinstance(atom, Function | Plus):
+        return None
+    inner = list(atoms_within(atom))
+    quotients = [p for part in _products_within(atom) for _, p in part.factors if p < 0.0]
+    if not quotients and not any(isinstance(a, Exp) for a in inner):
+        return None
+    if any(_tells_nan(a) for a in inner):
+        return "nan_to_num, or another guard of NaN"
+    return atom.name.partition("{")[0] if isinstance(atom, Function) else "a sum"
+
+
+def _tells_nan(atom: Atom) -> bool:
+    node = atom.value.producer() if isinstance(atom, Truth) else None
+    return node is not None and (
+        node.op_type == "IsNaN" or (node.op_type == "Equal" and node.inputs[0] is node.inputs[1])
+    )
+
+
+def atoms_within(atom: Atom) -> Iterator[Atom]:
+    """Yield an atom, and all that it is made of."""
+    yield atom
+    for part in parts_of(atom):
+        for inner, _ in part.factors:
+            yield from atoms_within(inner)
+
+
+def _products_within(atom: Atom) -> Iterator[Product]:
+    for inner in atoms_within(atom):
+        yield from parts_of(inner)
+
+
+def parts_of(atom: Atom) -> tuple[Product, ...]:
+    """Return the formulas that an atom is made of."""
+    match atom:
+        case Plus(terms=parts) | Function(arguments=parts):
+            return parts
+        case Exp(argument=part) | Over(body=part):
+            return (part,)
+    return ()

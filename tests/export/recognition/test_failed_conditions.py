@@ -1,0 +1,196 @@
+"""Weighted sums that are no mechanism: the reason is the condition that they fail, and true."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .graphs import BATCH, TOKENS, exported, fused, operators, scripted
+from .layer import DIM, Layer, bias, elu_features, heads, matrix, merged
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+PAIRS = "the weights are of pairs of query and key, as in dot-product attention"
+NAN = "the weights go through nan_to_num, or another guard of NaN before they weigh the values"
+TWICE = "its query, key or value has a sum within, as a softmax of a softmax has"
+
+
+def by_scores(weigh: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = map(heads, (q, k, v))
+        return merged(weigh(q @ k.transpose(-1, -2)) @ v)
+
+    return attend
+
+
+def by_keys(weigh: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.sigmoid() * (weigh(k) * v).sum(1, keepdim=True)
+
+    return attend
+
+
+def sinkhorn(steps: int, eps: float = 0.0) -> Callable[[Tensor], Tensor]:
+    def weigh(scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        for _ in range(steps):
+            weights = weights / (weights.sum(-2, keepdim=True) + eps)
+            weights = weights / (weights.sum(-1, keepdim=True) + eps)
+        return weights
+
+    return weigh
+
+
+def sinkhorn_of_logits(scores: Tensor) -> Tensor:
+    for _ in range(3):
+        scores = scores - scores.logsumexp(-1, keepdim=True)
+        scores = scores - scores.logsumexp(-2, keepdim=True)
+    return scores.exp()
+
+
+def sinkhorn_of_scales(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    weights = (q @ k.transpose(-1, -2)).exp()
+    rows, columns = torch.ones_like(q[..., :1]), torch.ones_like(q[..., :1])
+    for _ in range(2):
+        rows = 1 / (weights @ columns)
+        columns = 1 / (weights.transpose(-1, -2) @ rows)
+    return merged(rows * (weights @ (columns * v)))
+
+
+def keys_over_both_axes(k: Tensor) -> Tensor:
+    weights = k.exp()
+    for _ in range(2):
+        weights = weights / weights.sum(2, keepdim=True)
+        weights = weights / weights.sum(1, keepdim=True)
+    return weights
+
+
+def without_nan(x: Tensor) -> Tensor:
+    return torch.where(torch.isnan(x), torch.zeros_like(x), x)
+
+
+def guarded_exponentials(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = k.exp().nan_to_num()
+    return q.sigmoid() * (e * v).sum(1, keepdim=True) / e.sum(1, keepdim=True)
+
+
+def guarded_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    scores = elu_features(q) @ elu_features(k).transpose(2, 3)
+    return merged((scores / scores.sum(-1, keepdim=True)).nan_to_num() @ v)
+
+
+def guarded_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-1) @ (k.softmax(-2).nan_to_num().transpose(-1, -2) @ v))
+
+
+def guarded_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    return merged(q.softmax(-1).nan_to_num() @ (k.softmax(-2).transpose(-1, -2) @ v))
+
+
+def masked_and_guarded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    kept = k.masked_fill(v[..., :1] < -0.5, -torch.inf).softmax(1)
+    return q.sigmoid() * (kept.nan_to_num() * v).sum(1, keepdim=True)
+
+
+def guarded_bias(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    logits = k[:, None] + bias(w, q.shape[1])[None, :, :, None]
+    return (logits.softmax(2).nan_to_num() * v[:, None]).sum(2) * q.sigmoid()
+
+
+def keys_twice_and_plain_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    k = k.softmax(-2)
+    return merged(q @ ((k / k.sum(-1, keepdim=True)).transpose(-1, -2) @ v))
+
+
+def query_twice_and_plain_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q = q.softmax(-1)
+    return merged((q / q.sum(-2, keepdim=True)) @ (k.transpose(-1, -2) @ v))
+
+
+def mixed_heads(scores: Tensor) -> Tensor:
+    mixing = torch.eye(scores.shape[1]) + 0.1
+    return torch.einsum("bhtu,hg->bgtu", scores.softmax(-1), mixing)
+
+
+def eps_in_sum_of_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = map(heads, (q, k, v))
+    q, k = elu_features(q), elu_features(k)
+    below = torch.einsum("bhtd,bhd->bht", q, k.sum(2) + 1e-6)
+    return merged(q @ (k.transpose(2, 3) @ v) / below[..., None])
+
+
+REASONS: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "Sinkhorn of one step": (by_scores(sinkhorn(1)), PAIRS),
+    "Sinkhorn of many steps": (by_scores(sinkhorn(4)), PAIRS),
+    "Sinkhorn with eps": (by_scores(sinkhorn(2, 1e-6)), PAIRS),
+    "Sinkhorn of logits": (by_scores(sinkhorn_of_logits), PAIRS),
+    "Sinkhorn of scales": (sinkhorn_of_scales, PAIRS),
+    "softmaxes in turns": (by_scores(lambda s: s.softmax(-1).softmax(-2)), PAIRS),
+    "softmax over the queries": (by_scores(lambda s: s.softmax(-2)), PAIRS),
+    "softmax both ways": (by_scores(lambda s: s.softmax(-1) * s.softmax(-2)), PAIRS),
+    "scores through nan_to_num": (by_scores(lambda s: s.softmax(-1).nan_to_num()), PAIRS),
+    "mixed heads": (by_scores(mixed_heads), PAIRS),
+    "keys over both axes": (by_keys(keys_over_both_axes), "more than one sum divides the weights"),
+    "keys twice": (by_keys(lambda k: k.softmax(1).softmax(1)), TWICE),
+    "keys clamped": (by_keys(lambda k: k.softmax(1).clamp(min=1e-3)), "weights go through Clip"),
+    "keys through nan_to_num": (by_keys(lambda k: k.softmax(1).nan_to_num()), NAN),
+    "keys through where": (by_keys(lambda k: without_nan(k.softmax(1))), NAN),
+    "guarded exponentials": (guarded_exponentials, NAN),
+    "guarded features": (guarded_features, NAN),
+    "guarded keys": (guarded_keys, "the softmax of the keys goes through nan_to_num"),
+    "guarded queries": (guarded_queries, "the softmax of the query goes through nan_to_num"),
+    "keys twice and a plain query": (
+        keys_twice_and_plain_query,
+        "the query is not normalised by a softmax over its channels",
+    ),
+    "query twice and plain keys": (
+        query_twice_and_plain_keys,
+        "the keys are not normalised by a softmax over the tokens",
+    ),
+    "masked and guarded": (masked_and_guarded, NAN),
+    "eps in the sum of keys": (eps_in_sum_of_keys, "1e-06 is added to the sum of the keys"),
+}
+
+
+def reasons(layer: nn.Module, make: Any, axes: Any = (BATCH, TOKENS)) -> list[str]:
+    found, _ = fused(make(layer, torch.randn(2, 12, DIM), axes=axes))
+    assert operators(found) == []
+    return [miss.reason for miss in found.near_misses]
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_one_true_reason_is_given(name: str) -> None:
+    function, reason = REASONS[name]
+    given = reasons(Layer(function), scripted)
+    assert [reason in said for said in given] == [True], given
+
+
+@pytest.mark.parametrize("name", ["Sinkhorn of many steps", "keys through nan_to_num"])
+def test_reason_is_that_of_the_other_exporter(name: str) -> None:
+    function, reason = REASONS[name]
+    assert reasons(Layer(function), exported) == [reason]
+
+
+def test_guard_between_bias_and_values_is_named() -> None:
+    assert reasons(Layer(guarded_bias, matrix(0)), scripted) == [NAN]
+
+
+def test_axes_of_one_size_are_told_apart() -> None:
+    """Channels and tokens are 16: a guard on the keys is none on pairs."""
+    layer = Layer(REASONS["keys through nan_to_num"][0])
+    found, _ = fused(scripted(layer, torch.randn(2, DIM, DIM), axes=()))
+    assert [miss.reason for miss in found.near_misses] == [NAN]
+
+
+def test_quotient_of_sums_is_no_weighted_sum() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.sigmoid() * k.sum(1, keepdim=True) / v.square().sum(1, keepdim=True)
+
+    assert reasons(Layer(attend), scripted) == []
