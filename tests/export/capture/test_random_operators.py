@@ -11,7 +11,7 @@ import toy
 from torch import Tensor
 from torch.nn import functional
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.errors import TraceError
 from aftexport.lowering.to_onnx import lower
 from aftexport.pipeline.export import export

@@ -8,7 +8,7 @@ import torch
 import toy
 from torch import Tensor, nn
 
-from aftexport.capture import capture
+from aftexport.capture.capture import capture
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.lowering.to_onnx import lower
 from aftexport.passes.finish import finish
