@@ -14,7 +14,7 @@
 namespace aft {
 
 // A weight matrix rearranged for the products of this machine; matmul/packed_weight.h has the layout. `precision` may
-// be higher than what was asked for: a machine without the instructions computes in 16-bit integers or float32.
+// be higher than the requested one: a machine without the instructions computes in 16-bit integers or float32.
 struct PackedWeight {
   PackedWeight(int64_t rows, int64_t columns, Precision precision, size_t floats);
   ~PackedWeight();

@@ -1,5 +1,5 @@
 // The fused CPU kernels: one parameter struct and one function per mechanism. Kernels for another device can take
-// the same structs (plugins/onnxruntime/backend.h), hence a few settings that these do not have.
+// the same structs (plugins/onnxruntime/backend.h), hence a few settings that the CPU kernels do not support.
 //
 // No runtime is involved: tensors are plain pointers, threads come from the caller. The caller has
 // checked shapes and values; the kernels assume them. Sequence tensors are packed [batch, tokens,
@@ -37,7 +37,7 @@ enum class Precision {
   kInt16,  // internal: replaces bfloat16 and 8-bit integers, with more digits, where the processor cannot multiply them
 };
 
-// What all mechanisms share. Element is the type of every tensor but lengths.
+// The parameters of every mechanism. Element is the type of every tensor but lengths.
 struct Sequence {
   Element element;
   bool causal;
@@ -58,7 +58,7 @@ struct AftFull : Sequence {
   Precision precision;          // of the products; kFloat16 computes in float32
   const void* position_bias;    // row t, column u
   int64_t position_bias_width;  // elements from one row to the next, >= tokens
-  bool constant_bias;           // packed_bias is what pack_position_bias made of it, or null where it made nothing
+  bool constant_bias;           // packed_bias is the result of pack_position_bias, null or not
   const PackedWeight* packed_bias;
 };
 

@@ -1,13 +1,13 @@
-// What this processor can run of what was compiled.
+// The instruction sets of this processor.
 #pragma once
 
 namespace aft {
 
-// Each with all of those before it.
+// Each includes those before it.
 enum class InstructionSet { kBaseline, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16 };
 
-// The highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA asks for by its name.
-// Throws std::invalid_argument where it has a name that is not known.
+// Returns the highest that this processor has, or a lower one that the environment variable AFTEXPORT_ISA names.
+// Throws std::invalid_argument if the name is unknown.
 InstructionSet usable_instruction_set();
 
 }  // namespace aft

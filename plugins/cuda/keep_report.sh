@@ -1,5 +1,5 @@
 #!/bin/sh
-# keep_report.sh nvcc ARGUMENTS: runs nvcc, writes what it says on a success to OBJECT.report, and shows the rest.
+# keep_report.sh nvcc ARGUMENTS: runs nvcc, writes its messages of a successful run to OBJECT.report, shows the others.
 for argument; do
   [ "$previous" = -o ] && report="$argument.report"
   previous=$argument

@@ -3,12 +3,12 @@
  * No runtime is involved: plain C, device pointers, memory from the caller. The caller has checked shapes
  * and values; the kernels assume them, and that tokens and channels are below 2^30. float16 and bfloat16 are
  * read and written as such and computed in float32. Key u of document b counts if u < lengths[b], and in causal
- * form only for rows t >= u; what lies in keys and values that do not count is never used. Padded rows get
+ * form only for rows t >= u; other keys and values are never used. Padded rows get
  * finite numbers.
  *
  * A call enqueues work on the stream and returns a cudaError_t as an int, 0 for success. It allocates
  * nothing, waits for nothing and reads nothing on the host that lies on the device, so it can be captured in
- * a CUDA graph. Which kernels run, and how the work is cut, follows from the shapes alone: the same input
+ * a CUDA graph. Which kernels run, and how the work is cut, depends only on the shapes: the same input
  * gives the same bits, on every device.
  *
  * The workspace is device memory aligned to 256 bytes; its content before the call does not matter, and it is
@@ -39,7 +39,7 @@ typedef struct {
   int64_t batch_stride, token_stride;
 } AftCudaTensor;
 
-/* What all mechanisms share. `element` is the type of every tensor but lengths. */
+/* The parameters of every mechanism. `element` is the type of every tensor but lengths. */
 typedef struct {
   AftCudaElement element;
   int causal;
@@ -54,7 +54,7 @@ typedef struct {
   AftCudaGate gate;
 } AftCudaAftSimple;
 
-/* `precision` is what exp(position_bias) and exp(key) are multiplied in, sums are float32: float32 for tensors
+/* `precision` is that of the factors exp(position_bias) and exp(key), sums are float32: float32 for tensors
  * of any element, float16 for those of float16, bfloat16 for those of 16 bits; anything else is refused. Where a
  * precision has lost too much a cell is summed again without it, so none is ever wrong, but many such cells are
  * slow. By the largest range of a row of position_bias (maximum - minimum): float16 up to 8, bfloat16 up to 75,
@@ -105,7 +105,7 @@ typedef struct {
   int64_t heads;
 } AftCudaFastformer;
 
-/* Not a mechanism alone: query + Fastformer's layer of layer_norm(query); encoder/layer_norm_fastformer.cu has the
+/* More than a mechanism: query + Fastformer's layer of layer_norm(query); encoder/layer_norm_fastformer.cu has the
  * formula. Not causal; key and value are not read. The weights are packed, of the tensors' element, and products that
  * are taken for every token have their operands rounded to it. */
 typedef struct {

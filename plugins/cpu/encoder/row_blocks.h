@@ -1,5 +1,5 @@
-// Cutting the rows of a tensor into the blocks that tasks take, their rows as float32, and what becomes of a
-// block's sums.
+// Cuts the rows of a tensor into the blocks of tasks, converts them to and from float32, and adds up the sums of a
+// block.
 #pragma once
 
 #include "matmul/matrix_product.h"

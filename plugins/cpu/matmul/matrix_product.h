@@ -17,7 +17,7 @@ constexpr int kTileRows = kRegisters == 32 ? 12 : 6;
 
 // The left side: a block of rows, encoded for Product, chunk by chunk. Rows are a constant distance apart, so that
 // a tile's rows are reached by fixed offsets, and no multiple of a page, so that they do not compete for the same
-// cache lines; the few words between two rows hold what a scaled product has to know of the first.
+// cache lines; the few words between two rows hold the scale of the first, in a scaled product.
 template <class Product>
 class LeftRows {
  public:

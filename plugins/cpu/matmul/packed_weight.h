@@ -36,7 +36,7 @@ struct WeightLayout {
   int64_t rows, width, chunks, words;
 };
 
-// The caller's to delete: what is compiled here calls no templates of std, unique_ptr among them.
+// The caller deletes the result: these sources call no templates of std, and so no unique_ptr.
 PackedWeight* pack_weight(const float* weight, int64_t rows, int64_t columns, Precision precision);
 
 }  // namespace aft::AFT_ISA

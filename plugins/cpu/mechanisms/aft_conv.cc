@@ -28,7 +28,7 @@ struct ConvWindow {
   static constexpr int64_t kBufferBlocks = 2;
   static constexpr int64_t kGroupTiles = 6;   // whose sums wait for the output
   static constexpr int kPanels = 2;           // taken together where they have the same weights
-  static constexpr int64_t kKeysAhead = 128;  // over a segment: its keys are read alone first, by update_maximum()
+  static constexpr int64_t kKeysAhead = 128;  // over a segment: update_maximum() reads its keys first
 
   const AftConv& p;
   const Output<T>& output;

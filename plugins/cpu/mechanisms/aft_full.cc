@@ -124,8 +124,8 @@ class FullChannels {
       }
   }
 
-  // Entries as whole numbers; the scales of the block take them back. What a key weighs is the same number in numerator
-  // and denominator.
+  // Entries as whole numbers; the scales of the block take them back. The weight of a key is the same number in
+  // numerator and denominator.
   void fill_scaled_entries(int64_t b, int64_t u) const {
     const int64_t count = block_keys(b, u);
     for (int64_t panel = 0; panel < panels_; ++panel) {
@@ -259,7 +259,7 @@ class FullChannels {
   Scratch key_maxima_, scales_, entries_;
 };
 
-// What the products are computed in where `asked` is asked for and the biases lie close enough.
+// The precision of the products where `asked` is requested and the biases lie close enough.
 Precision weight_precision(Precision asked) {
   Precision precision = asked;
   with_weight_product(asked, [&](auto product) { precision = decltype(product)::kPrecision; });
@@ -308,7 +308,7 @@ void aft_full(const AftFull& given, const Parallel& parallel) {
       };
       if (p.packed_bias)
         with_weight_product(p.packed_bias->precision, run);
-      else  // what cannot be whole numbers is bfloat16
+      else  // bfloat16, since the biases lie too far apart for whole numbers
         with_float_product(in_whole_numbers ? Precision::kBfloat16 : p.precision, run);
     });
   });

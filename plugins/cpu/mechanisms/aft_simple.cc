@@ -19,7 +19,7 @@ namespace aft::AFT_ISA {
 namespace {
 
 constexpr int64_t kCausalChannels = 64;
-constexpr int64_t kCausalChunk = 16384;  // where the tokens are cut: what RunningSums adds up without compensation
+constexpr int64_t kCausalChunk = 16384;  // where the tokens are cut: RunningSums adds up so many without compensation
 
 template <class T, Gate gate>
 void gate_rows(const AftSimple& p, const Output<T>& output, const float* context, int64_t b, int64_t begin,

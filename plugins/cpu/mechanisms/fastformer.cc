@@ -111,7 +111,7 @@ void causal(const Fastformer& p, const Parallel& parallel) {
   const int64_t chunks = min(budget, ceil_div(p.tokens, kCausalChunk));
   const int64_t documents = max(1, min(p.batch, budget / chunks));
   const int64_t pieces = documents * chunks, tokens_in_stretch = chunks * kCausalChunk;
-  // Per piece the sums before it of alpha and beta, one slot more per document for what the stretch ends with.
+  // Per piece the sums before it of alpha and beta, one slot more per document for the sums at the end of the stretch.
   const int64_t slots = documents * (chunks + 1);
   Scratch scratch(2 * weight_floats + 2 * slots * sums_floats + pieces * kCausalChunk * (row + shape.padded_channels));
   float *alpha = scratch.data(), *beta = alpha + weight_floats;
@@ -136,7 +136,7 @@ void causal(const Fastformer& p, const Parallel& parallel) {
         });
       };
       const auto sums_at = [&](float* sums, int64_t slot) { return PoolSums(shape, sums + slot * sums_floats); };
-      const auto start = [&](float* sums) {  // slot 0: what the stretch before ended with, the others: nothing
+      const auto start = [&](float* sums) {  // slot 0: the sums at the end of the stretch before, the others: nothing
         for (int64_t d = 0; d < documents; ++d)
           for (int64_t i = 0; i <= chunks; ++i) {
             PoolSums slot = sums_at(sums, d * (chunks + 1) + i);

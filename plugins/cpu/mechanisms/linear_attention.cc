@@ -52,7 +52,7 @@ void query_scales(const HeadShape& shape, Rows queries, int64_t tokens, float ep
 }
 
 // scales[t] = 1 / (queries[t] z_t + eps), where z_t is sum plus keys[0..t]; sum then takes up all the keys, and
-// compensation what that rounds off.
+// compensation the rounding error of that.
 void prefix_scales(const HeadShape& shape, Rows queries, Rows keys, int64_t tokens, float eps, float* sum,
                    float* compensation, float* scales) {
   Vec dots[kHeadTokens] = {};

@@ -1,10 +1,10 @@
 // Sums of as many terms as a document has blocks of tokens.
 //
-// Where the terms are alike, as those of a document that repeats itself, a running sum rounds to the same side every
-// time, and its error grows with their number: by 3e-8 of the sum per term, up to 1e-3 over a million tokens in blocks
-// of 32. Keeping what additions round off beside the sum, and giving it back once it is large enough, leaves about one
-// rounding (Kahan, "Further remarks on reducing truncation errors", 1965; with the addition of Knuth, The Art of
-// Computer Programming 2, 4.2.2, theorem B, either operand may be the larger).
+// Where the terms are alike, as in a document that repeats itself, a running sum rounds to the same side every time,
+// and its error grows with their number: by 3e-8 of the sum per term, up to 1e-3 over a million tokens in blocks
+// of 32. Keeping the rounding errors of additions beside the sum, and adding them once they are large enough, leaves
+// about one rounding (Kahan, "Further remarks on reducing truncation errors", 1965; with the addition of Knuth, The Art
+// of Computer Programming 2, 4.2.2, theorem B, either operand may be the larger).
 #pragma once
 
 #include "simd/simd.h"

@@ -89,12 +89,12 @@ template <class T>
 AFT_INLINE void prefetch(const T* p) {
   __builtin_prefetch(p, 0, 3);
 }
-// The same for the second-level cache: for what is needed only after a stretch of arithmetic.
+// The same for the second-level cache, for lines that are needed only after a stretch of arithmetic.
 template <class T>
 AFT_INLINE void prefetch_later(const T* p) {
   __builtin_prefetch(p, 0, 2);
 }
-// Of one line of memory, which is what either fetches.
+// One line of memory, which either of them fetches.
 constexpr int64_t kLineBytes = 64;
 template <class T>
 constexpr int64_t kLineElements = kLineBytes / static_cast<int64_t>(sizeof(T));
@@ -106,9 +106,9 @@ constexpr int64_t kPrefetchRows = 16;
 AFT_INLINE float to_float(float x) { return x; }
 AFT_INLINE float to_float(Half x) { return load(&x, 1)[0]; }
 
-// Where a kernel's output rows go: past the cache when the whole output is larger than what caches keep, else through
-// it. Past the cache go whole lines only: of one whose halves come with other work between them, each half may go by
-// itself, and kernels take up to a quarter longer than through the cache.
+// Writes a kernel's output rows: past the cache if the whole output is larger than caches, else through it. Only whole
+// lines go past the cache: if the two halves of a line come with other work between them, each half may be written
+// separately, and kernels take up to a quarter longer than through the cache.
 template <class T>
 struct Output {
   T* data;

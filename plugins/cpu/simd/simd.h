@@ -4,8 +4,8 @@
 // that set's name; cpu/dispatch chooses at run time. Vector types were chosen over a SIMD library
 // because nothing here needs more than arithmetic, compare-and-select and broadcast, which the
 // compiler turns into the same instructions; over plain loops because register blocking then is
-// what is written, not what the vectoriser guesses. Intrinsics remain where the language has no word
-// (non-temporal stores, half conversion) or the compiler needs several instructions for what is one.
+// explicit, not a guess of the vectorizer. Intrinsics remain where the language has no operation
+// (non-temporal stores, half conversion) or the compiler needs several instructions instead of one.
 //
 // All code compiled more than once lives in namespace aft::AFT_ISA: an inline function shared by two
 // objects with different -m flags would be merged by the linker, and a machine without AVX-512 could
@@ -139,7 +139,7 @@ AFT_INLINE bool any(IntVec mask) {
 #endif
 }
 
-// A store that leaves the cache alone, for results too large to be found there again: it saves
+// A store past the cache, for results too large to be found there again: it saves
 // reading each line before overwriting it. p must be aligned to the vector.
 AFT_INLINE void stream(float* p, Vec v) {
 #if defined(__AVX512F__)
@@ -152,7 +152,7 @@ AFT_INLINE void stream(float* p, Vec v) {
   store(p, v);
 #endif
 }
-// Orders streamed stores before whatever tells other threads that a task is done.
+// Orders streamed stores before the store that tells other threads that a task is done.
 AFT_INLINE void stream_fence() {
 #if defined(__SSE2__)
   _mm_sfence();

@@ -13,8 +13,8 @@ __device__ __forceinline__ void async_copy(void* shared, const void* global, int
 // Makes a group of this thread's copies since the last call.
 __device__ __forceinline__ void async_commit() { machine::async_commit(); }
 
-// Waits until at most the newest `pending` groups of this thread are under way. What other threads copied is
-// there after a barrier behind their wait.
+// Waits until at most the newest `pending` groups of this thread are under way. Copies of other threads
+// are there after a barrier that follows their wait.
 template <int pending>
 __device__ __forceinline__ void async_wait() {
   machine::async_wait<pending>();

@@ -69,7 +69,7 @@ struct Product {
 
   // Adds sum_k a(row, k) b(k, column), k below depth, a multiple of 8. An operand that is not split is rounded to
   // tf32. Tensor cores cut sums off where others round, so that in many steps all that is lost has one sign: with
-  // kRounded, which float32 needs for more than some hundred steps, a step's products alone are summed by them.
+  // kRounded, which float32 needs for more than some hundred steps, they only sum the products of one step.
   template <bool kSplitA, bool kSplitB, bool kRounded = kSplitA || kSplitB, class A, class B>
   __device__ __forceinline__ void add(int depth, const A& a, const B& b) {
     if (!active) return;

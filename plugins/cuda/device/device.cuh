@@ -94,7 +94,7 @@ __device__ __forceinline__ void async_wait() {
 }
 // clang-format on
 
-// What a block may have without asking for more, and has in the compiler's report.
+// The shared memory that a block may have by default, and that the compiler's report includes.
 constexpr size_t kStaticShared = 48 * 1024;
 
 template <class T>

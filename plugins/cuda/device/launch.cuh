@@ -36,7 +36,7 @@ int launch(void (*kernel)(P...), dim3 grid, int threads, cudaStream_t stream, ty
   return machine::launch<Shared>(kernel, grid, static_cast<unsigned>(threads), stream, pointers);
 }
 
-// Calls f with a value of the tensors' element type; returns what f does.
+// Calls f with a value of the tensors' element type; returns the result of f.
 template <class F>
 int with_element(AftCudaElement element, const F& f) {
   switch (element) {

@@ -16,7 +16,7 @@ struct BFloat16 {
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 
-// What a vector of that many bytes is moved as.
+// The type that a vector of that many bytes is moved as.
 template <int bytes>
 struct Words;
 template <>
@@ -41,7 +41,7 @@ __device__ __forceinline__ float to_float(Half x) { return machine::half_to_floa
 __device__ __forceinline__ float to_float(BFloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
 
 // Two floats as one word of T, rounded to nearest even; float16 beyond its range becomes the largest finite, and NaN,
-// which fminf and fmaxf would drop, stays what it is.
+// which fminf and fmaxf would drop, stays NaN.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 template <>

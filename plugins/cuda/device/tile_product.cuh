@@ -61,8 +61,8 @@ __device__ __forceinline__ void multiply_stage(TileSums<T>& product, const TileO
   }
 }
 
-// Adds left right, change(row, k, x) being in place of each element x of left; what it makes of a row or column
-// beyond the last must be finite. Leaves the stages free.
+// Adds left right, change(row, k, x) being in place of each element x of left; its results for a row or
+// column beyond the last must be finite. Leaves the stages free.
 template <class T, class Change>
 __device__ __forceinline__ void multiply_tile(TileSums<T>& product, const TileSource& source, TileOperands<T>& operands,
                                               const Change& change) {

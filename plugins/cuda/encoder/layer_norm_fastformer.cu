@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 4) global_kernel(const LayerParams p
   }
 }
 
-// What does not depend on the token: (norm_bias Wq + bq) (I + diag(g_k) W) + b.
+// The part that does not depend on the token: (norm_bias Wq + bq) (I + diag(g_k) W) + b.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4) bias_kernel(const LayerParams p) {
   const VectorPlace place(p);

@@ -70,7 +70,7 @@ struct SlabShared {
 };
 
 // Up to kPoolTokens rows of a matrix, a slab of channels after the other in shared memory as change(row, x).
-// prepare(channel) stores what belongs to a slab, use(channel) takes it.
+// prepare(channel) stores the data of a slab, use(channel) takes it.
 template <class T, class Change, class Prepare, class Use>
 __device__ __forceinline__ void for_each_slab(SlabShared& shared, const LayerParams& p, const AftCudaTensor& matrix,
                                               int batch, int first, int count, const Change& change,

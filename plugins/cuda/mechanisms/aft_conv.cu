@@ -88,7 +88,7 @@ struct Params {
   int groups, tiles;  // of channels and of rows
 };
 
-// What lies outside the span, one panel of the span and the sums of its blocks.
+// The sums outside the span, one panel of the span and the sums of its blocks.
 template <int N>
 struct Shared {
   alignas(16) float products[kPanel][kColumns * N];  // exp(K - m) V
@@ -240,7 +240,7 @@ __device__ __forceinline__ void load_outside(Shared<N>& shared, const Params& p,
   shared.maximum[thread] = outside.maximum;
 }
 
-// Adds what lies outside the span, and gates.
+// Adds the sums outside the span, and gates.
 template <class T, int N>
 __device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, const Sums<N>& sums,
                                          const Shared<N>& shared) {

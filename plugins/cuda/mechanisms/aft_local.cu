@@ -114,7 +114,7 @@ struct Step {
 
   Raw<T, N> key[kLoads], value[kLoads];
   T bias[kWeights];
-  // What this thread loads first of the next step, and the key that is, relative to the tile's first row.
+  // The first load of this thread for the next step, and the key of it, relative to the tile's first row.
   const T *keys, *values, *band;
   int entry_key, weight_key;
 
@@ -152,7 +152,7 @@ struct Step {
            weight_key < tile.end && row < tile.rows;
   }
 
-  // Weighs what was loaded, and goes on to the next step.
+  // Computes the weights of the loaded keys, and goes on to the next step.
   __device__ __forceinline__ void store_to(Stage& stage, const Params& p, const Tile& tile, const Shared<T>& shared) {
     const AftCudaSequence& s = p.call.sequence;
     const bool active = tile.channel + channel() < s.channels;
@@ -202,7 +202,7 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, i
   return sum.mean();
 }
 
-// What the tile needs of other kernels.
+// Reads the results of other kernels for the tile.
 template <class T>
 __device__ __forceinline__ void load_outside(Shared<T>& shared, const Params& p, const Tile& tile) {
   const int thread = threadIdx.x;

@@ -34,7 +34,7 @@ struct PoolShared {
   ScanShared scan;
 };
 
-// What is pooled: the tensor itself, or the product of the running mean of queries and the keys.
+// The pooled rows: the tensor itself, or the product of the running mean of queries and the keys.
 template <class T, bool kProduct>
 __device__ __forceinline__ void load_pooled(PieceOfFloats& x, const PoolParams& p, const AftCudaTensor& tensor,
                                             const PoolPlace& place, int channel, ScanShared& shared) {

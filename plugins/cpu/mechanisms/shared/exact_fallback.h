@@ -8,7 +8,7 @@
 namespace aft::AFT_ISA {
 
 // Below this a denominator may have lost terms to underflow: weights are relative to the largest key and the
-// largest bias, which need not meet. Above it what was lost, at most 2^-126 per key, is below rounding.
+// largest bias, which need not meet. Above it the lost terms, at most 2^-126 per key, are below rounding.
 constexpr float kTrustedDenominator = 1e-25f;
 
 // logit(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the

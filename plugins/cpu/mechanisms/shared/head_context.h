@@ -87,7 +87,7 @@ void add_to_context(Rows keys, Rows values, int64_t tokens, int64_t width, float
 }
 
 // Rows of the output: a row times its scale is written, and the same place of `next` fetched, which a later call takes.
-// Passed by value: what a store past the cache might have changed is read again after it, a variable of one's own not.
+// Passed by value: the compiler reads memory again after a store past the cache, but not a local variable.
 template <class T>
 struct ScaledRows {
   Output<T> output;  // at the first row
@@ -141,8 +141,8 @@ AFT_INLINE void apply_context(Rows queries, const float* context, int64_t tokens
 }
 
 // For each token in turn: context += key value^T, results[t] += queries[t] context. The block's own part of the context
-// is summed apart and joins the whole in the last step. `compensation`, as large as the context, takes up what that
-// rounds off.
+// is summed apart and joins the whole in the last step. `compensation`, as large as the context, takes up the
+// rounding error of that.
 inline void advance_context(Rows queries, Rows keys, Rows values, int64_t tokens, int64_t width, float* context,
                             float* compensation, float* results) {
   context_tiles::for_each_tile<kCausalRows>(width, [&](auto shape, int64_t c, int64_t e) AFT_LAMBDA_INLINE {

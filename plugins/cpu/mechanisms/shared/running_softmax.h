@@ -20,7 +20,7 @@ constexpr int64_t kSumBlock = 8;
 // value and number of tokens, stays in range.
 constexpr float kSafeSpread = 40.0f;
 
-// Tokens per task where the tokens are cut: a multiple of kSumBlock that depends on the shape alone, so
+// Tokens per task where the tokens are cut: a multiple of kSumBlock that depends only on the shape, so
 // that results do not depend on the number of threads.
 inline int64_t chunk_tokens(int64_t tokens) { return max(256, round_up(ceil_div(tokens, 64), kSumBlock)); }
 

@@ -1,10 +1,10 @@
-// Sums of entries over segments of a document's keys, and their scans: what lies before and after the windows.
+// Sums of entries over segments of a document's keys, and their scans: the sums before and after the windows.
 //
 // Rows go in blocks of block_rows(), blocks in tasks. Segment i ends where the windows of block i end, so that the
 // sums after a block are those of whole segments, and the sums before a task nearly so.
 //
-// Numerics: every sum is relative to a maximum per channel of the keys it holds. The scans keep what their additions
-// round off (compensated_sum.h), since a document may have as many segments as it has blocks.
+// Numerics: every sum is relative to a maximum per channel of the keys it holds. The scans are compensated
+// (compensated_sum.h), since a document may have as many segments as it has blocks.
 #pragma once
 
 #include "mechanisms/shared/entries.h"

@@ -305,7 +305,7 @@ size_t totals_bytes(const AftCudaSequence& s) {
   return s.tokens > kSegmentKeys ? full_tiles(s) * kFloatThreads * sizeof(FloatSums) : 0;
 }
 
-// P is what is multiplied. Vectors of N channels or one.
+// P is the type of the products' operands. Vectors of N channels or one.
 template <class P, class T>
 int run(const AftCudaAftFull& call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call.sequence;

@@ -20,7 +20,7 @@ constexpr float kLift = 0.0f;
 template <>
 constexpr float kLift<Half> = 10.3972077f;  // 15 log 2
 
-// What a key can lose at most to the exponents of P, over what the mean value may be off by for it: a denominator
+// The most a key can lose to the exponents of P, over the error of the mean that is allowed for it: a denominator
 // is trusted if it is more than this for every key. The smallest float16 is 2^-24, so that a factor is off by
 // 2^-25; in products with the other factor, 1 at most, by that times e^lift. That 2^-8 is allowed is all but
 // never needed: losses are of either sign and few terms are as bad. The smallest normal float32 or bfloat16 is
@@ -45,7 +45,7 @@ int with_product(const AftCudaAftFull& call, const F& f) {
   });
 }
 
-// Marks what has to be summed again.
+// Marks a cell that has to be summed again.
 __device__ __forceinline__ float untrusted() { return __uint_as_float(0x7fffffffu); }
 __device__ __forceinline__ float trusted_mean(float numerator, float denominator, float least) {
   return denominator > least ? numerator / denominator : untrusted();

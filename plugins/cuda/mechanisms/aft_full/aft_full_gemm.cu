@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 3) prepare_kernel(const Params p) {
 
 template <class T, class P, int N>
 __global__ void __launch_bounds__(kThreads, 3) finish_kernel(const Params p) {
-  constexpr float largest = 3.402823466e38f;  // what overflowed P became infinite and is not trusted
+  constexpr float largest = 3.402823466e38f;  // numbers that overflowed P became infinite and are not trusted
   constexpr float least_per_key = sizeof(P) == 2 && kLift<P> > 0.0f ? kTrustedPerKeyUnlifted : kTrustedPerKey<P>;
   const AftCudaSequence& s = p.call.sequence;
   const int64_t vectors = s.channels / N, index = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;

@@ -20,7 +20,7 @@ struct FullTile {
   int blocks;  // of maxima, that those keys lie in
   bool causal;
 
-  // Blocks that differ in their rows alone come one after another: together they read w once, and their keys
+  // Blocks that differ only in their rows come one after another: together they read w once, and their keys
   // and values stay in the cache. In causal form the last rows take longest and come first.
   __device__ explicit FullTile(const FullParams& p) {
     const AftCudaSequence& s = p.call.sequence;

@@ -69,7 +69,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
   };
   if constexpr (kAhead<T, kWidth>) load(place.begin);
 
-  // What the chunks before this one left.
+  // The sums of the chunks before this one.
   float maximum = Mechanism::kSoftmax ? kNoKey : 0.0f, key_sum = 0.0f;
   if (place.chunk > 0) {
     key_sum = place.state[kWidth * kWidth + column];
@@ -192,7 +192,7 @@ __device__ __forceinline__ void causal_context(const HeadParams<Mechanism>& p) {
         if (lanes.lane == 0) shared.scale[lanes.row] = p.mechanism.row_scale(row_sum, keys_seen);
       }
       result.template add<kExact<T>, kExact<T>, false>(kTokens, query_at, value_at);
-      Product<kWidth, kValues> context;  // of float32 the tile's alone, so that the sum over tiles is rounded
+      Product<kWidth, kValues> context;  // in float32 only the tile's, so that the sum over tiles is rounded
       context.for_each([&](int r, int c, float& x) { x = kExact<T> ? 0.0f : shared.context[r][c]; });
       context.template add<kExact<T>, kExact<T>, false>(
           kTokens, [&](int r, int k) { return shared.keys[k][r]; }, value_at);

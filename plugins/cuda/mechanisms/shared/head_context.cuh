@@ -25,7 +25,7 @@ struct HeadSizes {
   static constexpr int kGroups = kBlockThreads / kWidth;        // of threads that share a key channel
 };
 
-// What the kernels get: the call, what is particular to the mechanism, and the cut.
+// The parameters of the kernels: the call, the mechanism's own, and the cut.
 template <class Mechanism>
 struct HeadParams {
   AftCudaSequence sequence;
@@ -124,7 +124,7 @@ struct Width {
   static constexpr int value = value_;
 };
 
-// Calls f with the width rounded up to what the kernels are compiled for; returns what f does.
+// Calls f with the width rounded up to one that the kernels are compiled for; returns the result of f.
 template <class F>
 int with_width(int64_t width, const F& f) {
   if (width > AFT_CUDA_MOST_HEAD_CHANNELS) return 1;  // cudaErrorInvalidValue

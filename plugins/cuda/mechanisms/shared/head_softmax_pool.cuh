@@ -22,7 +22,7 @@ constexpr int kPiece = 4;
 constexpr int kPieceTokens = 4;
 constexpr int kSegments = kPoolTokens / kPieceTokens;
 
-// In the workspace: what is known of one pooling.
+// The results of one pooling, in the workspace.
 struct Pool {
   float* sums;                                 // [batch, chunks, channels]; after a scan the mean before each chunk
   float *denominators, *maxima;                // [batch, chunks, heads]
@@ -138,7 +138,7 @@ __device__ __forceinline__ void merge_chunks(const PoolParams& p, const Pool& po
   const int64_t batch = index / s.channels;
   const int channel = static_cast<int>(index % s.channels);
   const int head = head_of(p, channel);
-  const bool leads = channel % p.width == 0;  // writes what the head's channels share
+  const bool leads = channel % p.width == 0;  // writes the results that the head's channels share
   RunningSum total = RunningSum::empty();
   for (int chunk = 0; chunk < p.chunks; chunk += kAtOnce) {
     RunningSum sums[kAtOnce];

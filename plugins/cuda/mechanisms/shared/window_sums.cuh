@@ -219,8 +219,8 @@ int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_
   return launch<ScanShared>(scan_pieces_kernel, scans, kScanThreads, stream, w);
 }
 
-// Adds to what the span's keys gave, numerator and denominator relative to exp(maximum), the sum of the others.
-// False where the denominator is too small to be trusted: what was lost in the span may be more than rounding.
+// Adds the sums of the other keys to those of the span, numerator and denominator relative to exp(maximum).
+// Returns false if the denominator is too small to be trusted: the span may have lost more than rounding.
 struct Total {
   float mine, theirs;
 
@@ -234,7 +234,7 @@ struct Total {
 };
 
 // Below this, relative to the largest key and the largest bias (which need not meet), float32 may have lost terms
-// to underflow; above it what was lost, at most 2^-126 per key, is below rounding.
+// to underflow; above it the lost terms, at most 2^-126 per key, are below rounding.
 constexpr float kTrustedDenominator = 1e-25f;
 
 }  // namespace aft::cuda
