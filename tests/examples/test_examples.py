@@ -1,12 +1,14 @@
 """The examples, run by the commands that they document."""
 
 import ast
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from servers import serving
 
 import aftexport
-from aftexport.bundle.bundle import Bundle
 from aftexport.nn import LAYERS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,6 +49,11 @@ def run(command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def read_manifest(bundle: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    return content
+
+
 def test_layers_are_trained_and_exported(tmp_path: Path) -> None:
     train, export = commands("train_each_layer.py")
     done = run(train, tmp_path)
@@ -62,8 +68,7 @@ def test_layers_are_trained_and_exported(tmp_path: Path) -> None:
 
     done = run(export, tmp_path)
     assert done.returncode == 0, done.stderr
-    bundle = Bundle.open(folder / "aft_local.bundle")
-    assert bundle.manifest.operators["AftLocal"] == 1
+    assert read_manifest(folder / "aft_local.bundle")["operators"]["AftLocal"] == 1
     assert (folder / "aft_local.bundle" / "tokenizer.json").is_file()
 
 
@@ -72,9 +77,9 @@ def test_transformers_model_is_exported(tmp_path: Path) -> None:
     (command,) = commands("transformers_model.py")
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    manifest = Bundle.open(tmp_path / "build" / "examples" / "bert" / "bert.bundle").manifest
-    assert manifest.operators["NormalizedLinearAttention"] == 2
-    assert manifest.max_tokens == 512
+    manifest = read_manifest(tmp_path / "build" / "examples" / "bert" / "bert.bundle")
+    assert manifest["operators"]["NormalizedLinearAttention"] == 2
+    assert manifest["max_tokens"] == 512
 
 
 def prometheus_target() -> str:
