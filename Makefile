@@ -120,7 +120,7 @@ build/third_party/installed: $(VENV)/installed
 ## Develop
 
 # Strict: a warning, such as a link that leads nowhere, is an error.
-docs: $(VENV)/installed  ## this documentation, in build/docs/html
+docs: $(VENV)/installed  ## build the documentation into build/docs/html
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d build/docs/doctrees docs build/docs/html
 
 lint: $(VENV)/installed  ## ruff and mypy

@@ -31,6 +31,8 @@ SHOWN = "localhost:8000"
 TEXT = "a long document ..."
 _SERVER = re.compile(r"aftserve (?!key|batch|deploy|-)(\S+)(.*)")
 """A command that does not end by itself."""
+PROGRAMS = ("curl", "git")
+"""Other people's programs that the pages use."""
 _EXPORT = re.compile(r"(?m)^aftexport model\.pt .*--to onnx$")
 LEFT = {
     "README.md": ["model.bundle/manifest.json"],
@@ -133,8 +135,12 @@ def test_page_runs(
     page: str, folder: Path, server: str, stack: ExitStack, request: pytest.FixtureRequest
 ) -> None:
     blocks = [b for b in BLOCKS if b.page == page and b.mark != "not run"]
+    typed = "".join(block.text for block in blocks if block.language == "sh")
+    for program in PROGRAMS:
+        if re.search(rf"(?m)^{program} ", typed) and shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed here")
     variables = {}
-    if any("aftserve batch" in block.text for block in blocks if block.language == "sh"):
+    if "aftserve batch" in typed:
         variables = request.getfixturevalue("ray")
     reader = Reader(folder, variables, urlsplit(server).netloc, stack)
     for block in blocks:
