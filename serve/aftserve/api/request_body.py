@@ -55,7 +55,9 @@ async def read_json(
         raise NotJsonError(
             f"The body's content type must be {_one_of(JSON, *other_types)}, got "
             f"{kind[:100] or 'none'}.",
-            "Send one of these, and say so." if other_types else "Send JSON, and say so.",
+            "Send one of these, and name it in the Content-Type header."
+            if other_types
+            else "Send JSON, and name it in the Content-Type header.",
         )
     return parse(await receive(request), model, max_entries)
 
@@ -90,9 +92,7 @@ def check_charset(request: Request) -> None:
     header["Content-Type"] = content_type
     charset = header.get_content_charset("utf-8")
     if charset not in _CHARSETS:
-        raise NotJsonError(
-            f"The body's charset must be utf-8, got {charset[:100]}.", "Send UTF-8, and say so."
-        )
+        raise NotJsonError(f"The body's charset must be utf-8, got {charset[:100]}.", "Send UTF-8.")
 
 
 def media_type(request: Request) -> str:
@@ -160,7 +160,5 @@ def parse_json(body: bytes) -> Any:
         if body.startswith(codecs.BOM_UTF8):
             remedy = "Remove the byte order mark from its beginning."
         if "hex escape" in str(error):
-            remedy = (
-                "Send whole characters: one of \\ud800 to \\udfff alone is half a surrogate pair."
-            )
+            remedy = "Send whole characters: one of \\ud800 to \\udfff is half a surrogate pair."
         raise InputError(f"The body is not JSON: {error}.", remedy) from None

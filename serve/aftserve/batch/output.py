@@ -181,7 +181,7 @@ def check_output(path: Path, place: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")
     if path.is_dir():
-        raise UsageError(f"--output {path} is a folder.", "Name a file.")
+        raise UsageError(f"--output {path} is a folder.", "Name a file in it.")
     if path.resolve().is_relative_to(place.resolve()):
         raise UsageError(f"--output {path} lies in the input.", "Name another place.")
     check_can_be_made("--output", path)

@@ -205,8 +205,8 @@ class Classifier:
             raise InputError("The document has no tokens.", "Send some text.")
         if len(ids) < self.min_tokens:
             raise InputError(
-                f"The document has {len(ids)} tokens, the engine takes {self.min_tokens} or more.",
-                "Send a longer one; this model cannot pad.",
+                f"The document must have at least {self.min_tokens} tokens, got {len(ids)}.",
+                "Send a longer one; the engine cannot pad.",
             )
         self.check_length(len(ids))
         vocabulary = self.manifest.vocab_size
@@ -266,7 +266,9 @@ class Classifier:
     def _answers(self, outputs: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> list[Answer]:
         logits = outputs["logits"].astype(np.float64)
         if not np.isfinite(logits).all():
-            raise EngineError("The model's answer is not a number.", "Send another document.")
+            raise EngineError(
+                "The model's output must be finite, got NaN or infinity.", "Send another document."
+            )
         answers = [self._answer(row) for row in logits]
         offsets, labels = self.manifest.evidence, self.manifest.labels
         if offsets is None or EVIDENCE not in outputs:

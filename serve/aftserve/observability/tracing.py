@@ -122,11 +122,11 @@ def _exporter(kind: str) -> "SpanExporter":
 
             name = next(filter(os.environ.get, _PROTOCOLS), None)
             if name is not None and os.environ[name] != "http/protobuf":
-                raise ValueError(f"{name}={os.environ[name]} is not http/protobuf")
+                raise ValueError(f"{name} must be http/protobuf, got {os.environ[name]}")
             return OTLPSpanExporter()
         case "console":
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
             return ConsoleSpanExporter()
         case _:
-            raise ValueError(f"{_EXPORTER}={kind} is none of otlp, console and none")
+            raise ValueError(f"{_EXPORTER} must be otlp, console or none, got {kind}")

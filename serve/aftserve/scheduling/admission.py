@@ -35,7 +35,7 @@ class Admission:
         if backlog_seconds > self._max_queue_seconds:
             raise BusyError(
                 f"The documents of other requests take {backlog_seconds:.1f} s, "
-                f"the most is {self._max_queue_seconds:g} s.",
+                f"the limit is {self._max_queue_seconds:g} s.",
                 "Ask again later.",
                 backlog_seconds - self._max_queue_seconds,
             )
@@ -68,13 +68,13 @@ class Admission:
         if own > seconds_left:
             raise DocumentTooLongError(
                 f"{sum(tokens)} tokens take {own:.3g} s, the deadline is in {seconds_left:.3g} s.",
-                "Send less, or give it more time.",
+                "Send less, or allow more time.",
             )
         if predicted > seconds_left:
             raise BusyError(
                 f"The answer would take {predicted:.3g} s, the deadline is in "
                 f"{seconds_left:.3g} s.",
-                "Ask again later, or give it more time.",
+                "Ask again later, or allow more time.",
                 predicted - seconds_left,
             )
         return predicted

@@ -96,18 +96,25 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
     names = [tensor.name[:100] for tensor in inputs]
     if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
         raise InputError(
-            f"The inputs are {', '.join(names)}.",
-            "Send text (BYTES), or input_ids and, where rows are padded, lengths (INT64).",
+            "The inputs must be text, or input_ids, or input_ids and lengths, "
+            f"got {', '.join(names)}.",
+            "Send text (BYTES), or input_ids (INT64), with lengths (INT64) if rows are padded.",
         )
     described = dict(zip(names, inputs, strict=True))
     first, lengths = described.get("text") or described["input_ids"], described.get("lengths")
     if first.name == "text":
         if first.datatype != "BYTES":
-            raise InputError(f"The input 'text' is {first.datatype}.", "Send BYTES.")
+            raise InputError(
+                f"The input 'text' must be BYTES, got {first.datatype}.", "Send BYTES."
+            )
         count = math.prod(first.shape)
     else:
         if len(first.shape) != 2 or first.datatype == "BYTES":
-            raise InputError("input_ids are not [documents, tokens].", "Send INT64 of two axes.")
+            raise InputError(
+                "The input 'input_ids' must be integers [documents, tokens], "
+                f"got {first.datatype} of {len(first.shape)} axes.",
+                "Send INT64 of two axes.",
+            )
         count = first.shape[0]
     if count == 0:
         raise InputError("The request has no documents.", "Send at least one.")
@@ -117,7 +124,11 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
             "Send them in several requests.",
         )
     if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
-        raise InputError(f"lengths are not [{count}].", "Send an INT64 for each document.")
+        raise InputError(
+            f"The input 'lengths' must be integers [{count}], "
+            f"got {lengths.datatype} of {math.prod(lengths.shape)} values.",
+            "Send one INT64 for each document.",
+        )
 
 
 def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
@@ -127,7 +138,11 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
     rows, width = ids.shape
     lengths = arrays.get("lengths", np.full(rows, width)).ravel()
     if not ((lengths >= 0) & (lengths <= width)).all():
-        raise InputError(f"A length is not within 0 and {width}.", "Send tokens before padding.")
+        bad = next(int(one) for one in lengths if not 0 <= one <= width)
+        raise InputError(
+            f"The input 'lengths' must be from 0 to {width}, got {bad}.",
+            "Send the number of tokens of each row without its padding.",
+        )
     return [row[:length].astype(np.int64) for row, length in zip(ids, lengths, strict=True)]
 
 
@@ -186,7 +201,9 @@ def _check_outputs(request: InferenceRequest) -> None:
                 f"There is no output {output.name[:100]!r}.", f"Outputs are {', '.join(known)}."
             )
         if output.parameters and output.parameters.classification:
-            raise InputError("There is no classification extension.", "Read label and scores.")
+            raise InputError(
+                "The classification extension is not supported.", "Read label and scores."
+            )
 
 
 def _output(

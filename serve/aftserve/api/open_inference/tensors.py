@@ -94,12 +94,12 @@ def _listed(tensor: InputTensor) -> Array:
         data = [value for row in data for value in row]
     if tensor.datatype == "BYTES":
         if not all(isinstance(value, str) for value in data):
-            raise InputError(f"The input {tensor.name!r} holds more than texts.", "Send strings.")
+            raise InputError(f"The input {tensor.name!r} must hold only texts.", "Send strings.")
         return np.array(data, dtype=object)
     kind = _integers(tensor)
     # bool is a subclass of int, and an array would round a float.
     if not all(type(value) is int for value in data):
-        raise InputError(f"The input {tensor.name!r} holds more than integers.", "Send integers.")
+        raise InputError(f"The input {tensor.name!r} must hold only integers.", "Send integers.")
     try:
         return np.array(data, dtype=kind)
     except OverflowError:
@@ -111,7 +111,10 @@ def _listed(tensor: InputTensor) -> Array:
 
 def _integers(tensor: InputTensor) -> str:
     if tensor.datatype not in _INTEGERS:
-        raise InputError(f"The input {tensor.name!r} is {tensor.datatype}.", "Send INT64 or INT32.")
+        raise InputError(
+            f"The input {tensor.name!r} must be INT64 or INT32, got {tensor.datatype}.",
+            "Send INT64 or INT32.",
+        )
     return _INTEGERS[tensor.datatype]
 
 
