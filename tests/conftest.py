@@ -21,7 +21,7 @@ from aftexport.errors import EngineError
 from aftexport.exporter import export
 from aftexport.nn import DocumentClassifier
 
-pytest_plugins = ["sampling"]
+pytest_plugins = ["sampling", "budget", "markers", "skips"]
 
 # The same examples on every run, so that a change is judged and not the dice;
 # --hypothesis-profile=random looks further.
