@@ -6,12 +6,28 @@ BIN := $(VENV)/bin
 comma := ,
 NATIVE := $(shell find plugins \( -path plugins/cuda -o -path plugins/tensorrt \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
-AFT_CUDA_ARCH ?= 80 86 89 90 100 120
+# `make test` builds for one architecture, or for those that build/cuda has already.
+BUILT_CUDA_ARCH := $(shell sed -n 's/^AFT_CUDA_ARCH:STRING=//p' build/cuda/CMakeCache.txt 2> /dev/null | tr ';' ' ')
+AFT_CUDA_ARCH ?= $(if $(filter test,$(MAKECMDGOALS)),$(or $(BUILT_CUDA_ARCH),90),80 86 89 90 100 120)
 CUDA_WHEELS := cuda-toolkit[nvcc,cudart,cccl]==13.0.*
 space := $(subst ,, )
 
-.PHONY: demo test test-all help test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check bench bench-model bench-quick \
-  docs load soak lint format clean
+# PART=1: of the native tests and of test-cuda a seeded part, as continuous integration runs them.
+PART ?=
+WHOLE := $(if $(PART),,AFT_TEST_ALL=1)
+
+# What compilers made is kept by content in the user's cache, for every checkout.
+ifneq ($(shell command -v ccache 2> /dev/null),)
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+endif
+
+# Debian's names of the packages that the suite needs, besides make and Python.
+SYSTEM_PACKAGES := binutils ccache chromium clang curl g++ python3-venv
+
+.PHONY: demo test test-all help system-packages test-native native-aarch64 test-cuda cuda cuda-mutations gpu-check \
+  bench bench-model bench-quick docs load soak lint format clean
 
 ## Try it
 
@@ -21,16 +37,26 @@ demo: $(VENV)/installed  ## train a small classifier, export it, check parity, s
 ## Test
 
 # The CUDA kernels first: some tests look at what was built.
-test: lint build/third_party/installed cuda  ## lint, types, and the whole test suite
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+test: lint build/third_party/installed cuda  ## lint, types, and the test suite with a part of its large tables
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 10
 
-test-all: lint build/third_party/installed cuda  ## the same with the largest sizes, one test at a time, in 16 GiB
-	AFT_TEST_ALL=1 $(BIN)/pytest
+test-all: lint build/third_party/installed cuda  ## all cases and the largest sizes, one test at a time, in 16 GiB
+	AFT_TEST_ALL=1 $(BIN)/pytest --durations 10
+
+system-packages:  ## the Debian packages the suite needs: prints their names, and as root installs them
+	@echo $(SYSTEM_PACKAGES)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! dpkg -s $(SYSTEM_PACKAGES) > /dev/null 2>&1; then \
+	  apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(SYSTEM_PACKAGES); \
+	fi
 
 # As they ship, and under each sanitizer. What this processor lacks of AVX-512 is emulated under the address sanitizer,
 # and skipped by name in the other two.
 EMULATE_AVX512 := $(if $(findstring avx512_bf16,$(file < /proc/cpuinfo)),OFF,ON)
 test-native: $(VENV)/installed $(foreach kind,plain address+undefined thread,native-$(kind))  ## the CPU kernels' C++ tests
+
+# Random cases: what is wrong by numbers shows in the plain build, so the sanitizers' part is smaller.
+export AFT_RANDOM_CASES ?= $(if $(PART),3500,14000)
+native-address+undefined native-thread: export AFT_RANDOM_CASES := $(if $(PART),1000,$(AFT_RANDOM_CASES))
 
 native-%: $(VENV)/installed
 	$(BIN)/cmake -S plugins -B build/native/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja" \
@@ -67,11 +93,11 @@ cuda: $(VENV)/installed  ## the CUDA kernels and the libraries over them; withou
 test-cuda: $(foreach kind,address+undefined thread,cuda-emulated-$(kind)) cuda-mutations  ## those kernels on an emulated GPU
 
 cuda-emulated-%: $(VENV)/installed
-	AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
+	$(WHOLE) AFT_SANITIZE=$(subst +,$(comma),$(filter-out plain,$*)) $(BIN)/pytest --numprocesses auto --maxprocesses 4 \
 	  tests/plugins/cuda/test_cuda_kernels.py tests/plugins/tensorrt/test_plugins.py
 
 cuda-mutations: $(VENV)/installed
-	AFT_CUDA_MUTATIONS=1 $(BIN)/pytest tests/plugins/cuda/test_mutations.py
+	$(WHOLE) AFT_CUDA_MUTATIONS=1 $(BIN)/pytest tests/plugins/cuda/test_mutations.py
 
 # The CUDA kernels on this machine's NVIDIA GPU: checked, timed, recorded in tests/benchmarks/gpu; and the models that
 # this aftexport exports, in ONNX Runtime's CUDA provider and TensorRT. It needs PyTorch; nothing is installed. A call

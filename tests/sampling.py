@@ -13,9 +13,14 @@ import hashlib
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
+Describe = Callable[[T], tuple[str, set[Hashable]]]
+"""Returns a case's name and the values of which each keeps a case."""
 
 RUN_ALL = "AFT_TEST_ALL" in os.environ
 PROPERTY = "table cases"
@@ -34,25 +39,34 @@ def count_cases(record_property: Callable[[str, object], None]) -> Callable[[int
     return lambda ran, total: record_property(PROPERTY, (ran, total))
 
 
-def _values(item: pytest.Function, mark: pytest.Mark) -> set[Hashable]:
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if by := mark.kwargs.get("by"):
-        return {by(**parameters)}
-    # Text stands for lists, and keeps 1, 1.0 and True apart.
-    return {(n, v if callable(v) else repr(v)) for n, v in parameters.items()}
-
-
-def _chosen(items: Iterable[pytest.Function], mark: pytest.Mark) -> set[pytest.Function]:
-    """Choose cases by their names without the file, so that a test keeps them when it moves."""
-    ordered = sorted(items, key=lambda item: hashlib.sha256(item.name.encode()).digest())
+def part_of(cases: Sequence[T], describe: Describe[T], keep: float = 0.25) -> list[T]:
+    """Choose cases by hashes of their names, so that each of their values keeps one."""
+    if RUN_ALL:
+        return list(cases)
+    described = [(*describe(case), case) for case in cases]
+    described.sort(key=lambda entry: hashlib.sha256(entry[0].encode()).digest())
     seen: set[Hashable] = set()
     needed, others = [], []
-    for item in ordered:
-        values = _values(item, mark)
-        (others if values <= seen else needed).append(item)
+    for _, values, case in described:
+        (others if values <= seen else needed).append(case)
         seen |= values
-    more = math.ceil(mark.kwargs["keep"] * len(ordered)) - len(needed)
-    return {*needed, *others[: max(0, more)]}
+    return [*needed, *others[: max(0, math.ceil(keep * len(cases)) - len(needed))]]
+
+
+def _describe(item: pytest.Function) -> tuple[str, set[Hashable]]:
+    """Name a case without its file, so that a test keeps its cases when it moves."""
+    by = _mark(item).kwargs.get("by")
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if by:
+        return item.name, {by(**parameters)}
+    # Text stands for lists, and keeps 1, 1.0 and True apart.
+    return item.name, {(n, v if callable(v) else repr(v)) for n, v in parameters.items()}
+
+
+def _mark(item: pytest.Item) -> pytest.Mark:
+    mark = item.get_closest_marker("table")
+    assert mark is not None
+    return mark
 
 
 @pytest.hookimpl(trylast=True)
@@ -64,9 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             tables[item.parent, item.originalname].append(item)
     kept: set[pytest.Item] = set()
     for cases in tables.values():
-        mark = cases[0].get_closest_marker("table")
-        assert mark is not None
-        kept |= set(cases) if RUN_ALL else _chosen(cases, mark)
+        kept.update(part_of(cases, _describe, _mark(cases[0]).kwargs["keep"]))
     dropped = {case for cases in tables.values() for case in cases} - kept
     items[:] = [item for item in items if item not in dropped]
     if dropped:

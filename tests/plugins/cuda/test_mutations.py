@@ -1,4 +1,7 @@
-"""Would the tests of the CUDA kernels notice a fault? Every one planted here must be."""
+"""Would the tests of the CUDA kernels notice a fault? Every one planted here must be.
+
+AFT_TEST_ALL=1 plants all of them, and else a part of each file's.
+"""
 
 import os
 import shutil
@@ -7,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sampling import part_of
 
 from . import emulated
 from .mutations import MUTATIONS, Mutation
@@ -45,9 +49,11 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_every_planted_fault_is_noticed(stem, tmp_path):
-    mutations = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
-    assert mutations, f"no faults are planted in {stem}"
+def test_every_planted_fault_is_noticed(stem, tmp_path, count_cases):
+    planted = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
+    assert planted, f"no faults are planted in {stem}"
+    mutations = part_of(planted, lambda mutation: (str(mutation), {mutation.file}))
+    count_cases(len(mutations), len(planted))
     programs = emulated.build()
     folders = [tmp_path / str(i) for i in range(len(mutations))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -84,10 +84,9 @@ def test_the_first_causal_row_sees_its_own_token_only(run: Run, variant: Variant
     assert error(run(variant, inputs)[:, :1], alone, first) < 1e-6
 
 
-@pytest.mark.parametrize("variant", CAUSAL, ids=str)
+# Not Fastformer's: P of the earlier tokens is causal too.
+@pytest.mark.parametrize("variant", [v for v in CAUSAL if v.operator.stem != "fastformer"], ids=str)
 def test_the_last_causal_row_sees_every_token(run: Run, variant: Variant) -> None:
-    if variant.operator.stem == "fastformer":
-        pytest.skip("P of the earlier tokens is causal too")
     twin = Variant(variant.op_type.removeprefix("Causal"), variant.settings)
     inputs = make_inputs(variant.operator, Case("last", 70, (70, 70), window=5))
     whole = dict(inputs)
