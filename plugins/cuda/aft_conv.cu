@@ -23,6 +23,7 @@
 // s = 30.
 
 #include "element.cuh"
+#include "exact_logit.cuh"
 #include "gate.cuh"
 #include "kernels.h"
 #include "launch.cuh"
@@ -221,13 +222,14 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile<N>& tile
   const AftCudaSequence& s = p.call.sequence;
   const T* filter = static_cast<const T*>(p.call.filter) + tile.head * p.table.taps;
   const int64_t last = tile.origin + tile.end, end = s.causal && t + 1 < last ? t + 1 : last;
-  for (int64_t u = tile.origin < 0 ? 0 : tile.origin; u < end; ++u) {
-    const int64_t j = u - t + p.table.left;
-    const float bias = j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
-    sum.add(to_float(row<T>(s.key, tile.batch, u)[tile.head]) + bias,
-            to_float(row<T>(s.value, tile.batch, u)[channel]));
-  }
-  return sum.mean();
+  return exact_mean_with(
+      sum, tile.origin < 0 ? 0 : tile.origin, end,
+      [&](int64_t u) { return to_float(row<T>(s.key, tile.batch, u)[tile.head]); },
+      [&](int64_t u) {
+        const int64_t j = u - t + p.table.left;
+        return j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
+      },
+      [&](int64_t u) { return to_float(row<T>(s.value, tile.batch, u)[channel]); });
 }
 
 // One thread a channel.
@@ -248,7 +250,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile<N>& tile, con
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
   const float highest = p.table.highest[tile.head], zero_bias = machine::fast_exp(-highest);
-  const Total total(shared.maximum[tile.column * N] + highest, outside[0]);  // denominators and maxima are a head's
+  const Total total(shared.maximum[tile.column * N], highest, outside[0]);  // denominators and maxima are a head's
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
   unsigned lost = 0;  // rows to be summed again

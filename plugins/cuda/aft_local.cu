@@ -23,6 +23,7 @@
 
 #include "aft_local_product.cuh"
 #include "element.cuh"
+#include "exact_logit.cuh"
 #include "gate.cuh"
 #include "kernels.h"
 #include "launch.cuh"
@@ -194,13 +195,13 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, i
   const BandRow<T> band(p.call, tile.first + row_);
   const int left = static_cast<int>(p.sums.left), right = static_cast<int>(p.sums.right);
   const int end = p.sums.causal && row_ + 1 < tile.end ? row_ + 1 : tile.end;
-  for (int u = tile.begin; u < end; ++u) {
-    const bool inside = u >= row_ - left && u <= row_ + right;
-    const float bias = inside ? to_float(band.entries[u - row_ + left]) : 0.0f;
-    sum.add(to_float(row<T>(s.key, tile.batch, tile.first + u)[channel]) + bias,
-            to_float(row<T>(s.value, tile.batch, tile.first + u)[channel]));
-  }
-  return sum.mean();
+  return exact_mean_with(
+      sum, tile.begin, end, [&](int64_t u) { return to_float(row<T>(s.key, tile.batch, tile.first + u)[channel]); },
+      [&](int64_t u) {
+        const bool inside = u >= row_ - left && u <= row_ + right;
+        return inside ? to_float(band.entries[u - row_ + left]) : 0.0f;
+      },
+      [&](int64_t u) { return to_float(row<T>(s.value, tile.batch, tile.first + u)[channel]); });
 }
 
 // What the tile needs of other kernels.
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) 
   for (int cell = 0; cell < kCells; ++cell) {
     const int r = product.row_of(cell), c = product.column_of(cell);
     const RunningSum outside = shared.outside[c];
-    const Total total(shared.maximum[c] + shared.highest[r], outside);
+    const Total total(shared.maximum[c], shared.highest[r], outside);
     const float numerator = total.of(product.sum(0, cell), outside.numerator);
     const float denominator = total.of(product.sum(1, cell), outside.denominator);
     const bool counts = r < tile.rows && tile.channel + c < s.channels;

@@ -217,13 +217,13 @@ int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_
   return launch<ScanShared>(scan_pieces_kernel, scans, kScanThreads, stream, w);
 }
 
-// Adds to what the span's keys gave, numerator and denominator relative to exp(maximum), the sum of the others.
+// Adds to what the span's keys gave, numerator and denominator relative to exp(key + bias), the sum of the others.
 // False where the denominator is too small to be trusted: what was lost in the span may be more than rounding.
 struct Total {
   float mine, theirs;
 
-  __device__ __forceinline__ Total(float maximum, const RunningSum& others) {
-    const float difference = maximum - others.maximum, factor = machine::fast_exp(-fabsf(difference));
+  __device__ __forceinline__ Total(float key, float bias, const RunningSum& others) {
+    const float difference = key - others.maximum + bias, factor = machine::fast_exp(-fabsf(difference));
     mine = difference < 0.0f ? factor : 1.0f;
     theirs = difference < 0.0f ? 1.0f : factor;
   }
