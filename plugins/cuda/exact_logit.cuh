@@ -11,7 +11,7 @@ namespace aft::cuda {
 struct LargestLogit {
   float half, half_key, half_bias;
 
-  __device__ __forceinline__ LargestLogit() : half(__uint_as_float(0xff800000u)), half_key(0.0f), half_bias(0.0f) {}
+  __device__ __forceinline__ LargestLogit() : half(kNoKey), half_key(0.0f), half_bias(0.0f) {}
 
   __device__ __forceinline__ void add(float key, float bias) {
     const float k = key * 0.5f, w = bias * 0.5f;
