@@ -101,16 +101,16 @@ def _heads(name: str, result: str, num_heads: int) -> str:
 
 _COMMON = (
     text.common_constants()
-    + text.constants(one_f=1.0, last=[-1], packed=[0, 0, -1])
+    + text.constants(last=[-1], packed=[0, 0, -1])
     + "tokens = Shape <start = 1, end = 2> (key)\n"
     + sums.sum_cut("key")
 )
 _EXPONENTIALS = (
-    sums.split("key", "key_blocks", gap="gap_logit")
+    sums.split("key", "key_blocks", gap="masked")
     + sums.softmax_weights("key_blocks", "weight")
     + """
     largest = Squeeze(weight_max, axis1)
-    log_total = Log(weight_total)
+    log_total = Log(weight_sum)
     log_sum = Add(largest, log_total)
 """
 )

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from aftexport.operators.numerics import mask_keys, softmax_mean, valid_keys
+from aftexport.operators.numerics import softmax_mean, valid_keys
+
+PADDED_SCORE = -1e38
+"""Finite: a softmax of nothing but padding must give numbers in the exported graph too."""
 
 
 class MeanPooling(nn.Module):
@@ -27,7 +30,8 @@ class AttentionPooling(nn.Module):
         """``x [B, T, D]`` to ``[B, D]``."""
         scores = self.score(x)
         wide = (scores.float(), x.float()) if x.dtype.itemsize < 4 else (scores, x)
-        logits = mask_keys(wide[0], lengths)
+        valid = valid_keys(lengths, x.shape[1])[..., None]
+        logits = torch.where(valid, wide[0], PADDED_SCORE)
         if torch.compiler.is_exporting():
             # The form that chunks and evidence know; ``fuse.pooling`` makes its sum exact.
             pooled = (logits.softmax(1) * wide[1]).sum(1)

@@ -1,14 +1,13 @@
 """Numerics the mechanisms share in PyTorch: masks, gates, and the guard against underflow."""
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-MASKED = -1e38
-"""Logit of a key that does not count: finite, so that a row of nothing but such
-keys gives a mean instead of NaN, and small enough that its weight is 0 beside
-any other; twice it is still a float32."""
+MASKED = -math.inf
+"""Logit of a key that does not count. Where no key counts, the mean is 0."""
 
 MAX_BLOCK = 1024
 """The most terms of a sum that a runtime may add one by one: the error grows with their number,
@@ -57,13 +56,53 @@ def guarded_mean(
     return reference(*(t.double() for t in tensors)).to(dtype)
 
 
-def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
-    """The mean of ``value [B, T, ...]`` by a softmax over dim 1, which it keeps.
+def largest(logits: Tensor, dim: int = 1) -> Tensor:
+    """Return the maximum over ``dim``, which is kept; finite where no key counts.
 
-    ``sum`` adds in several levels, ``softmax`` one by one.
+    The differences of logits with it are never NaN. Means do not depend on it,
+    so it has no gradient.
     """
-    weight = (logits - logits.detach().amax(1, keepdim=True)).exp()
-    return (weight / weight.sum(1, keepdim=True) * value).sum(1, keepdim=True)
+    return logits.detach().amax(dim, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+
+
+def divisor(total: Tensor) -> Tensor:
+    """Return sums of weights to divide by: 1 where no key counts, so that the mean is 0."""
+    return torch.where(total == 0, 1, total)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Return the softmax over dim 1, and 0 for every key where no key counts.
+
+    ``sum`` adds in several levels, ``torch.softmax`` one by one.
+    """
+    weight = (logits - largest(logits)).exp()
+    return weight / divisor(weight.sum(1, keepdim=True))
+
+
+def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
+    """The mean of ``value [B, T, ...]`` by a softmax over dim 1, which it keeps."""
+    return (softmax(logits) * value).sum(1, keepdim=True)
+
+
+def biased_mean(key: Tensor, bias: Tensor, value: Tensor) -> Tensor:
+    """The mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1, which it keeps.
+
+    Keys and biases are taken relative to those of the largest logit before they are added:
+    beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
+    """
+    half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
+    best = (half_key + half_bias).detach().argmax(1, keepdim=True)
+    lowest = torch.finfo(key.dtype).min / 2
+    best_key, best_bias = (
+        half.detach().gather(1, best).clamp(min=lowest) for half in (half_key, half_bias)
+    )
+    return softmax_mean(2 * ((half_key - best_key) + (half_bias - best_bias)), value)
+
+
+def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``exp(key)`` relative to its maximum over dim 1, and where no key counts."""
+    top = key.detach().amax(1, keepdim=True)
+    return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top == MASKED
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:

@@ -14,6 +14,10 @@ SMALLEST_DENOMINATOR = 1e-25
 """Below this a float32 denominator may have lost terms that count: what underflows
 is under 1e-38 a term, so even a million of them are 1e-7 of this."""
 
+LOWEST = -3.4028234663852886e38
+"""The lowest finite float32. Maxima of logits are at least this, so that differences
+with them are never NaN, and the weight of a masked key is 0."""
+
 
 def constants(**values: float | int | list[int]) -> str:
     """Defines scalar constants, and int64 vectors from lists."""
@@ -32,7 +36,7 @@ def common_constants() -> str:
     """Defines int64 scalars and vectors of one element, and the float scalars of the bodies."""
     return constants(
         zero=0, one=1, two=2, zero_1d=[0], one_1d=[1], axis1=[1], axis2=[2],
-        zero_f=0.0, masked=MASKED, gap_logit=2 * MASKED,
+        zero_f=0.0, one_f=1.0, masked=MASKED, lowest=LOWEST,
     )  # fmt: skip
 
 
@@ -149,6 +153,22 @@ def scan(
         f"body = step ({', '.join(parameters)}) => ({results}) {{ {step} }}",
     ]
     return f"{finals} = Scan <{', '.join(attributes)}> ({', '.join(operands)})\n"
+
+
+def divisor(total: str, result: str) -> str:
+    """Defines sums of weights to divide by: 1 where no key counts, so that the mean is 0."""
+    return f"""
+        {result}_is_zero = Equal({total}, zero_f)
+        {result} = Where({result}_is_zero, one_f, {total})
+    """
+
+
+def finite_maximum(maximum: str, result: str) -> str:
+    """Defines ``result``, at least ``lowest``, and ``<result>_is_none`` where no key counts."""
+    return f"""
+        {result}_is_none = Less({maximum}, lowest)
+        {result} = Max({maximum}, lowest)
+    """
 
 
 def guarded_division(exact: str) -> str:

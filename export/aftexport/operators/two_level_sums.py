@@ -79,8 +79,7 @@ def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> s
     Args:
         name: the tensor.
         result: name of the blocks; ``<result>_width`` becomes the shape of an element.
-        gap: the scalar that fills the gap: ``zero_f``, or ``gap_logit``, a logit of no weight
-            beside any other.
+        gap: the scalar that fills the gap: ``zero_f``, or ``masked`` for logits.
         cut: name of the cut.
     """
     return f"""
@@ -127,27 +126,30 @@ def running_total(
 def largest(blocks: str, result: str) -> str:
     """The maximum of ``blocks``, ``[B, blocks, size, ...]``, over all of them: ``[B, 1, 1, ...]``.
 
-    ONNX Runtime is several times as fast by one axis after the other.
+    See ``_text.finite_maximum``. ONNX Runtime is several times as fast by one axis after the
+    other.
     """
     return f"""
         {result}_of_blocks = ReduceMax <keepdims = 1> ({blocks}, axis2)
-        {result} = ReduceMax <keepdims = 1> ({result}_of_blocks, axis1)
-    """
+        {result}_of_all = ReduceMax <keepdims = 1> ({result}_of_blocks, axis1)
+    """ + text.finite_maximum(f"{result}_of_all", result)
 
 
 def softmax_weights(logits: str, result: str) -> str:
-    """Defines ``<result>``, of a softmax over the tokens, and ``<result>_total``, ``[B, 1, ...]``.
+    """Defines ``<result>``, of a softmax over the tokens, and their ``<result>_total``.
 
     Args:
-        logits: name of ``[B, blocks, size, ...]``, with ``gap_logit`` in the gap.
-        result: name of the weights, of the same shape; the largest is 1.
+        logits: name of ``[B, blocks, size, ...]``, with ``masked`` in the gap.
+        result: name of the weights, of the same shape; the largest is 1. Their sum,
+            ``[B, 1, ...]``, is ``<result>_sum``, and ``<result>_total`` with 1 for 0.
     """
     lines = largest(logits, f"{result}_max")
     lines += f"""
         {result}_shifted = Sub({logits}, {result}_max)
         {result} = Exp({result}_shifted)
     """
-    return lines + total(result, f"{result}_total")
+    lines += total(result, f"{result}_sum")
+    return lines + text.divisor(f"{result}_sum", f"{result}_total")
 
 
 def context(keys: str, values: str, result: str) -> str:

@@ -230,28 +230,31 @@ struct ConvWindow {
   void sum_exactly(int64_t b, int64_t t, int64_t head_panel, float* sums) const {
     const int64_t length = length_of(p, b), keys = p.causal ? min(t + 1, length) : length;
     const int64_t denominators = value_panels + head_panel;
-    const auto logits_of = [&](int64_t u) {
+    const auto keys_of = [&](int64_t u) { return head_keys(b, u, head_panel); };
+    const auto biases_of = [&](int64_t u) {
       const int64_t j = u - t + left;
-      const Vec logits = head_keys(b, u, head_panel);
-      return j >= 0 && j < p.taps ? logits + taps_of(denominators, j) : logits;
+      return j >= 0 && j < p.taps ? taps_of(denominators, j) : Vec{};
     };
-    const auto sum = [&](int64_t panel, const auto& logit, const auto& value_of, Vec denominator) {
+    const auto sum = [&](int64_t panel, const auto& key_of, const auto& bias_of, const auto& value_of,
+                         Vec denominator) {
       Vec numerator = load(sums + panel * kLanes);
-      exact_sums(keys, logit, value_of, numerator, denominator);
+      exact_sums(keys, key_of, bias_of, value_of, numerator, denominator);
       store(sums + panel * kLanes, numerator);
     };
     value_panels_of(head_panel, [&](int64_t panel, int64_t c) {
-      const auto logit = [&](int64_t u) {
-        float logits[kLanes];
-        store(logits, logits_of(u));
-        return channel_heads.spread(logits, c);
+      const auto spread = [&](const auto& of_heads) {
+        return [&](int64_t u) {
+          float values[kLanes];
+          store(values, of_heads(u));
+          return channel_heads.spread(values, c);
+        };
       };
       const auto value_of = [&](int64_t u) {
         return load(value + (b * p.tokens + u) * p.channels + panel * kLanes, p.channels - panel * kLanes);
       };
-      sum(panel, logit, value_of, channel_heads.spread(sums + denominators * kLanes, c));
+      sum(panel, spread(keys_of), spread(biases_of), value_of, channel_heads.spread(sums + denominators * kLanes, c));
     });
-    sum(denominators, logits_of, [](int64_t) { return splat(1.0f); }, load(sums + denominators * kLanes));
+    sum(denominators, keys_of, biases_of, [](int64_t) { return splat(1.0f); }, load(sums + denominators * kLanes));
   }
 
   void clear_rows(int64_t b, int64_t begin, int64_t end) const {

@@ -248,7 +248,8 @@ class FullChannels {
     const T* bias = bias_ + t * p_.position_bias_width;
     exact_sums(
         p_.causal ? min(t + 1, length) : length,
-        [&](int64_t u) { return load(key_ + first + u * p_.channels, channels_ - c) + to_float(bias[u]); },
+        [&](int64_t u) { return load(key_ + first + u * p_.channels, channels_ - c); },
+        [&](int64_t u) { return splat(to_float(bias[u])); },
         [&](int64_t u) { return load(value_ + first + u * p_.channels, channels_ - c); }, numerator, denominator);
   }
 

@@ -176,9 +176,10 @@ struct LocalWindow {
     const T* bias = band_row(t);
     exact_sums(
         p.causal ? min(t + 1, length) : length,
+        [&](int64_t u) { return load(key + row + u * p.channels, channels - c); },
         [&](int64_t u) {
           const bool inside = u >= t - left && u <= t + right;
-          return load(key + row + u * p.channels, channels - c) + (inside ? to_float(bias[u - t + left]) : 0.0f);
+          return splat(inside ? to_float(bias[u - t + left]) : 0.0f);
         },
         [&](int64_t u) { return load(value + row + u * p.channels, channels - c); }, numerator, denominator);
   }

@@ -24,6 +24,7 @@
 #include "device/launch.cuh"
 #include "device/load_store.cuh"
 #include "kernels.h"
+#include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
@@ -220,13 +221,14 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile<N>& tile
   const AftCudaSequence& s = p.call.sequence;
   const T* filter = static_cast<const T*>(p.call.filter) + tile.head * p.table.taps;
   const int64_t last = tile.origin + tile.end, end = s.causal && t + 1 < last ? t + 1 : last;
-  for (int64_t u = tile.origin < 0 ? 0 : tile.origin; u < end; ++u) {
-    const int64_t j = u - t + p.table.left;
-    const float bias = j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
-    sum.add(to_float(row<T>(s.key, tile.batch, u)[tile.head]) + bias,
-            to_float(row<T>(s.value, tile.batch, u)[channel]));
-  }
-  return sum.mean();
+  return exact_mean_with(
+      sum, tile.origin < 0 ? 0 : tile.origin, end,
+      [&](int64_t u) { return to_float(row<T>(s.key, tile.batch, u)[tile.head]); },
+      [&](int64_t u) {
+        const int64_t j = u - t + p.table.left;
+        return j >= 0 && j < p.table.taps ? to_float(filter[j]) : 0.0f;
+      },
+      [&](int64_t u) { return to_float(row<T>(s.value, tile.batch, u)[channel]); });
 }
 
 // One thread a channel.
@@ -247,8 +249,8 @@ __device__ __forceinline__ void epilogue(const Params& p, const Tile<N>& tile, c
   const AftCudaSequence& s = p.call.sequence;
   const RunningSum* outside = &shared.outside[tile.column * N];
   const float largest_bias = p.table.largest_bias[tile.head], zero_bias = machine::fast_exp(-largest_bias);
-  const Total total(shared.maximum[tile.column * N] + largest_bias,
-                    outside[0]);  // denominators and maxima are a head's
+  // Denominators and maxima are a head's.
+  const Total total(shared.maximum[tile.column * N], largest_bias, outside[0]);
   const int64_t first = tile.first + tile.group * kBlock;
   T* output = static_cast<T*>(s.output) + (tile.batch * s.tokens + first) * s.channels + tile.channel;
   unsigned untrusted = 0;  // rows to be summed again

@@ -24,6 +24,7 @@
 #include "device/load_store.cuh"
 #include "kernels.h"
 #include "mechanisms/aft_local_product.cuh"
+#include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
 #include "mechanisms/shared/window_sums.cuh"
 
@@ -193,13 +194,13 @@ __device__ __forceinline__ float exact_mean(const Params& p, const Tile& tile, i
   const BandRow<T> band(p.call, tile.first + row_);
   const int left = static_cast<int>(p.sums.left), right = static_cast<int>(p.sums.right);
   const int end = p.sums.causal && row_ + 1 < tile.end ? row_ + 1 : tile.end;
-  for (int u = tile.begin; u < end; ++u) {
-    const bool inside = u >= row_ - left && u <= row_ + right;
-    const float bias = inside ? to_float(band.entries[u - row_ + left]) : 0.0f;
-    sum.add(to_float(row<T>(s.key, tile.batch, tile.first + u)[channel]) + bias,
-            to_float(row<T>(s.value, tile.batch, tile.first + u)[channel]));
-  }
-  return sum.mean();
+  return exact_mean_with(
+      sum, tile.begin, end, [&](int64_t u) { return to_float(row<T>(s.key, tile.batch, tile.first + u)[channel]); },
+      [&](int64_t u) {
+        const bool inside = u >= row_ - left && u <= row_ + right;
+        return inside ? to_float(band.entries[u - row_ + left]) : 0.0f;
+      },
+      [&](int64_t u) { return to_float(row<T>(s.value, tile.batch, tile.first + u)[channel]); });
 }
 
 // Reads the results of other kernels for the tile.
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kLocalThreads, 3) tile_kernel(const Params p) 
   for (int cell = 0; cell < kCells; ++cell) {
     const int r = product.row_of(cell), c = product.column_of(cell);
     const RunningSum outside = shared.outside[c];
-    const Total total(shared.maximum[c] + shared.row_maxima[r], outside);
+    const Total total(shared.maximum[c], shared.row_maxima[r], outside);
     const float numerator = total.of(product.sum(0, cell), outside.numerator);
     const float denominator = total.of(product.sum(1, cell), outside.denominator);
     const bool counts = r < tile.rows && tile.channel + c < s.channels;

@@ -20,7 +20,7 @@ from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.encoder._attributes import EPSILON, PRECISION
 from aftexport.operators.mechanism import NUM_HEADS
-from aftexport.operators.numerics import mask_keys
+from aftexport.operators.numerics import mask_keys, softmax
 from aftexport.operators.schema import OnnxOperator, as_float
 
 
@@ -55,7 +55,7 @@ def reference(
     normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
 
     def pool(logits: Tensor, head_weight: Tensor, head_bias: Tensor) -> Tensor:
-        means = mask_keys(logits, lengths).softmax(1).transpose(1, 2) @ normed
+        means = softmax(mask_keys(logits, lengths)).transpose(1, 2) @ normed
         per_head = head_weight.reshape(len(head_weight), num_heads, -1).transpose(0, 1)
         pooled = means[:, :, None] @ per_head
         return pooled.flatten(1)[:, None] + head_bias
@@ -69,7 +69,7 @@ def reference(
 
 def _pool(logits: str, weight: str, bias: str, result: str) -> str:
     lines = f"{logits}_masked = Where(valid_keys, {logits}, masked)\n"
-    lines += sums.split(f"{logits}_masked", f"{logits}_blocks", gap="gap_logit")
+    lines += sums.split(f"{logits}_masked", f"{logits}_blocks", gap="masked")
     lines += sums.softmax_weights(f"{logits}_blocks", f"{result}_weight")
     return (
         lines

@@ -18,7 +18,8 @@ def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
         rank: the rank of all tensors.
     """
     lines = running_sums(logits, result, rank=rank, values=values)
-    lines += f"{result}_blocks = Div({result}_n, {result}_d)\n"
+    lines += text.divisor(f"{result}_d", f"{result}_divisor")
+    lines += f"{result}_blocks = Div({result}_n, {result}_divisor)\n"
     return lines + tokens_of(f"{result}_blocks", result)
 
 
@@ -35,7 +36,7 @@ def running_sums(
 ) -> str:
     """Defines ``<result>_m``, ``_d`` and, of ``values``, ``_n``: ``[B, blocks, size, ...]``.
 
-    They are the largest logit up to each token, and the sums relative to it.
+    They are the largest logit up to each token, at least ``lowest``, and the sums relative to it.
 
     Args:
         logits: name of ``[B, T, ...]``.
@@ -46,13 +47,13 @@ def running_sums(
     """
     kinds = ("n", "d") if values else ("d",)
     states = ("m", *kinds)
-    lines = sums.split(logits, f"{result}_logit", gap="gap_logit", cut="scan")
+    lines = sums.split(logits, f"{result}_logit", gap="masked", cut="scan")
     if values:
         lines += sums.split(values, f"{result}_value", cut="scan")
     for shape, start in (("scan_states_shape", "block"), ("scan_batch", "all")):
         for state in states:
             width = f"{result}_{'value' if state == 'n' else 'logit'}_width"
-            filler = "masked" if state == "m" else "zero_f"
+            filler = "lowest" if state == "m" else "zero_f"
             lines += f"""
                 {result}_{start}_{state}_shape = Concat <axis = 0> ({shape}, {width})
                 {result}_{start}_{state} = Expand({filler}, {result}_{start}_{state}_shape)

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
 from aftexport.operators.mechanisms import _running_sums as running
+from aftexport.operators.numerics import biased_mean
 
 
 def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
@@ -28,10 +29,9 @@ def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> 
         end = t + 1 if causal else tokens
         first, last = max(t - left, 0), min(t - left + width, end)
         row = bias[min(t, bias.shape[0] - 1), first - (t - left) : last - (t - left)]
-        logits = key[:, :end].clone()
-        logits[:, first:last] += row
-        rows.append((logits.softmax(1) * value[:, :end]).sum(1))
-    return torch.stack(rows, 1)
+        biases = pad(row, (0, 0, 0, 0, first, end - last))
+        rows.append(biased_mean(key[:, :end], biases, value[:, :end]))
+    return torch.cat(rows, 1)
 
 
 def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
@@ -52,7 +52,8 @@ def exact_body(causal: bool) -> str:
     ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
     Running sums before and after the window; the window is taken whole.
     """
-    lines = """
+    lines = text.constants(half=0.5)
+    lines += """
         before_width = Add(left, one_1d)
         before_pads = Concat <axis = 0> (before_width, zero_1d)
         earlier_logits = Pad(logits, before_pads, masked, axis1)
@@ -68,6 +69,8 @@ def exact_body(causal: bool) -> str:
         last_index = Sub(last_row, one_1d)
         window_width = Squeeze(width)
         window_offsets = Range(zero, window_width, one)
+        half_window_logits = Mul(window_logits, half)
+        half_bias_rows = Mul(bias_rows, half)
     """
     lines += sums.scan_cut("logits")
     lines += _sums_of("before_logits", "before_values", "prefix", reverse=False)
@@ -81,46 +84,19 @@ def exact_body(causal: bool) -> str:
             after_values = Slice(later_values, after_width, after_end, axis1)
         """
         lines += _sums_of("after_logits", "after_values", "suffix", reverse=True)
-    step = """
-        row_index = Min(position, last_index)
-        window = Add(position, window_offsets)
-        row_4d = Gather <axis = 0> (bias_rows, row_index)
-        window_keys = Gather <axis = 1> (window_logits, window)
-        biased = Add(window_keys, row_4d)
-        window_max = ReduceMax <keepdims = 0> (biased, axis1)
-    """
-    step += (
-        "top = Max(before_m, window_max, after_m)\n"
-        if not causal
-        else "top = Max(before_m, window_max)\n"
-    )
-    step += """
-        top_4d = Unsqueeze(top, axis1)
-        window_shifted = Sub(biased, top_4d)
-        window_weight = Exp(window_shifted)
-        window_v = Gather <axis = 1> (window_values, window)
-        window_weighted = Mul(window_weight, window_v)
-        window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
-        window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
-        before_drop = Sub(before_m, top)
-        before_decay = Exp(before_drop)
-        earlier_n = Mul(before_n, before_decay)
-        earlier_d = Mul(before_d, before_decay)
-        some_n = Add(window_n, earlier_n)
-        some_d = Add(window_d, earlier_d)
-    """
-    if causal:
-        step += "row_mean = Div(some_n, some_d)\n"
-    else:
-        step += """
-            after_drop = Sub(after_m, top)
-            after_decay = Exp(after_drop)
-            later_n = Mul(after_n, after_decay)
-            later_d = Mul(after_d, after_decay)
-            all_n = Add(some_n, later_n)
-            all_d = Add(some_d, later_d)
-            row_mean = Div(all_n, all_d)
-        """
+    sides = ("before",) if causal else ("before", "after")
+    step = _window_body() + _relative_body(sides)
+    for kind in "nd":
+        total = f"window_{kind}"
+        for side in sides:
+            step += f"""
+                {side}_{kind}_part = Mul({side}_{kind}, {side}_decay)
+                {side}_{kind}_total = Add({total}, {side}_{kind}_part)
+            """
+            total = f"{side}_{kind}_total"
+        step += f"row_{kind} = Identity({total})\n"
+    step += text.divisor("row_d", "row_divisor")
+    step += "row_mean = Div(row_n, row_divisor)\n"
     scanned = {f"before_{state}": f"prefix_{state}_tokens" for state in "mnd"}
     if not causal:
         scanned |= {f"after_{state}": f"suffix_{state}_tokens" for state in "mnd"}
@@ -131,6 +107,71 @@ def exact_body(causal: bool) -> str:
         outputs={"row_mean": "exact_means"},
         ranks=dict.fromkeys((*scanned, "row_mean"), 3),
         counter="position",
+    )
+
+
+def _window_body() -> str:
+    """Defines halves of the window's keys and biases, and those of its largest logit.
+
+    See ``_numerics.biased_mean``. A position of ``half_bias_rows`` beyond the last takes the last.
+    """
+    return """
+        row_index = Min(position, last_index)
+        window = Add(position, window_offsets)
+        window_bias = Gather <axis = 0> (half_bias_rows, row_index)
+        window_key = Gather <axis = 1> (half_window_logits, window)
+        window_v = Gather <axis = 1> (window_values, window)
+        window_logit = Add(window_key, window_bias)
+        window_shape = Shape(window_logit)
+        window_bias_of_all = Expand(window_bias, window_shape)
+        window_best = ArgMax <axis = 1> (window_logit)
+        window_max = GatherElements <axis = 1> (window_logit, window_best)
+        window_best_key = GatherElements <axis = 1> (window_key, window_best)
+        window_best_bias = GatherElements <axis = 1> (window_bias_of_all, window_best)
+    """
+
+
+def _relative_body(sides: tuple[str, ...]) -> str:
+    """Defines the window's sums and each side's decay, relative to the largest logit of all."""
+    lines = ""
+    for side in sides:
+        lines += f"""
+            {side}_half = Mul({side}_m, half)
+            {side}_logit = Unsqueeze({side}_half, axis1)
+        """
+    logits = ", ".join(f"{side}_logit" for side in sides)
+    lines += f"""
+        largest = Max(window_max, {logits})
+        in_window = Equal(window_max, largest)
+        best_key = Where(in_window, window_best_key, largest)
+        best_bias = Where(in_window, window_best_bias, zero_f)
+        window_key_part = Sub(window_key, best_key)
+        window_bias_part = Sub(window_bias, best_bias)
+        window_relative = Add(window_key_part, window_bias_part)
+        window_top = ReduceMax <keepdims = 1> (window_relative, axis1)
+    """
+    for side in sides:
+        lines += f"""
+            {side}_key_part = Sub({side}_logit, best_key)
+            {side}_relative = Sub({side}_key_part, best_bias)
+        """
+    relatives = ", ".join(f"{side}_relative" for side in sides)
+    lines += f"top = Max(window_top, {relatives})\n"
+    for part in ("window", *sides):
+        lines += f"""
+            {part}_half_drop = Sub({part}_relative, top)
+            {part}_drop = Add({part}_half_drop, {part}_half_drop)
+            {part}_weight = Exp({part}_drop)
+        """
+    for side in sides:
+        lines += f"{side}_decay = Squeeze({side}_weight, axis1)\n"
+    return (
+        lines
+        + """
+        window_weighted = Mul(window_weight, window_v)
+        window_n = ReduceSum <keepdims = 0> (window_weighted, axis1)
+        window_d = ReduceSum <keepdims = 0> (window_weight, axis1)
+    """
     )
 
 

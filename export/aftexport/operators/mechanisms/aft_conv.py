@@ -27,6 +27,8 @@ from aftexport.operators.numerics import (
     check_lengths,
     check_same_shape,
     guarded_mean,
+    key_weights,
+    largest,
     mask_keys,
     split_heads,
 )
@@ -93,14 +95,14 @@ def _means(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Tensor:
 def _sums(key: Tensor, value: Tensor, filter: Tensor, causal: bool) -> Sums:
     heads, taps = filter.shape
     left = _left(filter, causal)
-    weight = (key - key.amax(1, keepdim=True)).exp()[..., None]
+    weight, is_none = (x[..., None] for x in key_weights(key))
     pair = torch.cat((weight * value, weight), 3)
-    filter_max = filter.amax(1, keepdim=True).clamp(min=0)
+    filter_max = largest(filter).clamp(min=0)
     rows = pad(pair.permute(0, 3, 2, 1).flatten(0, 1), (left, taps - 1 - left))
     convolved = conv1d(rows, (filter - filter_max).exp()[:, None], groups=heads)
     inside = convolved.reshape(-1, pair.shape[3], heads, pair.shape[1]).permute(0, 3, 2, 1)
     sums = inside + (-filter_max).exp() * windowed.outside_sums(pair, left, taps, causal)
-    return sums[..., :-1], sums[..., -1:]
+    return sums[..., :-1], torch.where(is_none, 1, sums[..., -1:])
 
 
 def compute(
@@ -136,7 +138,10 @@ def _body(*, gate: str, causal: bool) -> str:
     lines += "left = Identity(span)\n" if causal else "left = Div(span, two_1d)\n"
     lines += """
         logits = Unsqueeze(logits_3d, channel_axis)
-        key_max = ReduceMax <keepdims = 1> (logits, axis1)
+        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
+    """
+    lines += text.finite_maximum("key_max_of_all", "key_max")
+    lines += """
         key_shifted = Sub(logits, key_max)
         key_weight = Exp(key_shifted)
         weighted = Mul(key_weight, values)
@@ -171,7 +176,8 @@ def _body(*, gate: str, causal: bool) -> str:
         sums_end = Constant <value_ints = [-1]> ()
         numerator = Slice(sums, zero_1d, sums_end, channel_axis)
         far = Constant <value_ints = [9223372036854775807]> ()
-        denominator = Slice(sums, sums_end, far, channel_axis)
+        total_weight = Slice(sums, sums_end, far, channel_axis)
+        denominator = Where(key_max_is_none, one_f, total_weight)
     """
     lines += text.guarded_division(
         """

@@ -18,10 +18,13 @@ from aftexport.operators.numerics import (
     MASKED,
     Sums,
     apply_gate,
+    biased_mean,
     check_lengths,
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    key_weights,
+    largest,
     long_product,
     mask_keys,
 )
@@ -81,9 +84,9 @@ def _means(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> T
     rows = []
     for t in range(tokens):
         end = t + 1 if causal else tokens
-        logits = key[:, :end] + position_bias[t, :end, None]
-        rows.append((logits.softmax(1) * value[:, :end]).sum(1))
-    return torch.stack(rows, 1)
+        bias = position_bias[t, :end, None]
+        rows.append(biased_mean(key[:, :end], bias, value[:, :end]))
+    return torch.cat(rows, 1)
 
 
 def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Sums:
@@ -91,11 +94,11 @@ def _sums(key: Tensor, value: Tensor, position_bias: Tensor, causal: bool) -> Su
     bias = position_bias[:tokens, :tokens]
     if causal:
         bias = torch.where(torch.ones_like(bias, dtype=torch.bool).tril(), bias, MASKED)
-    bias_weight = (bias - bias.amax(1, keepdim=True)).exp()
-    key_weight = (key - key.amax(1, keepdim=True)).exp()
+    bias_weight = (bias - largest(bias)).exp()
+    key_weight, is_none = key_weights(key)
     sums = long_product(bias_weight, torch.cat((key_weight * value, key_weight), 2))
     numerator, denominator = sums.chunk(2, 2)
-    return numerator, denominator
+    return numerator, torch.where(is_none, 1, denominator)
 
 
 def compute(
@@ -133,20 +136,25 @@ def _body(*, gate: str, causal: bool) -> str:
     else:
         lines += "bias = Identity(position_bias_f)\n"
     lines += """
-        bias_max = ReduceMax <keepdims = 1> (bias, axis1)
+        bias_row_max = ReduceMax <keepdims = 1> (bias, axis1)
+        bias_max = Max(bias_row_max, lowest)
         bias_shifted = Sub(bias, bias_max)
         all_bias_weight = Exp(bias_shifted)
         corner = Concat <axis = 0> (tokens, tokens)
         both_axes = Constant <value_ints = [0, 1]> ()
         origin = Constant <value_ints = [0, 0]> ()
         bias_weight = Slice(all_bias_weight, origin, corner, both_axes)
-        key_max = ReduceMax <keepdims = 1> (logits, axis1)
+        key_max_of_all = ReduceMax <keepdims = 1> (logits, axis1)
+    """
+    lines += text.finite_maximum("key_max_of_all", "key_max")
+    lines += """
         key_shifted = Sub(logits, key_max)
         key_weight = Exp(key_shifted)
         weighted = Mul(key_weight, value_f)
         pair = Concat <axis = 2> (weighted, key_weight)
         sums = MatMul(bias_weight, pair)
-        numerator, denominator = Split <axis = 2, num_outputs = 2> (sums)
+        numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)
+        denominator = Where(key_max_is_none, one_f, total_weight)
     """
     lines += text.guarded_division(_exact_body())
     return lines + text.gate(gate, "query_f", "mean", "result") + text.output("result")
@@ -154,15 +162,28 @@ def _body(*, gate: str, causal: bool) -> str:
 
 def _exact_body() -> str:
     """Defines ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
-    lines = "bias_corner = Slice(bias, origin, corner, both_axes)\n"
-    lines += sums.sum_cut("logits") + sums.sum_cut("bias_corner", cut="rows")
-    lines += sums.split("logits", "logit_blocks", gap="gap_logit")
-    lines += sums.split("value_f", "value_blocks")
-    lines += sums.split("bias_corner", "bias_blocks", cut="rows")
-    step = """
-        row = Unsqueeze(bias_row, axis2)
-        biased = Add(logit_blocks, row)
+    lines = text.constants(half=0.5, half_lowest=text.LOWEST / 2)
+    lines += """
+        half_key = Mul(logits, half)
+        bias_corner = Slice(bias, origin, corner, both_axes)
+        half_bias = Mul(bias_corner, half)
     """
+    lines += sums.sum_cut("logits")
+    lines += sums.split("value_f", "value_blocks")
+    step = """
+        row = Unsqueeze(bias_row, axis1)
+        half_logit = Add(half_key, row)
+        best = ArgMax <axis = 1> (half_logit)
+        some_best_key = GatherElements <axis = 1> (half_key, best)
+        best_key = Max(some_best_key, half_lowest)
+        some_best_bias = Gather(bias_row, best)
+        best_bias = Max(some_best_bias, half_lowest)
+        key_part = Sub(half_key, best_key)
+        bias_part = Sub(row, best_bias)
+        half_relative = Add(key_part, bias_part)
+        relative = Add(half_relative, half_relative)
+    """
+    step += sums.split("relative", "biased", gap="masked")
     step += sums.softmax_weights("biased", "weight")
     step += "weighted_values = Mul(weight, value_blocks)\n"
     step += sums.total("weighted_values", "row_sum")
@@ -173,9 +194,9 @@ def _exact_body() -> str:
     return lines + text.scan(
         step,
         states={},
-        scanned={"bias_row": "bias_blocks"},
+        scanned={"bias_row": "half_bias"},
         outputs={"row_mean": "exact_mean"},
-        ranks={"bias_row": 2, "row_mean": 2},
+        ranks={"bias_row": 1, "row_mean": 2},
         scan_axis=0,
     )
 

@@ -24,6 +24,8 @@ from aftexport.operators.numerics import (
     check_max_tokens,
     check_same_shape,
     guarded_mean,
+    key_weights,
+    largest,
     long_product,
     mask_keys,
 )
@@ -85,10 +87,10 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     context = block + width - 1
     blocks = -(-tokens // block)
 
-    weight = (key - key.amax(1, keepdim=True)).exp()
+    weight, is_none = key_weights(key)
     pair = torch.cat((weight * value, weight), 2)
     band = band[:tokens].expand(tokens, width)
-    row_max = band.amax(1, keepdim=True).clamp(min=0)
+    row_max = largest(band).clamp(min=0)
     # A row of the band one longer than a row of the block, read back with the
     # block's length, lands one column further right on each row: the diagonal band.
     rows = pad((band - row_max).exp(), (0, block, 0, blocks * block - tokens))
@@ -97,7 +99,7 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     contexts = padded.unfold(1, context, block).transpose(2, 3)
     inside = long_product(diagonal, contexts).flatten(1, 2)[:, :tokens]
     sums = inside + (-row_max).exp() * windowed.outside_sums(pair, left, width, causal)
-    return sums[..., :channels], sums[..., channels:]
+    return sums[..., :channels], torch.where(is_none, 1, sums[..., channels:])
 
 
 def compute(
@@ -128,7 +130,7 @@ def _body(*, gate: str, causal: bool) -> str:
     lines += "width = Shape <start = 1, end = 2> (band_f)\n"
     lines += "left = Sub(width, one_1d)\n" if causal else "left = Div(width, two_1d)\n"
     lines += sums.sum_cut("value_f")
-    lines += sums.split("logits_3d", "logit_blocks", gap="gap_logit")
+    lines += sums.split("logits_3d", "logit_blocks", gap="masked")
     lines += sums.split("value_f", "value_blocks")
     lines += sums.largest("logit_blocks", "key_max")
     lines += """
@@ -191,7 +193,9 @@ def _body(*, gate: str, causal: bool) -> str:
     lines += """
         outside_weighted = Mul(outside_weight, outside)
         sums = Add(inside, outside_weighted)
-        numerator, denominator = Split <axis = 2, num_outputs = 2> (sums)
+        numerator, total_weight = Split <axis = 2, num_outputs = 2> (sums)
+        is_none = Squeeze(key_max_is_none, axis1)
+        denominator = Where(is_none, one_f, total_weight)
     """
     lines += text.guarded_division(
         """

@@ -18,6 +18,7 @@ from aftexport.operators.numerics import (
     check_lengths,
     check_same_shape,
     guarded_mean,
+    key_weights,
     mask_keys,
     softmax_mean,
 )
@@ -47,14 +48,13 @@ def reference(
     """
     key = mask_keys(key, lengths)
     if not causal:
-        mean = (key.softmax(1) * value).sum(1, keepdim=True)
-        return apply_gate(gate, query, mean.expand_as(value))
+        return apply_gate(gate, query, softmax_mean(key, value).expand_as(value))
     return apply_gate(gate, query, _prefix_means(key, value))
 
 
 def _prefix_means(key: Tensor, value: Tensor) -> Tensor:
     ends = range(1, key.shape[1] + 1)
-    return torch.stack([(key[:, :t].softmax(1) * value[:, :t]).sum(1) for t in ends], 1)
+    return torch.cat([softmax_mean(key[:, :t], value[:, :t]) for t in ends], 1)
 
 
 def compute(
@@ -69,8 +69,8 @@ def compute(
 
 def prefix_sums(logits: Tensor, value: Tensor) -> Sums:
     """Running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike."""
-    weight = (logits - logits.amax(1, keepdim=True)).exp()
-    return (weight * value).cumsum(1), weight.cumsum(1)
+    weight, is_none = key_weights(logits)
+    return (weight * value).cumsum(1), torch.where(is_none, 1, weight.cumsum(1))
 
 
 def _body(*, gate: str, causal: bool) -> str:
@@ -87,7 +87,7 @@ def _causal_body() -> str:
 def _global_body() -> str:
     return (
         sums.sum_cut("value_f")
-        + sums.split("logits", "logit_blocks", gap="gap_logit")
+        + sums.split("logits", "logit_blocks", gap="masked")
         + sums.split("value_f", "value_blocks")
         + sums.softmax_weights("logit_blocks", "weight")
         + "weighted = Mul(weight, value_blocks)\n"

@@ -25,8 +25,12 @@ from aftexport.operators.numerics import (
     check_lengths,
     check_same_shape,
     context,
+    divisor,
     guarded_mean,
+    key_weights,
+    largest,
     mask_keys,
+    softmax,
     split_heads,
     valid_keys,
 )
@@ -89,7 +93,7 @@ def reference(
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, end: int, causal: bool) -> Tensor:
-    context = torch.einsum("bthc,bthe->bhce", keys[:, :end].softmax(1), values[:, :end])
+    context = torch.einsum("bthc,bthe->bhce", softmax(keys[:, :end]), values[:, :end])
     asking = queries[:, end - 1 : end] if causal else queries
     return torch.einsum("bthc,bhce->bthe", asking, context)
 
@@ -122,8 +126,8 @@ def compute(
     if causal:
         result = guarded_mean(_causal_sums, _causal_rows, asking, keys, values)
     else:
-        weight = (keys - keys.detach().amax(1, keepdim=True)).exp()
-        means = context(weight, values) / weight.sum(1)[..., None]
+        weight = (keys - largest(keys)).exp()
+        means = context(weight, values) / divisor(weight.sum(1))[..., None]
         result = torch.einsum("bthc,bhce->bthe", asking, means)
     return scale * result.flatten(2)
 
@@ -131,8 +135,8 @@ def compute(
 def _causal_sums(queries: Tensor, keys: Tensor, values: Tensor) -> Sums:
     # Each key channel has a denominator of its own, so the division is by channel, on
     # the queries; the least of a row's denominators stands for all in the guard.
-    weight = (keys - keys.amax(1, keepdim=True)).exp()
-    total = weight.cumsum(1)
+    weight, is_none = key_weights(keys)
+    total = torch.where(is_none, 1, weight.cumsum(1))
     least = total.amin(3, keepdim=True)
     return causal_product(queries * (least / total), weight, values), least
 
@@ -156,9 +160,10 @@ def _body(*, normalization: str, causal: bool) -> str:
             float_valid = Cast <to = 1> (valid)
             three_axes = Constant <value_ints = [2, 3]> ()
             valid_4d = Unsqueeze(float_valid, three_axes)
+            counts = Unsqueeze(valid, three_axes)
         """
         lines += text.heads("key_f", "all_keys")
-        lines += "keys = Mul(all_keys, valid_4d)\nasking = Identity(queries)\n"
+        lines += "keys = Where(counts, all_keys, zero_f)\nasking = Identity(queries)\n"
         lines += _scaling_causal_body() if causal else _scaling_body()
     lines += """
         packed = Reshape(attended, packed_shape)
@@ -177,7 +182,7 @@ _ATTEND_BODY = """
 def _softmax_body() -> str:
     return (
         sums.sum_cut("query")
-        + sums.split("logits", "key_blocks", gap="gap_logit")
+        + sums.split("logits", "key_blocks", gap="masked")
         + sums.split("values", "value_blocks")
         + sums.softmax_weights("key_blocks", "key_weight")
         + sums.context("key_weight", "value_blocks", "context")
@@ -197,7 +202,6 @@ def _scaling_body() -> str:
         + sums.context("key_blocks", "value_blocks", "context")
         + """
         count = ReduceSum <keepdims = 1> (valid_4d, axis1)
-        one_f = Constant <value_float = 1.0> ()
         at_least_one = Max(count, one_f)
         context_used = Div(context, at_least_one)
     """
@@ -210,7 +214,6 @@ def _scaling_causal_body() -> str:
         causal_product_body("asking", "keys", "values", "products")
         + """
         count = CumSum(valid_4d, one)
-        one_f = Constant <value_float = 1.0> ()
         at_least_one = Max(count, one_f)
         attended = Div(products, at_least_one)
     """
@@ -225,14 +228,15 @@ def _softmax_causal_body() -> str:
     lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
     lines += sums.split("asking", "asking_blocks", cut="scan")
     lines += sums.split("values", "value_blocks", cut="scan")
+    lines += text.divisor("run_d", "run_divisor")
     lines += """
-        asked_blocks = Div(asking_blocks, run_d)
+        asked_blocks = Div(asking_blocks, run_divisor)
         row_axis = Constant <value_ints = [-2]> ()
         last_axis = Constant <value_ints = [-1]> ()
         all_but_last = Sub(scan_size, one_1d)
         earlier_m = Slice(run_m, zero_1d, all_but_last, axis2)
         start_shape = Concat <axis = 0> (scan_states_shape, one_1d, run_logit_width)
-        no_logit = Expand(gap_logit, start_shape)
+        no_logit = Expand(lowest, start_shape)
         shifted_m = Concat <axis = 2> (no_logit, earlier_m)
         drop_blocks = Sub(shifted_m, run_m)
         decay_blocks = Exp(drop_blocks)
@@ -286,7 +290,7 @@ def _earlier_contexts_body() -> str:
         blocks_less_one = Sub(scan_blocks, one_1d)
         earlier_block_m = Slice(block_m, zero_1d, blocks_less_one, axis1)
         no_block_shape = Concat <axis = 0> (scan_batch, one_1d, run_logit_width)
-        no_block_logit = Expand(gap_logit, no_block_shape)
+        no_block_logit = Expand(lowest, no_block_shape)
         before_m = Concat <axis = 1> (no_block_logit, earlier_block_m)
         block_drop = Sub(before_m, block_m)
         block_decay = Exp(block_drop)

@@ -72,7 +72,7 @@ def reference(
         alpha_weight, beta_weight: ``[D, H]``.
         lengths: int64 ``[B]``.
     """
-    pool = _pool_prefixes if causal else _pool
+    pool = _pool_prefixes if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 
 
@@ -110,13 +110,9 @@ def _attend(
     return (values * pool(beta_logits[..., None], keyed)).flatten(2)
 
 
-def _pool(logits: Tensor, values: Tensor) -> Tensor:
-    return (logits.softmax(1) * values).sum(1, keepdim=True)
-
-
 def _pool_prefixes(logits: Tensor, values: Tensor) -> Tensor:
     ends = range(1, logits.shape[1] + 1)
-    return torch.cat([_pool(logits[:, :end], values[:, :end]) for end in ends], 1)
+    return torch.cat([softmax_mean(logits[:, :end], values[:, :end]) for end in ends], 1)
 
 
 def _pool_running(logits: Tensor, values: Tensor) -> Tensor:
@@ -155,7 +151,7 @@ def _global_body() -> str:
 def _pool_body(logits: str, values: str, result: str) -> str:
     lines = text.heads(values, f"{result}_values")
     lines += sums.split(f"{result}_values", f"{result}_value_blocks")
-    lines += sums.split(logits, f"{result}_logit_blocks", gap="gap_logit")
+    lines += sums.split(logits, f"{result}_logit_blocks", gap="masked")
     lines += sums.softmax_weights(f"{result}_logit_blocks", f"{result}_weight")
     lines += f"{result}_columns = Unsqueeze({result}_weight, last_axis)\n"
     lines += sums.context(f"{result}_columns", f"{result}_value_blocks", f"{result}_sums")

@@ -144,7 +144,7 @@ def _features_body(name: str, result: str, feature_map: str) -> str:
 
 def _body(*, feature_map: str, causal: bool) -> str:
     lines = text.inputs_as_float("query", "key", "value") + text.head_shape() + text.valid_keys()
-    lines += text.constants(one_f=1.0, two_1d=[2], last_axis=[-1], min_eps=MIN_EPS)
+    lines += text.constants(two_1d=[2], last_axis=[-1], min_eps=MIN_EPS)
     lines += _features_body("query_f", "query_features", feature_map)
     lines += _features_body("key_f", "key_features", feature_map)
     lines += """

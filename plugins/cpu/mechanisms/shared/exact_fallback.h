@@ -11,15 +11,27 @@ namespace aft::AFT_ISA {
 // largest bias, which need not meet. Above it the lost terms, at most 2^-126 per key, are below rounding.
 constexpr float kTrustedDenominator = 1e-25f;
 
-// logit(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the
-// numerator by sums over keys [0, keys) relative to the largest logit.
-template <class Logit, class Value>
-__attribute__((noinline)) void exact_sums(int64_t keys, const Logit& logit, const Value& value, Vec& numerator,
-                                          Vec& denominator) {
-  Vec m = splat(kNoKey), n{}, d{};
-  for (int64_t u = 0; u < keys; ++u) m = maximum_of(logit(u), m);
+// key(u), bias(u) and value(u) are vectors of channels. Where denominator < kTrustedDenominator, replaces it and the
+// numerator by sums over keys [0, keys) relative to the largest logit. Keys and biases are taken relative to those of
+// that logit before they are added: beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
+template <class Key, class Bias, class Value>
+__attribute__((noinline)) void exact_sums(int64_t keys, const Key& key, const Bias& bias, const Value& value,
+                                          Vec& numerator, Vec& denominator) {
+  Vec highest = splat(-__builtin_inff()), highest_key{}, highest_bias{};
   for (int64_t u = 0; u < keys; ++u) {
-    const Vec weight = exp(logit(u) - m);
+    const Vec half_key = key(u) * 0.5f, half_bias = bias(u) * 0.5f, logit = half_key + half_bias;
+    const IntVec higher = (IntVec)(logit > highest);
+    highest = higher ? logit : highest;
+    highest_key = higher ? half_key : highest_key;
+    highest_bias = higher ? half_bias : highest_bias;
+  }
+  const auto relative = [&](int64_t u) AFT_LAMBDA_INLINE {
+    return (key(u) * 0.5f - highest_key) + (bias(u) * 0.5f - highest_bias);
+  };
+  Vec m = splat(kNoKey), n{}, d{};
+  for (int64_t u = 0; u < keys; ++u) m = maximum_of(relative(u), m);
+  for (int64_t u = 0; u < keys; ++u) {
+    const Vec weight = exp((relative(u) - m) * 2.0f);
     n += weight * value(u);
     d += weight;
   }

@@ -9,6 +9,7 @@
 
 #include "device/launch.cuh"
 #include "mechanisms/aft_full/aft_full_segments.cuh"
+#include "mechanisms/shared/exact_logit.cuh"
 #include "mechanisms/shared/gate.cuh"
 #include "mechanisms/shared/running_softmax.cuh"
 
@@ -52,13 +53,15 @@ __device__ __forceinline__ float trusted_mean(float numerator, float denominator
 }
 __device__ __forceinline__ bool is_trusted(float mean) { return mean == mean; }
 
-// The means over `visible` keys of N channels as they are defined, where they are marked.
+// The means over `visible` keys of N channels as they are defined, where they are marked, and 0 where no key counts.
+// Keys and biases are taken relative to those of the largest logit: see exact_logit.cuh.
 template <class T, int N>
 __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& call, int64_t b, int64_t t,
                                             int64_t channel, int64_t visible) {
   const AftCudaSequence& s = call.sequence;
   const T* bias = static_cast<const T*>(call.position_bias) + t * call.position_bias_width;
   float maximum[N], numerator[N], denominator[N];
+  LargestLogit largest[N];
 #pragma unroll
   for (int c = 0; c < N; ++c) {
     maximum[c] = kNoKey;
@@ -69,7 +72,14 @@ __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& c
     const Raw<T, N> key(row<T>(s.key, b, u) + channel);
     const float w = to_float(bias[u]);
 #pragma unroll
-    for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], key[c] + w);
+    for (int c = 0; c < N; ++c) largest[c].add(key[c], w);
+  }
+#pragma unroll 4
+  for (int64_t u = 0; u < visible; ++u) {
+    const Raw<T, N> key(row<T>(s.key, b, u) + channel);
+    const float w = to_float(bias[u]);
+#pragma unroll
+    for (int c = 0; c < N; ++c) maximum[c] = fmaxf(maximum[c], largest[c].relative(key[c], w));
   }
   for (int64_t first = 0; first < visible; first += kSegmentKeys) {
     const int64_t end = first + kSegmentKeys < visible ? first + kSegmentKeys : visible;
@@ -80,7 +90,7 @@ __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& c
       const float w = to_float(bias[u]);
 #pragma unroll
       for (int c = 0; c < N; ++c) {
-        const float weight = machine::fast_exp(key[c] + w - maximum[c]);
+        const float weight = machine::fast_exp(largest[c].relative(key[c], w) - maximum[c]);
         numerators[c] += weight * value[c];
         denominators[c] += weight;
       }
@@ -93,7 +103,7 @@ __device__ __forceinline__ void sum_exactly(float* mean, const AftCudaAftFull& c
   }
 #pragma unroll
   for (int c = 0; c < N; ++c)
-    if (!is_trusted(mean[c])) mean[c] = numerator[c] / denominator[c];
+    if (!is_trusted(mean[c])) mean[c] = denominator[c] == 0.0f ? 0.0f : numerator[c] / denominator[c];
 }
 
 // Writes N outputs from their means; those of row t that are marked are summed again, padded rows' are 0.

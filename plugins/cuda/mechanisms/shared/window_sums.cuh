@@ -219,13 +219,13 @@ int sum_outside(const AftCudaSequence& s, const WindowSums& w, int64_t channels_
   return launch<ScanShared>(scan_pieces_kernel, scans, kScanThreads, stream, w);
 }
 
-// Adds the sums of the other keys to those of the span, numerator and denominator relative to exp(maximum).
-// Returns false if the denominator is too small to be trusted: the span may have lost more than rounding.
+// Adds the sums of the other keys to those of the span, numerator and denominator relative to exp(key + bias).
+// A denominator too small to be trusted may have lost more than rounding in the span.
 struct Total {
   float mine, theirs;
 
-  __device__ __forceinline__ Total(float maximum, const RunningSum& others) {
-    const float difference = maximum - others.maximum, factor = machine::fast_exp(-fabsf(difference));
+  __device__ __forceinline__ Total(float key, float bias, const RunningSum& others) {
+    const float difference = key - others.maximum + bias, factor = machine::fast_exp(-fabsf(difference));
     mine = difference < 0.0f ? factor : 1.0f;
     theirs = difference < 0.0f ? 1.0f : factor;
   }

@@ -78,8 +78,11 @@ def test_equals_the_layer_as_written(
         tested = layer(heads * width, heads, magnitude)
     x = torch.randn(batch, tokens, heads * width, generator=generator, dtype=torch.float64)
     lengths = torch.randint(0, tokens + 1, (batch,), generator=generator)
+    lengths[0] = tokens
+    # The rows of an empty document are all padding, and the two forms pad differently.
+    found, expected = (f(tested, x, lengths)[lengths > 0] for f in (collapsed, as_written))
     # A logit of magnitude 1000 carries 1e-13 of rounding into its exponential.
-    assert error(collapsed(tested, x, lengths), as_written(tested, x, lengths)) < 1e-11
+    assert error(found, expected) < 1e-11
 
 
 def test_equals_the_layer_to_the_last_digits_on_ordinary_numbers() -> None:

@@ -1,0 +1,285 @@
+"""Keys that do not count, and rows without any that does: every form gives the same numbers."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from .cases import (
+    ONE_GATE,
+    Case,
+    Inputs,
+    Variant,
+    as_tensors,
+    make_inputs,
+    named,
+    run_torch,
+    with_tokens,
+)
+from .definitions import DEFINITIONS
+from .portable import body_model, run_portable
+
+aftplugins = pytest.importorskip("aftplugins")
+LIBRARY = aftplugins.library("onnxruntime")
+LOWEST = float(np.finfo(np.float32).min)
+LOW = [-np.inf, -1e38, LOWEST, -np.inf, -3e38, -1e38]
+
+CASE = Case("uncounted keys", 70, (70, 45, 0, 1))
+SHORT = Case("uncounted keys of a short document", 9, (9, 4, 0), window=6)
+SOFTMAX = [
+    v
+    for v in ONE_GATE
+    if v.operator.stem.startswith("aft_") or dict(v.settings).get("normalization") == "softmax"
+]
+"""Every mechanism that takes the keys as logits."""
+
+SCALING = [v for v in ONE_GATE if dict(v.settings).get("normalization") == "scaling"]
+LINEAR = [v for v in ONE_GATE if v.operator.stem == "linear_attention"]
+
+
+def one_key(inputs: Inputs) -> None:
+    inputs["key"][:, 2] = -np.inf
+
+
+def first_keys(inputs: Inputs) -> None:
+    inputs["key"][:, :5] = -np.inf
+
+
+def one_channel(inputs: Inputs) -> None:
+    inputs["key"][:, :, 0] = -np.inf
+
+
+def some_channels_of_some_keys(inputs: Inputs) -> None:
+    inputs["key"][0, 1::3, ::2] = -np.inf
+
+
+def all_keys(inputs: Inputs) -> None:
+    inputs["key"][:] = -np.inf
+
+
+def one_document(inputs: Inputs) -> None:
+    inputs["key"][0] = -np.inf
+
+
+def padded_keys(inputs: Inputs) -> None:
+    for document, length in enumerate(inputs["lengths"]):
+        inputs["key"][document, length:] = -np.inf
+
+
+def low_keys_beside_others(inputs: Inputs) -> None:
+    inputs["key"][:, 1:7] = np.array(LOW, np.float32)[: inputs["key"].shape[1] - 1, None]
+
+
+def low_keys(inputs: Inputs) -> None:
+    tokens = inputs["key"].shape[1]
+    inputs["key"][:] = np.resize(np.array(LOW, np.float32), tokens)[:, None]
+
+
+def lowest_keys(inputs: Inputs) -> None:
+    inputs["key"][:, ::2] = LOWEST
+    inputs["key"][:, 1::2] = -np.inf
+
+
+CHANGES = [
+    one_key,
+    first_keys,
+    one_channel,
+    some_channels_of_some_keys,
+    all_keys,
+    one_document,
+    padded_keys,
+    low_keys_beside_others,
+    low_keys,
+    lowest_keys,
+]
+Change = Callable[[Inputs], None]
+
+
+@cache
+def _kernel_session(variant: Variant, dtype: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(LIBRARY))
+    return onnxruntime.InferenceSession(
+        body_model(variant, dtype=dtype).SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+
+
+def run_kernel(variant: Variant, inputs: Inputs) -> np.ndarray:
+    """Runs the kernel for the CPU."""
+    output: np.ndarray = _kernel_session(variant, str(inputs["query"].dtype)).run(None, inputs)[0]
+    return output
+
+
+def definition(variant: Variant, inputs: Inputs) -> np.ndarray:
+    """The formula in float64; NaN where no key counts."""
+    rows = np.arange(inputs["query"].shape[1])
+    wide = {name: x if name == "lengths" else x.astype(np.float64) for name, x in inputs.items()}
+    # A number that all keys share drops out: beside 1e38 the biases have no digits in float64.
+    highest = wide["key"].max(1, keepdims=True)
+    wide["key"] -= np.where(np.isfinite(highest) & (highest < -1e30), highest, 0)
+    attributes = variant.attributes(2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return DEFINITIONS[variant.operator.stem](wide, rows, causal=variant.causal, **attributes)
+
+
+def check(variant: Variant, inputs: Inputs, expected: np.ndarray | None = None) -> None:
+    """Every form gives ``expected`` where it is a number, and the kernel's number elsewhere."""
+    if LIBRARY is None:
+        pytest.skip(aftplugins.missing("onnxruntime"))
+    if expected is None:
+        expected = definition(variant, inputs)
+    kernel = run_kernel(variant, inputs)
+    tolerance = 2e-3 if inputs["query"].dtype == np.float16 else 3e-5
+    for run in (run_kernel, run_torch, run_portable):
+        output = run(variant, inputs)
+        for document, length in enumerate(inputs["lengths"]):
+            rows = slice(0, int(length) or None)  # of an empty document every row is 0
+            found, exact = output[document, rows], expected[document, rows]
+            assert np.isfinite(found).all(), run.__name__
+            exact = np.where(np.isnan(exact), kernel[document, rows], exact)
+            np.testing.assert_allclose(found, exact, tolerance, tolerance, err_msg=run.__name__)
+
+
+def identifier(variant: Variant, case: Case, change: Change) -> str:
+    return f"{variant}-{change.__name__}-{case.tokens}"
+
+
+COMBINATIONS = list(product(SOFTMAX, (CASE, SHORT), CHANGES))
+
+
+@pytest.mark.parametrize(
+    ("variant", "case", "change"), COMBINATIONS, ids=[identifier(*c) for c in COMBINATIONS]
+)
+def test_keys_without_weight(variant: Variant, case: Case, change: Change) -> None:
+    inputs = make_inputs(variant.operator, case)
+    change(inputs)
+    check(variant, inputs)
+
+
+@pytest.mark.parametrize("change", [one_key, first_keys, one_channel, all_keys])
+@pytest.mark.parametrize("variant", SOFTMAX, ids=str)
+def test_float16_keys_without_weight(variant: Variant, change: Change) -> None:
+    inputs = make_inputs(variant.operator, CASE, "float16")
+    change(inputs)
+    check(variant, inputs)
+
+
+@pytest.mark.parametrize("change", [one_key, first_keys, one_channel, all_keys, padded_keys])
+@pytest.mark.parametrize("variant", LINEAR, ids=str)
+def test_features_of_minus_infinity(variant: Variant, change: Change) -> None:
+    inputs = make_inputs(variant.operator, CASE)
+    change(inputs)
+    check(variant, inputs)
+
+
+@pytest.mark.parametrize("low", [-1e38, LOWEST])
+@pytest.mark.parametrize("cut", [5, 66])
+@pytest.mark.parametrize("variant", [v for v in SOFTMAX if v.causal], ids=str)
+def test_causal_rows_of_low_keys(variant: Variant, cut: int, low: float) -> None:
+    """The rows before the first ordinary key are as if it did not exist."""
+    inputs = make_inputs(variant.operator, Case("low keys first", 70, (70, 70)))
+    inputs["key"][:, :cut] = low
+    few = with_tokens(inputs, slice(0, cut)) | {"lengths": np.array([cut, cut])}
+    expected = definition(variant, few)
+    for run in (run_kernel, run_torch, run_portable):
+        np.testing.assert_allclose(run(variant, inputs)[:, :cut], expected, 3e-5, 3e-5)
+
+
+@pytest.mark.parametrize("variant", LINEAR + SCALING, ids=str)
+def test_padded_keys_of_minus_infinity(variant: Variant) -> None:
+    inputs = make_inputs(variant.operator, CASE)
+    padded_keys(inputs)
+    check(variant, inputs)
+
+
+@pytest.mark.parametrize(**named(list(product(ONE_GATE, (CASE, SHORT)))))
+def test_empty_document_is_zero(variant: Variant, case: Case) -> None:
+    inputs = make_inputs(variant.operator, case)
+    check(variant, inputs)
+    empty = list(inputs["lengths"]).index(0)
+    for run in (run_kernel, run_torch, run_portable):
+        assert not run(variant, inputs)[empty].any(), run.__name__
+
+
+@pytest.mark.parametrize("variant", SOFTMAX, ids=str)
+def test_rows_without_keys_are_zero(variant: Variant) -> None:
+    inputs = make_inputs(variant.operator, CASE)
+    all_keys(inputs)
+    for run in (run_kernel, run_torch, run_portable):
+        output = run(variant, inputs)
+        for document, length in enumerate(inputs["lengths"]):
+            assert not output[document, :length].any(), run.__name__
+
+
+def without_largest_bias(inputs: Inputs, causal: bool) -> Inputs:
+    """The same logits but for one number in each row: float64 has no digits beside 1e38."""
+    bias = inputs["position_bias"].astype(np.float64)
+    (length,) = set(inputs["lengths"])
+    seen = np.arange(bias.shape[1]) < length
+    seen = seen & (np.tri(*bias.shape, dtype=bool) if causal else True)
+    highest = np.where(seen, bias, -np.inf).max(1, keepdims=True)
+    return {**inputs, "position_bias": bias - np.maximum(highest, LOWEST)}
+
+
+@pytest.mark.parametrize("low", [-1e38, -3e38])
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(
+    "variant", [v for v in SOFTMAX if v.operator.stem in ("aft_local", "aft_conv")], ids=str
+)
+def test_keys_in_windows_of_low_biases(variant: Variant, short: bool, low: float) -> None:
+    """A window over all keys drops out; else only the keys outside it count."""
+    tokens, window = (6, 13) if short else (40, 4)
+    inputs = make_inputs(variant.operator, Case("low window", tokens, (tokens,) * 2, window=window))
+    bias = inputs["band" if "band" in inputs else "filter"]
+    bias[:] = low
+    exact = np.zeros_like(bias) if short else bias
+    expected = definition(variant, inputs | {"band": exact, "filter": exact})
+    if variant.causal and not short:
+        expected[:, :window] = np.nan  # rows whose keys are all in the window
+    check(variant, inputs, expected)
+
+
+@pytest.mark.parametrize("spread", [1.0, 100.0])
+@pytest.mark.parametrize("length", [70, 45])
+@pytest.mark.parametrize("low", [-1e38, -3e38])
+@pytest.mark.parametrize("arrangement", ["all", "seen", "columns", "rows"])
+@pytest.mark.parametrize("variant", [v for v in SOFTMAX if "AftFull" in v.op_type], ids=str)
+def test_keys_beside_low_biases_keep_their_digits(
+    variant: Variant, arrangement: str, low: float, length: int, spread: float
+) -> None:
+    case = Case("low biases", 70, (length, length), spread=spread)
+    inputs = make_inputs(variant.operator, case)
+    bias = inputs["position_bias"]
+    if arrangement == "all":
+        bias[:] = low
+    elif arrangement == "seen":  # the keys beyond have larger ones
+        bias[:, :length] = low
+    elif arrangement == "columns":
+        bias[:, ::2] = low
+    else:
+        bias[::2] = low
+    expected = definition(variant, without_largest_bias(inputs, variant.causal))
+    check(variant, inputs, expected)
+
+
+@pytest.mark.parametrize("change", [one_key, first_keys, one_channel, all_keys, padded_keys])
+@pytest.mark.parametrize("variant", SOFTMAX, ids=str)
+def test_gradients_are_numbers(variant: Variant, change: Change) -> None:
+    inputs = make_inputs(variant.operator, SHORT)
+    change(inputs)
+    *floats, lengths = as_tensors(inputs)
+    leaves = [x.requires_grad_() for x in floats]
+    variant.operator.torch_op(*leaves, lengths, *variant.attributes(2).values()).sum().backward()
+    for name, leaf in zip(inputs, leaves, strict=False):
+        assert leaf.grad is not None
+        assert leaf.grad.isfinite().all(), name
+    key = leaves[1]
+    assert key.grad is not None
+    assert not key.grad[key == -np.inf].any()
