@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-BY_FOLDER = {"cuda": {"cuda", "slow"}, "tensorrt": {"tensorrt", "slow"}}
+BY_FOLDER = {
+    "cuda": {"cuda", "slow"},
+    "tensorrt": {"tensorrt", "slow"},
+    "examples": {"slow"},
+    "docs": {"slow"},
+}
 BY_MODULE = {
     "test_page_in_a_browser": {"browser"},
-    "test_tensorrt": {"tensorrt"},
-    "test_tensorrt_builder": {"tensorrt"},
-    "test_engine_file": {"tensorrt"},
-    "test_engine_cache": {"tensorrt"},
-    "test_engine_export": {"tensorrt"},
+    "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
-    "test_chunked": {"slow"},
+    "test_runner": {"slow"},
     "test_long_sums": {"slow"},
     "test_long_documents": {"slow"},
     "test_third_party": {"slow"},
-    "test_interface": {"slow"},
+    "test_openapi": {"slow"},
     "test_load": {"slow"},
     "test_demo": {"slow"},
     "test_batch": {"slow"},

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOMES = {"aftserve": "serve", "aftplugins": "plugins"}
-"""Folder of each package that is checked; aftexport joins once its modules are in its layers."""
+HOMES = {"aftexport": "export", "aftserve": "serve", "aftplugins": "plugins"}
+"""The folder of each package."""
 LAYERS = {
     "aftserve": (
         ("__main__",),
@@ -35,14 +35,17 @@ LAYERS = {
         ("__main__",),
         ("cli",),
         ("bench", "demo", "__init__"),
-        ("pipeline", "verify"),
-        ("recognition", "deploy", "report"),
+        ("verify",),
+        ("pipeline",),
+        ("report",),
+        ("recognition", "deploy"),
         ("parity",),
         ("chunked",),
         ("passes", "checkpoint"),
         ("lowering", "bundle"),
-        ("capture", "engines", "nn"),
-        ("operators", "system", "contract", "onnx_io", "console", "errors", "_version"),
+        ("capture", "heads", "engines", "nn"),
+        ("operators", "system", "onnx_io", "console"),
+        ("contract", "errors", "_version"),
     ),
 }
 """Subpackages and root modules of each package, from the highest layer to the lowest."""
@@ -115,6 +118,12 @@ def unit_of(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
+def part_of(module: str, package: str) -> str | None:
+    """The part of a package that a module lies in; None outside the package, or at its root."""
+    inner = module.removeprefix(f"{package}.")
+    return None if inner == module else inner.partition(".")[0]
+
+
 def ring_of(edges: set[tuple[str, str]]) -> list[str]:
     """The nodes of a ring, or none."""
     graph = defaultdict[str, set[str]](set)
@@ -154,6 +163,28 @@ def test_units_have_no_ring(package: str) -> None:
         if not one.for_types
     }
     assert not ring_of({(source, target) for source, target in edges if source != target})
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_parts_of_packages_have_no_ring(package: str) -> None:
+    imports = [one for one in imports_of(package) if not one.for_types]
+    modules = modules_of(package)
+    for inner in (name for name, file in modules.items() if file.name == "__init__.py"):
+        pairs = {(part_of(one.source, inner), part_of(one.target, inner)) for one in imports}
+        edges = {(a, b) for a, b in pairs if a is not None and b is not None and a != b}
+        assert not ring_of(edges), inner
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_private_names_stay_in_their_folder(package: str) -> None:
+    outside = []
+    for one in imports_of(package):
+        parts = one.target.split(".")
+        for i, part in enumerate(parts):
+            is_private = part.startswith("_") and part != "_version"
+            if is_private and not one.source.startswith(".".join(parts[:i]) + "."):
+                outside.append(str(one))
+    assert not outside
 
 
 @pytest.mark.parametrize("package", HOMES)
