@@ -17,6 +17,7 @@ def _leaves(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [x.double().requires_grad_() for x in floats], lengths
 
 
+@pytest.mark.table(keep=0.4, by=lambda variant: variant.op_type)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_gradients_equal_finite_differences(variant: Variant) -> None:
     floats, lengths = _leaves(make_inputs(variant.operator, SMALL))

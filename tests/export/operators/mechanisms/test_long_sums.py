@@ -50,6 +50,7 @@ def assert_near(result: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(result - expected).max() <= BOUND * np.abs(expected).max()
 
 
+@pytest.mark.table(keep=0.5)
 @both_forms
 @pytest.mark.parametrize("variant", LINEAR, ids=str)
 def test_a_million_equal_tokens(variant: Variant, run: Callable[..., np.ndarray]) -> None:
@@ -60,6 +61,7 @@ def test_a_million_equal_tokens(variant: Variant, run: Callable[..., np.ndarray]
     assert_near(result[:, SHORT:], expected[:, -1:])
 
 
+@pytest.mark.table(keep=0.25)
 @both_forms
 @pytest.mark.parametrize(
     ("kind", "scale"), [("equal", 0.3), ("equal", 5.0), ("near", 1.0), ("one-sided", 1.0)]
@@ -72,6 +74,7 @@ def test_many_tokens_of_one_sign(
     assert_near(run(variant, inputs, HEADS), exact(variant, inputs))
 
 
+@pytest.mark.table(keep=0.5)
 @both_forms
 @pytest.mark.parametrize("variant", QUADRATIC, ids=str)
 def test_many_equal_tokens_of_aft_full(variant: Variant, run: Callable[..., np.ndarray]) -> None:
@@ -88,6 +91,7 @@ def test_many_equal_tokens_before_a_large_key(variant: Variant) -> None:
     assert_near(run_portable(variant, inputs, HEADS)[:, :-1], exact(variant, inputs)[:, :-1])
 
 
+@pytest.mark.table(keep=0.34)
 @pytest.mark.parametrize("length", [1, 1000, 40_001])
 @pytest.mark.parametrize("variant", LINEAR, ids=str)
 def test_padding_of_a_long_batch_does_not_count(variant: Variant, length: int) -> None:
