@@ -15,12 +15,11 @@ _FILES = [
 PAGES = {str(path.relative_to(REPOSITORY)): path.read_text("utf-8") for path in _FILES}
 
 NOT_RUN = {
-    "cluster": "needs a cluster",
+    "deployment": "serves from a Ray of its own until it is stopped",
     "docker": "needs a docker engine",
     "fragment": "is a part of a file",
     "gpu": "needs an NVIDIA GPU",
     "install": "changes the environment",
-    "kernels": "needs the fused kernels, and so a C++ compiler",
     "make": "is a target of the Makefile, which takes minutes",
     "minutes": "takes minutes",
     "picture": "writes a picture of this documentation",

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ import toy
 from commands import environment
 from servers import serving
 
+import aftplugins
 from docs.pages import BLOCKS, COMMANDS, NOT_RUN, OTHER_LANGUAGES, PAGES, REPOSITORY, Block
 
 SHOWN = "localhost:8000"
@@ -39,6 +41,8 @@ LEFT = {
     "docs/tutorial.md": ["model.bundle/chunked.zip", "model.bundle/tokenizer.json", "parity.html"],
     "docs/how-to/export-your-model.md": ["own.bundle/manifest.json"],
     "docs/how-to/failed-parity.md": ["parity.html", "parity.json"],
+    "docs/how-to/gpu.md": ["rtx.bundle/manifest.json", "trt.bundle/manifest.json", "model.triton"],
+    "docs/how-to/precision.md": ["auto.bundle/manifest.json"],
     "docs/how-to/fuse.md": ["fused.onnx", "fused.json"],
     "docs/how-to/many-machines.md": ["labels.jsonl", "labels.parquet"],
 }
@@ -139,6 +143,10 @@ def test_page_runs(
     for program in PROGRAMS:
         if re.search(rf"(?m)^{program} ", typed) and shutil.which(program) is None:
             pytest.skip(f"{program} is not installed here")
+    if "--precision auto" in typed and (reason := aftplugins.missing("onnxruntime")):
+        pytest.skip(reason)
+    if "--to trt-rtx" in typed and find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed here")
     variables = {}
     if "aftserve batch" in typed:
         variables = request.getfixturevalue("ray")
