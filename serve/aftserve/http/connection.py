@@ -4,9 +4,9 @@ A few bytes can take long to parse, and no API key has been checked by then: for
 one byte, or requests that are sent before the answers of earlier ones. So each connection is parsed
 for at most a millisecond, and then the others have their turn.
 
-The class overrides private names of uvicorn 0.46 and later: ``_unset_keepalive_if_required`` and
-``_start_asgi_task`` of ``HttpToolsProtocol``, and the ``cycle``, ``pipeline`` and ``flow`` that it
-keeps.
+The class relies on private parts of ``HttpToolsProtocol`` in uvicorn 0.46 and later: it calls
+``_unset_keepalive_if_required``, overrides ``_start_asgi_task``, and uses ``cycle``, ``pipeline``
+and ``flow``.
 """
 
 import asyncio
