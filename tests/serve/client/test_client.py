@@ -164,9 +164,9 @@ def test_numbers_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="retries must be at least 0, got -1"):
         Client("http://127.0.0.1:1", retries=-1)
     with Client("http://127.0.0.1:1", deadline=float("inf")) as client:
-        with pytest.raises(ValueError, match="deadline must be .* got inf"):
+        with pytest.raises(ValueError, match=r"deadline must be .* got inf"):
             client.infer("a")
-        with pytest.raises(ValueError, match="deadline must be .* got nan"):
+        with pytest.raises(ValueError, match=r"deadline must be .* got nan"):
             client.infer("a", deadline=float("nan"))
 
 
