@@ -91,18 +91,18 @@ class Question(BaseModel):
 
 
 def test_a_list_is_as_long_as_it_may_be() -> None:
-    assert parse(b'{"words": ["a", "b"]}', Question, words=2).words == ["a", "b"]
+    assert parse(b'{"words": ["a", "b"]}', Question, {"words": 2}).words == ["a", "b"]
     with pytest.raises(DocumentTooLongError, match="words has 3 entries"):
-        parse(b'{"words": ["a", "b", "c"]}', Question, words=2)
+        parse(b'{"words": ["a", "b", "c"]}', Question, {"words": 2})
 
 
 def test_the_first_fault_alone_is_said() -> None:
     with pytest.raises(InputError, match="'k0'") as refusal:
-        parse(b'{"k0": 1, "k1": 1}', InferRequest)
+        parse(b'{"k0": 1, "k1": 1}', InferRequest, {})
     assert "k1" not in str(refusal.value)
 
 
 def test_a_long_name_is_not_repeated_whole() -> None:
     with pytest.raises(InputError) as refusal:
-        parse(b'{"' + b"a" * 10_000 + b'": 1}', InferRequest)
+        parse(b'{"' + b"a" * 10_000 + b'": 1}', InferRequest, {})
     assert len(str(refusal.value)) < 300

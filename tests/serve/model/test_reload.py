@@ -458,4 +458,4 @@ def test_no_reference_of_another_bundle_is_compared_with(
         answer = http.post(f"{address}/parity", json={"text": "a"}, timeout=120)
         assert answer.status_code == 503
         assert http.get(f"{address}/readyz").status_code == 200
-    assert "the server has another one" in (tmp_path / "log").read_text("utf-8")
+    assert "the server has another bundle" in (tmp_path / "log").read_text("utf-8")

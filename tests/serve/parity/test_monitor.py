@@ -170,7 +170,7 @@ def test_another_model_is_no_reference(
     with serving(bundle_folder, tmp_path / "log", "--reference", str(other)) as (address, _):
         answer = compare(address, text="a")
         assert answer.status_code == 503
-        assert "another file" in answer.json()["detail"]
+        assert "not the file" in answer.json()["detail"]
         assert str(tmp_path) not in answer.json()["detail"]
         assert post(address, [5]).status_code == 200
 

@@ -91,7 +91,7 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
     [
         ([text()], "no documents"),
         ([text("a", shape=[2])], r"has 1 values, its shape \[2\] has 2"),
-        ([text("a", datatype="INT64")], "is INT64"),
+        ([text("a", datatype="INT64")], "must be BYTES, got INT64"),
         ([text("a", datatype="FP64")], "datatype"),
         ([text("a", datatype="FP32")], "must be BYTES, got FP32"),
         ([text(*"ab", data=["a", 1])], "only texts"),
