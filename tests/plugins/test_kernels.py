@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampling import fewer
 
 from .checks import OPS, attributes_of, check
 from .runner import random_inputs, run
@@ -17,6 +18,7 @@ GATED = [op for op in OPS if "Aft" in op]
 WITH_BIAS = [op for op in OPS if op.endswith(("AftLocal", "AftConv", "AftFull"))]
 
 
+@pytest.mark.table(keep=0.34)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
     ("batch", "tokens", "dim", "heads", "window"),
@@ -177,6 +179,7 @@ def test_linear_attention_settings(op, eps):
     )
 
 
+@pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("op", LINEAR)
 @pytest.mark.parametrize(("tokens", "bound"), [(65_536, 1e-5), (1_048_576, 3e-5)])
 def test_keys_all_equal_give_the_mean_over_many_tokens(op, tokens, bound):
@@ -210,7 +213,7 @@ def test_threads_share_the_work_without_a_trace(op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=fewer(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_shape_and_scale(op, data):
     heads = data.draw(st.integers(1, 5), "heads")

@@ -45,6 +45,7 @@ def check_on_device(library, op, inputs, element, **attributes):
     return check(op, rounded, bound=TOLERANCES[element].bound, **given)
 
 
+@pytest.mark.table(keep=0.34)
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(

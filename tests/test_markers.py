@@ -1,0 +1,10 @@
+"""The table that marks tests."""
+
+import markers
+
+
+def test_table_names_modules_and_folders_that_exist() -> None:
+    modules = {path.stem for path in markers.TESTS.rglob("test_*.py")}
+    assert modules >= markers.BY_MODULE.keys()
+    folders = {path.parent.name for path in markers.TESTS.rglob("test_*.py")}
+    assert folders >= markers.BY_FOLDER.keys()
