@@ -101,7 +101,7 @@ def test_error_names_field_expected_and_got(
         opened(bundle_copy, content)
 
 
-def test_pooled_value_of_another_name_is_refused(bundle_copy: Path) -> None:
+def test_extra_pooled_value_is_refused(bundle_copy: Path) -> None:
     content = manifest_of(bundle_copy)
     how = next(iter(content["chunked"]["pooled"].values()))
     content["chunked"]["pooled"]["x"] = how

@@ -9,7 +9,7 @@ TOKENS = 1_048_576
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_million_equal_tokens_have_an_exact_summary(name: str) -> None:
+def test_million_equal_tokens_have_exact_summary(name: str) -> None:
     random = np.random.default_rng(0)
     width = HEADS if name == "AftConv" else DIM
     key = np.abs(random.normal(size=(1, 1, width))).astype(np.float32)

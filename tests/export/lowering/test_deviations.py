@@ -58,7 +58,7 @@ def test_deviation_neither_overflows_nor_vanishes(name: str) -> None:
     np.testing.assert_allclose(served, expected, rtol=2e-5, atol=1e-44)
 
 
-def test_deviation_of_one_token_is_not_a_number() -> None:
+def test_deviation_of_one_token_is_nan() -> None:
     module = Deviation(lambda x: x.std(1)).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     assert np.isnan(engine.run({"input_ids": np.zeros((1, 1), np.int64)})["logits"]).all()

@@ -113,7 +113,7 @@ def test_independent_documents_are_accepted(name: str) -> None:
     cases_of(BY_ITSELF[name])
 
 
-def test_breach_is_measured_between_alone_and_batch() -> None:
+def test_breach_compares_alone_with_batch() -> None:
     module = Pooled(OVER_THE_BATCH["max"]).double()
     reference = TorchEngine(module, ("input_ids", "lengths"))
     spec = input_spec(capture(Pooled(OVER_THE_BATCH["max"])))

@@ -43,7 +43,7 @@ def test_keys_are_near_linear_in_nodes(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["pseudo_inverse", "softmax_product", "attention"])
-def test_a_mechanism_above_a_chain_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mechanism_above_chain_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count, nodes = computations(name, 4, monkeypatch)
     assert count < 3000 * nodes
 
@@ -59,7 +59,8 @@ def test_thousands_of_nodes_in_a_row(
     assert count < 100 * nodes
 
 
-def test_what_is_shared_is_beyond_the_horizon_for_all_or_none() -> None:
+def test_shared_part_beyond_horizon_is_consistent() -> None:
+    """A shared part is beyond the horizon for all of its readers or for none."""
     graph = Graph()
     value = "x"
     for _ in range(40):

@@ -82,14 +82,14 @@ def test_nothing_is_left_of_no_ops(line: str) -> None:
         ("c = Cast <to = 10> (a)  b = Cast <to = 1> (c)", "Cast", 0),
     ],
 )
-def test_what_may_do_something_stays(line: str, last: str, doubtful: int) -> None:
+def test_nodes_with_effect_stay(line: str, last: str, doubtful: int) -> None:
     found, count = left(line)
     assert (found[-2:], count) == ([last, "Sigmoid"], doubtful)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["simple_shifted", "conv_causal", "linear_padded_tokens_last"])
-def test_graphs_that_nothing_optimized(name: str) -> None:
+def test_unoptimized_graphs_are_recognised(name: str) -> None:
     operator, layer = implementations.layers()[name]
     x = torch.randn(2, 12, DIM, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(layer.eval(), (x,), dynamic_shapes=({0: BATCH, 1: TOKENS},))

@@ -75,15 +75,14 @@ def measured(report: Report, folder: Path, width: int, height: int) -> dict[str,
     return result
 
 
-def test_it_passes_an_accessibility_check(report: Report, tmp_path: Path) -> None:
+def test_page_passes_accessibility_check(report: Report, tmp_path: Path) -> None:
     found = measured(report, tmp_path, 1000, 800)
     assert found["violations"] == []
     assert {"color-contrast", "html-has-lang", "document-title"} <= set(found["passed"])
 
 
-def test_a_phone_shows_the_verdict_at_once_and_nothing_beside_the_screen(
-    report: Report, tmp_path: Path
-) -> None:
+def test_phone_shows_verdict_without_scrolling(report: Report, tmp_path: Path) -> None:
+    """Nothing lies beside the screen either."""
     found = measured(report, tmp_path, 500, 900)
     assert found["overflow"] <= 0
     assert found["verdict"] < found["height"]

@@ -81,7 +81,7 @@ def test_many_equal_tokens_of_aft_full(variant: Variant, run: Callable[..., np.n
 
 
 @pytest.mark.parametrize("variant", [v for v in LINEAR if v.causal], ids=str)
-def test_many_equal_tokens_before_a_large_key(variant: Variant) -> None:
+def test_large_key_after_many_equal_tokens(variant: Variant) -> None:
     """Sums that do not fit one scale are taken by another form of the body."""
     inputs = tokens_like(variant, MANY, "equal")
     inputs["key"][:, -1] += 120
@@ -90,7 +90,7 @@ def test_many_equal_tokens_before_a_large_key(variant: Variant) -> None:
 
 @pytest.mark.parametrize("length", [1, 1000, 40_001])
 @pytest.mark.parametrize("variant", LINEAR, ids=str)
-def test_padding_of_a_long_batch_does_not_count(variant: Variant, length: int) -> None:
+def test_padding_of_long_batch_is_ignored(variant: Variant, length: int) -> None:
     """The blocks cut across the end of the document."""
     inputs = tokens_like(variant, MANY, "near")
     inputs["key"][:, length:] = 50.0

@@ -251,7 +251,7 @@ def test_keys_in_windows_of_low_biases(variant: Variant, short: bool, low: float
 @pytest.mark.parametrize("low", [-1e38, -3e38])
 @pytest.mark.parametrize("arrangement", ["all", "seen", "columns", "rows"])
 @pytest.mark.parametrize("variant", [v for v in SOFTMAX if "AftFull" in v.op_type], ids=str)
-def test_keys_beside_low_biases_keep_their_digits(
+def test_keys_beside_low_biases_keep_digits(
     variant: Variant, arrangement: str, low: float, length: int, spread: float
 ) -> None:
     case = Case("low biases", 70, (length, length), spread=spread)
