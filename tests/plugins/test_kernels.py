@@ -33,12 +33,12 @@ WITH_BIAS = [op for op in OPS if op.endswith(("AftLocal", "AftConv", "AftFull"))
         (1, 300, 20, 20, 128),
     ],
 )
-def test_equals_its_definition(op, batch, tokens, dim, heads, window):
+def test_kernel_equals_definition(op, batch, tokens, dim, heads, window):
     inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
     check(op, inputs, **attributes_of(op, heads))
 
 
-def test_heads_of_more_than_a_million_channels():
+def test_heads_exceed_million_channels():
     inputs = random_inputs("Fastformer", 1, 2, 2 * 1_500_001, heads=2)
     check("Fastformer", inputs, **attributes_of("Fastformer", 2))
 
@@ -79,7 +79,7 @@ NOT_NUMBERS = [(0, np.nan), (1, np.nan), (2, np.nan), (1, np.inf)]
         if not (op in NORMALIZED and dtype == np.float16 and bad == np.inf)
     ],
 )
-def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
+def test_nan_inputs_propagate_to_output(op, dtype, which, bad):
     inputs = random_inputs(op, 2, 70, 32, heads=4, window=8, dtype=dtype, lengths=[60, 70])
     clean = run(op, inputs, **attributes_of(op, 4))
     inputs[which][0, 37, 0] = bad
@@ -89,7 +89,7 @@ def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
     np.testing.assert_array_equal(result[1], clean[1])
 
 
-def test_a_query_that_is_no_number_leaves_other_rows_as_they_were():
+def test_nan_query_spares_other_rows():
     inputs = random_inputs("EfficientAttention", 1, 16, 64)
     inputs[0][0, 3, 8] = 120.0
     clean = run("EfficientAttention", inputs, num_heads=1)
@@ -125,7 +125,7 @@ def test_a_large_key_late(op, tokens):
 @pytest.mark.parametrize(
     "levels", [(-300.0, -300.0), (-300.0, 0.0), (0.0, -300.0), (30.0, 0.0), (0.0, 30.0)]
 )
-def test_keys_whose_level_changes(op, levels):
+def test_keys_with_changing_level(op, levels):
     inputs = random_inputs(op, 1, 400, 16, heads=2, window=5)
     inputs[1][0, :290] += levels[0]
     inputs[1][0, 290:] += levels[1]
@@ -134,7 +134,7 @@ def test_keys_whose_level_changes(op, levels):
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("Fastformer")])
-def test_keys_of_minus_infinity_do_not_count(op):
+def test_minus_infinity_keys_are_ignored(op):
     inputs = random_inputs(op, 1, 90, 24, heads=2, window=5)
     inputs[1][0, :9] = -np.inf
     inputs[1][0, 40:70, ::2] = -np.inf
@@ -142,7 +142,7 @@ def test_keys_of_minus_infinity_do_not_count(op):
 
 
 @pytest.mark.parametrize("op", WITH_BIAS)
-def test_a_dominating_key_with_a_very_negative_bias(op):
+def test_dominating_key_with_very_negative_bias(op):
     inputs = random_inputs(op, 1, 90, 16, heads=2, window=5)
     inputs[1][0, 30] = 60.0
     inputs[3][:] = np.where(np.arange(inputs[3].shape[1]) % 3 == 1, -80.0, inputs[3])
@@ -150,7 +150,7 @@ def test_a_dominating_key_with_a_very_negative_bias(op):
 
 
 @pytest.mark.parametrize("op", ["AftLocal", "CausalAftLocal"])
-def test_one_row_of_band_serves_every_token(op):
+def test_one_band_row_serves_every_token(op):
     inputs = random_inputs(op, 2, 77, 16, window=9)
     one_row = inputs[3][:1]
     inputs[3] = np.repeat(one_row, 77, axis=0)
@@ -179,7 +179,7 @@ def test_linear_attention_settings(op, eps):
 
 @pytest.mark.parametrize("op", LINEAR)
 @pytest.mark.parametrize(("tokens", "bound"), [(65_536, 1e-5), (1_048_576, 3e-5)])
-def test_keys_all_equal_give_the_mean_over_many_tokens(op, tokens, bound):
+def test_equal_keys_average_many_tokens(op, tokens, bound):
     """Rounding must not pile up: equal terms are the worst case for a running sum."""
     inputs = random_inputs(op, 1, tokens, 16, heads=2, window=4)
     inputs[1][:] = 0.1
@@ -202,7 +202,7 @@ def test_keys_all_equal_give_the_mean_over_many_tokens(op, tokens, bound):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_threads_share_the_work_without_a_trace(op):
+def test_result_is_independent_of_threads(op):
     inputs = random_inputs(op, 1, 700, 64, heads=4, window=16)
     one = run(op, inputs, threads=1, **attributes_of(op, 4))
     for _ in range(3):

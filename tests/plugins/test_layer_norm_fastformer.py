@@ -85,7 +85,7 @@ def test_equals_the_layer_as_written(shape, precision):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_float16_tensors_equal_the_layer_as_written(shape):
+def test_float16_tensors_match_layer(shape):
     layer = {name: x.astype(np.float16) for name, x in random_layer(*shape[2:]).items()}
     x, lengths = documents(*shape[:3])
     actual = run_layer(layer, x.astype(np.float16), lengths)
@@ -96,7 +96,7 @@ def test_float16_tensors_equal_the_layer_as_written(shape):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 300])
-def test_what_is_no_number_is_not_hidden(tokens, precision):
+def test_nan_inputs_propagate_to_output(tokens, precision):
     layer = random_layer(24, 4)
     x, lengths = documents(3, tokens, 24, [tokens, tokens - 1, 7])
     clean = run_layer(layer, x, lengths, precision=precision)
@@ -121,7 +121,7 @@ def test_padding_does_not_count(tokens, precision):
 
 @pytest.mark.parametrize("tokens", [5, 50])
 @pytest.mark.parametrize("lengths", [[0, 0], [0, 3], [-2, 1000]])
-def test_documents_of_no_tokens_and_lengths_out_of_range(tokens, lengths):
+def test_empty_documents_and_excessive_lengths(tokens, lengths):
     layer = random_layer(16, 2)
     x, lengths = documents(2, tokens, 16, lengths)
     actual = run_layer(layer, x, lengths)
@@ -139,12 +139,12 @@ def test_logits_far_from_zero(tokens, magnitude):
     assert error(run_layer(layer, *given), definition(layer, *given)) <= 100 * BOUND["fp32"]
 
 
-def test_logits_beyond_the_range_of_the_exponential():
+def test_logits_beyond_range_of_exponential():
     layer, given = random_layer(32, 4, magnitude=1e6), documents(2, 300, 32)
     assert np.isfinite(run_layer(layer, *given)).all()
 
 
-def test_there_is_one_head_unless_more_are_asked_for():
+def test_default_is_one_head():
     layer, given = random_layer(16, 1), documents(1, 20, 16)
     unsaid = run(OP, operator_inputs(layer, *given))
     np.testing.assert_array_equal(unsaid, run_layer(layer, *given))
@@ -175,7 +175,7 @@ def test_wrong_shapes_are_named(change, message):
         run(OP, inputs, num_heads=4)
 
 
-def test_heads_that_do_not_divide_the_width_are_refused():
+def test_heads_must_divide_width():
     inputs = operator_inputs(random_layer(12, 4), *documents(1, 5, 12))
     with pytest.raises(Exception, match="num_heads 5 dividing the width"):
         run(OP, inputs, num_heads=5)

@@ -10,7 +10,7 @@ from .runner import INPUTS, one_node, random_inputs, run, session_of
 
 
 @pytest.mark.parametrize("shape", [None, [None] * 3, ["batch", None, 4], ["batch", "tokens", 4]])
-def test_what_is_not_known_of_a_shape_is_left_open(shape):
+def test_unknown_dimensions_stay_open(shape):
     model = one_node("AftSimple")
     node, graph = model.graph.node[0], model.graph
     node.input[0] = "given"
@@ -36,7 +36,7 @@ def test_what_is_not_known_of_a_shape_is_left_open(shape):
 
 
 @pytest.mark.parametrize("op", WITH_HEADS)
-def test_there_is_one_head_unless_more_are_asked_for(op):
+def test_default_is_one_head(op):
     inputs = random_inputs(op, 1, 10, 8)
     np.testing.assert_array_equal(run(op, inputs), run(op, inputs, num_heads=1))
 
@@ -50,7 +50,8 @@ def test_there_is_one_head_unless_more_are_asked_for(op):
         ({"normalization": 1}, "normalization is of a wrong type, expected text"),
     ],
 )
-def test_an_attribute_of_a_wrong_type_is_not_taken_for_none(attribute, expected):
+def test_attribute_of_wrong_type_is_refused(attribute, expected):
+    """It is not taken for an absent attribute."""
     inputs = random_inputs("EfficientAttention", 1, 10, 8)
     with pytest.raises(RuntimeException, match=f"EfficientAttention: {expected}"):
         run("EfficientAttention", inputs, **attribute)

@@ -35,7 +35,7 @@ assert np.array_equal(one.run(None, dict(zip(names, small)))[0], before)
 """
 
 
-def test_a_run_without_memory_fails_and_the_next_is_right():
+def test_failed_allocation_spares_next_run():
     assert LIBRARY is not None
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

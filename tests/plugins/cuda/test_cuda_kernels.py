@@ -18,7 +18,7 @@ def programs() -> Path:
     return emulated.build(emulated.SANITIZER)
 
 
-def test_the_emulator_does_what_the_instructions_do(programs):
+def test_emulator_executes_instructions_correctly(programs):
     done = subprocess.run(
         [programs / "instructions_test"], capture_output=True, text=True, check=False
     )
@@ -26,7 +26,7 @@ def test_the_emulator_does_what_the_instructions_do(programs):
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_kernel_computes_its_definition(programs, stem, count_cases):
+def test_kernel_matches_definition(programs, stem, count_cases):
     done = emulated.run(programs / f"{stem}_test", emulated.share())
     assert done.returncode == 0, done.stdout + done.stderr
     count_cases(*emulated.cases(done.stdout))

@@ -51,7 +51,7 @@ def check_on_device(library, op, inputs, element, **attributes):
     ("batch", "tokens", "dim", "heads", "window"),
     [(1, 1, 1, 1, 1), (2, 33, 24, 2, 5), (1, 131, 20, 5, 40)],
 )
-def test_an_operator_equals_its_definition(library, op, element, batch, tokens, dim, heads, window):
+def test_operator_equals_definition(library, op, element, batch, tokens, dim, heads, window):
     inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
     check_on_device(library, op, inputs, element, **attributes_of(op, heads))
 
@@ -68,7 +68,7 @@ LONG = {op: 2048 if "Full" in op else 8192 if op.endswith("Attention") else 65_5
 
 
 @pytest.mark.parametrize(("op", "tokens"), LONG.items())
-def test_rounding_of_equal_tokens_does_not_pile_up(library, op, tokens):
+def test_rounding_of_equal_tokens_stays_small(library, op, tokens):
     """The mean of equal values is the value, whatever the weights."""
     inputs = random_inputs(op, 1, tokens, 8, heads=2, window=3)
     for x in inputs[:3]:
@@ -106,8 +106,8 @@ def error_of_equal_tokens(library, op, tokens, dim, lost=False):
     ("op", "dim", "lost"),
     [("AftFull", 4, False), ("AftFull", 1, True), ("CausalAftFull", 1, False)],
 )
-def test_error_of_aft_full_stays_that_of_a_segment(library, op, dim, lost):
-    """One segment of keys, and three: 1.7e-4 at 16,384 tokens if it grew."""
+def test_aft_full_error_does_not_grow(library, op, dim, lost):
+    """Three segments of keys err as one; a growing error would be 1.7e-4 at 16,384 tokens."""
     short, long = (error_of_equal_tokens(library, op, n, dim, lost) for n in (2048, 4200))
     assert long <= 1.1 * short <= 3e-5
 
@@ -140,20 +140,20 @@ def test_linear_attention_settings(library, op):
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
-def test_heads_wider_than_the_kernels_take_are_refused(library, op):
+def test_heads_over_kernel_maximum_are_refused(library, op):
     check_on_device(library, op, random_inputs(op, 1, 9, 256), "fp32", num_heads=1)
     with pytest.raises(Exception, match="heads of 257 channels, more than the 256 of the CUDA ker"):
         run(op, random_inputs(op, 1, 9, 257), library=library, num_heads=1)
 
 
-def test_one_row_of_band_serves_every_token(library):
+def test_one_band_row_serves_every_token(library):
     inputs = random_inputs("AftLocal", 2, 40, 16, window=9)
     inputs[3] = inputs[3][:1]
     check_on_device(library, "AftLocal", inputs, "fp32")
 
 
-def test_a_session_runs_shapes_that_shrink_and_grow(library):
-    """The workspace is the run's own."""
+def test_session_runs_changing_shapes(library):
+    """The workspace belongs to the run and may shrink and grow."""
     for tokens in (300, 1, 7, 600):
         for op in ("AftSimple", "CausalNormalizedLinearAttention"):
             inputs = random_inputs(op, 2, tokens, 16, heads=2)
@@ -167,15 +167,13 @@ def test_no_tokens(library):
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_every_precision_of_the_exponentials_is_taken_for_every_element(
-    library, op, precision, element
-):
+def test_exponential_precisions_support_every_element_type(library, op, precision, element):
     inputs = random_inputs(op, 1, 100, 16)
     check_on_device(library, op, inputs, element, precision=precision)
 
 
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
-def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
+def test_node_sets_exponential_precision(library, op):
     inputs = [
         x.astype(np.float16) if x.dtype == np.float32 else x for x in random_inputs(op, 1, 100, 16)
     ]
@@ -190,7 +188,7 @@ def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
 @pytest.mark.parametrize("element", ["fp16", "bf16"])
 @pytest.mark.parametrize("reach", [1.0, 7.9, 8.1, 20.0, 74.0, 76.0, 150.0])
-def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element, reach):
+def test_precision_chosen_by_range_is_safe(library, op, element, reach):
     """The largest keys meet the smallest biases of their rows, the case that loses most."""
     inputs = random_inputs(op, 1, 150, 16)
     inputs[3] = np.random.default_rng(1).uniform(-reach, 0, inputs[3].shape).astype(np.float32)
@@ -203,7 +201,7 @@ def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element,
 
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_collapsed_fastformer_layer_equals_the_layer_as_written(library, dtype, constant):
+def test_collapsed_fastformer_layer_equals_original(library, dtype, constant):
     layer = {name: x.astype(dtype) for name, x in fastformer.random_layer(48, 3).items()}
     x, lengths = fastformer.documents(3, 70, 48, [70, 1, 33])
     given = (layer, x.astype(dtype), lengths)
@@ -215,7 +213,7 @@ def test_a_collapsed_fastformer_layer_equals_the_layer_as_written(library, dtype
     assert np.isfinite(actual).all()
 
 
-def test_a_collapsed_layer_of_wrong_shapes_is_refused(library):
+def test_collapsed_layer_refuses_wrong_shapes(library):
     layer, given = fastformer.random_layer(12, 4), fastformer.documents(1, 5, 12)
     inputs = fastformer.operator_inputs(layer, *given)
     wrong = inputs | {"alpha_weight": np.zeros((12, 2), np.float32)}
@@ -241,9 +239,7 @@ def test_a_collapsed_layer_of_wrong_shapes_is_refused(library):
         ("fastformer", {"LayerNormFastformer": "fused"}),
     ],
 )
-def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
-    library, tmp_path, monkeypatch, mechanism, attention
-):
+def test_operators_without_kernel_run_by_body(library, tmp_path, monkeypatch, mechanism, attention):
     monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
     model = toy.classifier(mechanism)
     path = tmp_path / "model.onnx"

@@ -32,7 +32,8 @@ def test_declaration_equals_the_headers(programs, versions):
         assert listing(programs / f"abi_listing_nvinfer_{version}") == declared, version
 
 
-def test_host_and_plugins_of_any_headers_understand_each_other(programs, versions):
+def test_host_and_plugins_mix_headers(programs, versions):
+    """A host and plugins of any headers understand each other."""
     builds = ["", *(f"_nvinfer_{version}" for version in versions)]
     for host in builds:
         for plugins in builds:

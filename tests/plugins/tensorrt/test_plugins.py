@@ -66,9 +66,7 @@ def test_precision_says_how_exponentials_are_multiplied(programs, library):
 
 @pytest.mark.parametrize(("wheel", "every"), [(None, 4), ("tensorrt-dispatch-cu13-libs", 8)])
 @pytest.mark.parametrize("stem", STEMS)
-def test_kernel_computes_its_definition_through_the_plugin(
-    programs, library, stem, wheel, every, count_cases
-):
+def test_plugin_matches_definition(programs, library, stem, wheel, every, count_cases):
     words = [*emulated.BOUNDS, emulated.share(every)]
     output = run(programs / f"{stem}_through_plugin", library, *words, wheel=wheel)
     count_cases(*emulated.cases(output))
