@@ -1,4 +1,4 @@
-"""Stages say how far they are, once they take long."""
+"""A stage that takes long prints its progress."""
 
 import io
 
@@ -9,7 +9,7 @@ from aftexport import console as our_console
 
 
 def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
-    """What a stage prints that is told of progress at these times after its start."""
+    """Return the output of a stage with progress at these times after its start."""
     now = 0.0
     monkeypatch.setattr(our_console.time, "perf_counter", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)

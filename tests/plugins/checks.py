@@ -1,4 +1,4 @@
-"""What an operator gives in ONNX Runtime, held against its definition."""
+"""Comparison of an operator's result in ONNX Runtime with its definition."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What the operators ask of shapes and attributes, and what they say where it is not met."""
+"""The shapes and attributes that the operators require, and their errors."""
 
 import numpy as np
 import pytest

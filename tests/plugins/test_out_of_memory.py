@@ -1,4 +1,4 @@
-"""A kernel that finds no memory on a thread of the runtime fails as any run fails."""
+"""An allocation that fails on a thread of the runtime makes the run fail with an error."""
 
 import subprocess
 import sys

@@ -92,7 +92,7 @@ class InAnObject(toy.Bag):
 
 
 class Quarters(toy.Bag):
-    """Of every second token, which is no reason to refuse it."""
+    """Cut every second token into quarters, which the capture must accept."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         quarters = self.embedding(input_ids[:, ::2]).chunk(4, dim=1)
@@ -111,7 +111,7 @@ class TopFour(toy.Bag):
 
 
 class LinearOfTheRest(toy.Bag):
-    """What it takes for given has batch and tokens in one product."""
+    """Its assumption multiplies batch and tokens."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
@@ -128,7 +128,7 @@ class Halves(toy.Bag):
 
 
 class Contiguous(toy.Bag):
-    """Of what it takes for given, some divides by zero for one token."""
+    """One of its assumptions divides by zero for one token."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         y = self.embedding(input_ids)[:, 2:]
@@ -325,7 +325,7 @@ class EverySecond(toy.Bag):
 
 
 class WindowAttention(toy.Bag):
-    """As export/README.md has it."""
+    """The example of export/README.md."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)

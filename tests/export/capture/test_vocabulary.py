@@ -42,7 +42,7 @@ def overwritten(m: Tables, ids: Tensor) -> Tensor:
 
 
 def from_positions(m: Tables, ids: Tensor) -> Tensor:
-    """As RoBERTa numbers its positions; and the tokens that an id points at."""
+    """Number positions as RoBERTa does, and select the tokens that an id points at."""
     real = ids.ne(1).int()
     places = (real.cumsum(1).type_as(real) * real).clamp(max=99).long()
     x = m.embedding(ids) + m.small(places)

@@ -238,7 +238,7 @@ def test_program_takes_bounded_memory(
 
 
 class Blocks(toy.Bag):
-    """What torch.export leaves as it was written: in place, in blocks, on sizes."""
+    """Code that torch.export keeps as written: in place, in blocks, on sizes."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)

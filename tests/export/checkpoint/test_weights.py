@@ -326,7 +326,7 @@ def assert_same_weights(path: Path, trained: torch.nn.Module, factory: str = "to
 def test_wrappers_within_names_are_left_out(
     wrapper: str, part: str, wrapped: str, parts: Parts, tmp_path: Path
 ) -> None:
-    """Of the whole, of a part, and of a part that is called module itself."""
+    """They wrap the whole, a part, or a part with the name module."""
     state = {
         wrapped.format(wrapper) + name.removeprefix(part) if name.startswith(part) else name: weight
         for name, weight in parts.state_dict().items()

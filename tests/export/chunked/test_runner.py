@@ -193,7 +193,7 @@ class WeightsByChannel(MeanOfTokens):
 
 
 class GatedByAShare(MeanOfTokens):
-    """Multiplies what is no value of a token by a softmax over the tokens."""
+    """Multiply a number that belongs to no token by a softmax over the tokens."""
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.attention(self.embedding(input_ids), lengths)

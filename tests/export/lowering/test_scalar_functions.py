@@ -82,7 +82,7 @@ Results = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.f
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """What ONNX Runtime, PyTorch in float32 and PyTorch in float64 give, all from one export."""
+    """Return the results of ONNX Runtime and of PyTorch in float32 and float64, from one export."""
     every = FUNCTIONS | SMOOTH
     module = Table(list(every.values())).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())

@@ -208,7 +208,7 @@ def test_heads_are_filled_in_place(fill: Any) -> None:
 
 
 class Guarded(nn.Module):
-    """What a formula makes of rows of zeros, and of others."""
+    """Apply a formula to rows of zeros and to other rows."""
 
     def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

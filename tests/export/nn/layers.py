@@ -1,4 +1,4 @@
-"""What the tests of the layers share."""
+"""Shared helpers of the layer tests."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""What every layer does, with a causal flag or without."""
+"""Properties of every layer, with and without the causal flag."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What each token adds to the logit of the class that a document gets."""
+"""Evidence: the part of each token in the logit of the predicted class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -41,7 +41,7 @@ def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
 
 
 def written_in(model: onnx.ModelProto) -> list[str]:
-    """What the kernels read, node by node."""
+    """Return the precision that the kernel of each node reads."""
     nodes = [node for node in model.graph.node if node.op_type == "AftFull"]
     return [a.s.decode() for node in nodes for a in node.attribute if a.name == "precision"]
 

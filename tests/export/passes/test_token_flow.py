@@ -1,4 +1,4 @@
-"""What a chunk may not compute is refused by name."""
+"""A computation that a chunk cannot do is refused, and the error names it."""
 
 import pytest
 import torch

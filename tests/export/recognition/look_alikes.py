@@ -1,4 +1,4 @@
-"""What resembles a mechanism and is another function: none of it may be rewritten."""
+"""Functions that resemble a mechanism but compute something else: none may be rewritten."""
 
 import torch
 from torch import Tensor, nn

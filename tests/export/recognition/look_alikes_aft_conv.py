@@ -1,4 +1,4 @@
-"""What resembles AFT-conv and is another function: another window, filter, weight or sum."""
+"""Functions that resemble AFT-conv, with another window, filter, weight or sum."""
 
 import torch
 from torch import Tensor, nn

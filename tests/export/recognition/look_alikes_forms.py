@@ -1,4 +1,4 @@
-"""What resembles a form of a mechanism that is found, and is another function.
+"""Functions that resemble a recognised form of a mechanism but compute something else.
 
 Masks of rows and numbers that are not outside, keys that channels share, weights that nothing
 normalises.

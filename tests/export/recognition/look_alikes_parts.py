@@ -55,7 +55,7 @@ def linear_padded_as_the_last_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linear_padded_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As if the tokens came before the channels: a query more, whose output divides the others."""
+    """Add a query whose output divides the others, as if tokens came before channels."""
     q, k, v = map(heads, (q, k, v))
     out = pad(q.relu(), (0, 0, 0, 1), value=1.0) @ (k.relu().transpose(2, 3) @ v)
     return merged(out[:, :, :-1] / (out[:, :, -1:] + 1e-3))

@@ -1,4 +1,4 @@
-"""What a formula reads stays small, whatever the graph: chains of any depth are read in time."""
+"""A formula reads a small part of any graph, so chains of any depth are read in time."""
 
 import onnx_ir as ir
 import pytest
@@ -12,7 +12,7 @@ from .chains import CHAINS, Graph, model_of
 
 
 def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """How many keys were computed, and for how many nodes."""
+    """Return the numbers of computed keys and of nodes."""
     count = 0
     compute = keys.compute_text
 

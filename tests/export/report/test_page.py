@@ -14,7 +14,7 @@ from aftexport.report.report import Report
 
 
 class Outline(HTMLParser):
-    """What an accessibility check looks at."""
+    """The tags and attributes that an accessibility check reads."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The report as a browser shows it. Skipped where there is no Chromium."""
+"""The report in a real browser; skipped if Chromium is not installed."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def report(bundle_folder: Path) -> Report:
 
 
 def measured(report: Report, folder: Path, width: int, height: int) -> dict[str, Any]:
-    """What a browser with a window of that size makes of the page."""
+    """Measure the page in a browser window of the given size."""
     write_page(folder / "page.html", report)
     script = files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
     page = (folder / "page.html").read_text("utf-8")

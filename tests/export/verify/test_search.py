@@ -34,7 +34,7 @@ def manifest(bundle_folder: Path) -> Manifest:
 
 
 def longest_run(ids: np.ndarray) -> float:
-    """Of token 7, in thousandths."""
+    """Return the length of the longest run of token 7, in thousandths."""
     best = count = 0
     for token in ids:
         count = count + 1 if token == 7 else 0

@@ -63,5 +63,5 @@ def cases(printed: str) -> tuple[int, int]:
 
 
 def missing() -> str | None:
-    """What this machine lacks to build the test programs."""
+    """Return the missing requirement for building the test programs, or None."""
     return None if shutil.which(os.environ.get("CXX", "g++")) else "no g++"

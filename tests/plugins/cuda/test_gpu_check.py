@@ -1,4 +1,4 @@
-"""What of ``make gpu-check`` needs no GPU: its binding, on the emulated library, and its report."""
+"""The parts of ``make gpu-check`` without a GPU: the emulated library's binding and the report."""
 
 import argparse
 import os

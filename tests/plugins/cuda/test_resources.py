@@ -1,4 +1,4 @@
-"""What ptxas says of every kernel, on every architecture that build/cuda is for.
+"""Check the resources that ptxas reports for every kernel on every architecture of build/cuda.
 
 A kernel's occupancy is claimed by its ``__launch_bounds__(threads, blocks)``: the compiler keeps
 registers within it, by spilling if it must, and the static shared memory must fit as well.

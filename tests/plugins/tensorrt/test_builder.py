@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("build_engine.py")
 
 
 def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any]:
-    """What the builder made of a model, see build_engine.py; the process must come to its end."""
+    """Return the builder's result for a model (see build_engine.py); the process must end."""
     path = folder / "model.onnx"
     onnx.save(model, path)
     done = subprocess.run(

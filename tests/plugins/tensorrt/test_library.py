@@ -1,4 +1,4 @@
-"""What the plugin library asks of a machine, and what it shows to a runtime that loads it."""
+"""The libraries that the plugin library needs, and the symbols that it exports."""
 
 import re
 import shutil

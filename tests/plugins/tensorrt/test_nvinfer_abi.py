@@ -1,4 +1,4 @@
-"""Our declaration of TensorRT's plugin interface against the real headers, where they are."""
+"""Our declaration of TensorRT's plugin interface against the real headers, where present."""
 
 import subprocess
 from pathlib import Path

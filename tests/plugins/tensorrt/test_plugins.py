@@ -1,4 +1,4 @@
-"""The TensorRT plugins in the hands of a C++ host that plays TensorRT, over the emulated kernels.
+"""The TensorRT plugins in a C++ host that plays TensorRT, over the emulated kernels.
 
 The host loads them itself, or through the plugin registry of a real TensorRT. AFT_SANITIZE as in
 test_cuda_kernels.

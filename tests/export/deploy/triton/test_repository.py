@@ -33,7 +33,7 @@ def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def shape(tensor: Any) -> list[int]:
-    """What the model gets, or puts out, by Triton's rules."""
+    """Return the shape of a model input or output by Triton's rules."""
     return [-1, *(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 

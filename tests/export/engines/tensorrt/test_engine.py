@@ -1,4 +1,4 @@
-"""What the runner decides; running it takes a GPU."""
+"""Decisions of the engine runner; the runs themselves need a GPU."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the operators are tried on: every setting, a table of shapes, hard values."""
+"""Test cases of the operators: every setting, a table of shapes, hard values."""
 
 import zlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BOUND = {
 """Largest error allowed, as ``error`` measures it."""
 
 ATTRIBUTES = {"scale": 0.5, "eps": 1e-3}
-"""Not the defaults, so that an attribute nobody reads shows."""
+"""Values other than the defaults, so that an unread attribute changes the result."""
 
 
 @dataclass(frozen=True)

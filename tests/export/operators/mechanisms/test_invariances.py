@@ -1,4 +1,4 @@
-"""What must not change a result, of the torch op and of the portable body alike."""
+"""Changes of the inputs that must not change the result of the torch op or the portable body."""
 
 from collections.abc import Callable
 

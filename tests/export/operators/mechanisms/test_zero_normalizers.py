@@ -24,7 +24,7 @@ FORMS = [
 ]
 EPS = (0.0, 1e-45, 1e-30, MIN_EPS, 1e-15, 1e-6)
 SIZES = st.sampled_from([-100.0, -1.0, 0.0, 1e-38, 1e-25, 1e-20, 1e-10, 1.0, 100.0])
-"""What the entries of a token are multiplied by; a negative one makes all of them negative."""
+"""Factors for the entries of a token; a negative factor makes all of them negative."""
 
 
 @cache

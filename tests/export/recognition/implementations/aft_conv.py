@@ -10,7 +10,7 @@ from ..layer import DIM, HEADS, Layer, heads, matrix, merged
 
 
 def per_channel(x: Tensor) -> Tensor:
-    """Of each head for each of its channels."""
+    """Repeat the value of each head for each of its channels."""
     return x[..., None].expand(*x.shape, DIM // HEADS).flatten(-2)
 
 

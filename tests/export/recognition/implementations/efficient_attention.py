@@ -71,7 +71,7 @@ def efficient_values_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class EfficientImages(nn.Module):
-    """As its authors have it: convolutions of images, and a loop over heads."""
+    """The authors' code: convolutions of images, and a loop over heads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from ..layer import DIM, HEADS, heads
 
 
 class Fastformer(nn.Module):
-    """As its authors have it: heads apart, and a mask that is added to the logits."""
+    """The authors' code: separate heads, and a mask that is added to the logits."""
 
     def __init__(self, pool: str = "matmul", masked: bool = False, added: float = -10000.0) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from ..layer import Layer, elu_features, heads, merged
 
 
 def _same(x: Tensor) -> Tensor:
-    """What is given, by way of a slice, a pad, a concatenation and a cast that do nothing."""
+    """Return x after a slice, a pad, a concatenation and a cast without effect."""
     x = pad(x[:, : x.shape[1]], (0, 0, 0, 0))
     return dropout(torch.cat([x], 1).double().float(), 0.5, training=False)
 

@@ -1,4 +1,4 @@
-"""What multiplies a result: values that are scaled, and rows of queries that are masked."""
+"""Layers that multiply a result: scaled values, and masked rows of queries."""
 
 import torch
 from torch import Tensor, nn

@@ -168,7 +168,7 @@ EXPORT = [
     Fault("wrong body", wrong_function("EfficientAttention", "Mul", "Add"),
           "layers.1.attention", "export", "body", fused=False),
 ]  # fmt: skip
-"""What an exporter may get wrong."""
+"""Possible faults of an exporter."""
 
 PRECISION = [
     Fault("int8 in one layer", attribute("LayerNormFeedForward", 1, "precision", "int8"),
@@ -186,4 +186,4 @@ KERNEL = [
     Fault("LinearResidual", wrong_function("LinearResidual", "Add", "Sub"),
           "layers.0.attention.output", "kernel"),
 ]  # fmt: skip
-"""What a kernel computes, written as a body."""
+"""Faults of kernels, written as bodies."""

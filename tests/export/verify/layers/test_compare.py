@@ -172,7 +172,7 @@ def test_an_overflow_of_float16_is_found(kind: str, module: str, tmp_path: Path)
 
 
 def test_marks_changing_fusion_are_reported(mixed: Exported, tmp_path: Path) -> None:
-    """Where a tensor is an output, another graph runs; the report says by how much it differs."""
+    """A tensor that becomes an output changes the graph; the report says by how much."""
     real = compare._Probe._run
 
     def run(self: Any, marked: Any) -> Any:
