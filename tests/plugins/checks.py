@@ -27,7 +27,7 @@ BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
 
 
 def check(op, inputs, bound=None, precision=None, library=LIBRARY, bfloat16=False, **attributes):
-    """Finite everywhere, and equal to the definition on the rows that count."""
+    """Check that the result is finite, and equals the definition on the rows that count."""
     chosen = {"precision": precision} if precision else {}
     actual = run(op, inputs, library=library, bfloat16=bfloat16, **chosen, **attributes)
     assert np.isfinite(actual).all()

@@ -1,4 +1,4 @@
-"""The operators by their formulas: float64, nothing saved, nothing clever."""
+"""The formulas of the operators in float64, written plainly."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Runs one of the encoder's operators in ONNX Runtime with the kernel library registered."""
+"""Run one of the encoder's operators in ONNX Runtime with the kernel library."""
 
 import numpy as np
 import onnxruntime
@@ -51,7 +51,7 @@ HALF_BOUND = 1e-3  # the same of float16 tensors: two roundings of the largest v
 
 
 def run(op, inputs, *, constant=True, threads=2, library=LIBRARY, **attributes):
-    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`.
+    """Run `op` on the named inputs; weights and biases are initializers unless not `constant`.
 
     Several outputs come side by side along their last axis.
     """

@@ -1,4 +1,4 @@
-"""Runs one operator in ONNX Runtime with the kernel library registered."""
+"""Run one operator in ONNX Runtime with the kernel library."""
 
 import functools
 
@@ -36,12 +36,12 @@ RANK = {
 
 @functools.cache
 def session(op, dtype="float32", threads=2, library=LIBRARY, bfloat16=False, **attributes):
-    """A session over one node, as `one_node` has it."""
+    """Return a session over the model of `one_node`."""
     return session_of(one_node(op, dtype, bfloat16, **attributes), threads, library)
 
 
 def one_node(op, dtype="float32", bfloat16=False, **attributes):
-    """A model of one node.
+    """Return a model of one node.
 
     With `bfloat16` the node's tensors are that, cast from and to `dtype`, as numpy lacks it.
     """
@@ -92,7 +92,7 @@ def run(op, inputs, threads=2, library=LIBRARY, bfloat16=False, **attributes):
 
 
 def run_with_constant(op, name, inputs, **attributes):
-    """`run`, with the input called `name` an initializer of the model."""
+    """Run the model with the input `name` as an initializer."""
     model = one_node(op, **attributes)
     feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
     model.graph.initializer.append(numpy_helper.from_array(feeds.pop(name), name))
@@ -103,7 +103,7 @@ def run_with_constant(op, name, inputs, **attributes):
 def random_inputs(
     op, batch, tokens, dim, *, heads=1, window=3, scale=1.0, dtype=np.float32, lengths=None, seed=0
 ):
-    """Inputs of `op`: normal values, keys and biases scaled by `scale`."""
+    """Draw inputs of `op`: normal values, keys and biases scaled by `scale`."""
     rng = np.random.default_rng(seed)
     causal, name = op.startswith("Causal"), op.removeprefix("Causal")
     normal = lambda *shape: rng.standard_normal(shape)  # noqa: E731

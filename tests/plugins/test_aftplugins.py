@@ -10,7 +10,7 @@ REMEDIES = {"onnxruntime": "compiler", "onnxruntime_cuda": "make cuda", "tensorr
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The package as an editable install has it: sources apart from what was built."""
+    """Arrange the package as in an editable install: sources and builds in separate folders."""
     paths = [tmp_path / "sources", tmp_path / "built"]
     for path in paths:
         path.mkdir()

@@ -1,4 +1,4 @@
-"""The sources of ONNX Runtime's libraries in Clang: what is installed was built by one compiler."""
+"""Clang compiles the sources of ONNX Runtime's libraries as well as the installed compiler."""
 
 import shutil
 import subprocess

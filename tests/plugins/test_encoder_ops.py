@@ -53,7 +53,7 @@ def random_inputs(op, batch, tokens, width, other, seed=0):
 
 
 def query_key_value(width, other):
-    """Widths of the outputs, all different as a rule."""
+    """Return the widths of the outputs, by default all different."""
     return {"query": other, "key": 1 + other // 9, "value": width}
 
 

@@ -27,7 +27,7 @@ SHAPES = [
 
 
 def random_layer(width, heads, seed=0, magnitude=1.0):
-    """Weights of the layer as written; `magnitude` is about that of the logits."""
+    """Draw weights of the layer as written; `magnitude` is about that of the logits."""
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
     layer = {"norm_weight": 1 + 0.3 * normal(width), "norm_bias": 0.3 * normal(width)}

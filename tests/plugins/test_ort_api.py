@@ -1,4 +1,4 @@
-"""Our declaration of ONNX Runtime's C interface against the real header, where that is at hand."""
+"""Our declaration of ONNX Runtime's C interface against the real header, if present."""
 
 import os
 import re

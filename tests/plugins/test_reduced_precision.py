@@ -17,7 +17,7 @@ INT8_BOUND = TOLERANCES["int8"].bound
 
 
 def biases_within(span, tokens):
-    """A position bias [tokens, tokens] whose rows span so much, and so do their beginnings."""
+    """Return a position bias [tokens, tokens]; all rows and their starts have this span."""
     bias = np.random.default_rng(0).random((tokens, tokens)) * span
     bias[:, 0], bias[:, 1:2] = 0.0, span
     return bias.astype(np.float32)

@@ -280,7 +280,7 @@ def test_manifest_values_give_no_traceback(
 
 @pytest.fixture(scope="module")
 def outside_bundle(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle as it is where the weights are too large for one protobuf message."""
+    """Write a bundle with external weights, as weights over the protobuf limit need."""
     folder = tmp_path_factory.mktemp("outside") / "bundle"
     shutil.copytree(bundle_folder, folder)
     (folder / MODEL).unlink()

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers are named, with the user's line."""
+"""The error for an operator that draws random numbers names it and the user's line."""
 
 import random
 from collections.abc import Callable

@@ -50,7 +50,7 @@ def from_positions(m: Tables, ids: Tensor) -> Tensor:
 
 
 def quantized(m: Tables, ids: Tensor) -> Tensor:
-    """Looks up numbers computed from embeddings, which are not ids."""
+    """Look up numbers computed from embeddings, which are not ids."""
     scores = m.embedding(ids).mean(2)
     return m.small((scores * 10).long().clamp(0, 99)).mean(1)
 

@@ -48,7 +48,7 @@ def expression(text: str) -> Callable[[dict[str, Any]], None]:
 
 
 def structure(kind: str, context: Any) -> Callable[[dict[str, Any]], None]:
-    """An input structure whose reading imports a module of the file's choice."""
+    """Return an input structure whose reading imports a module of the file's choice."""
 
     def change(content: dict[str, Any]) -> None:
         signature = content["graph_module"]["module_call_graph"][0]["signature"]

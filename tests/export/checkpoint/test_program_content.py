@@ -22,7 +22,7 @@ Content = dict[str, Any]
 
 
 def mapped(folder: Path, where: str = "from_file") -> Nodes:
-    """Nodes that map a file and overwrite it."""
+    """Return nodes that map a file and overwrite it."""
     size = {"as_int": 16}
     outputs = [{"as_tensor": {"name": "mapped"}}]
     mapping = {
@@ -49,7 +49,7 @@ def mapped(folder: Path, where: str = "from_file") -> Nodes:
 
 
 def with_nodes(content: Content, nodes: Nodes) -> None:
-    """Puts nodes that make 16 bytes in front of a graph."""
+    """Put nodes that make 16 bytes in front of a graph."""
     meta = {
         "dtype": 1, "sizes": [{"as_int": 16}], "requires_grad": False, "device": {"type": "cpu"},
         "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7,
@@ -104,7 +104,7 @@ def test_attack_without_check_overwrites_file(
 
 
 def name_of_node(code: str) -> Callable[[Content], None]:
-    """Renames a tensor wherever it stands, so that the program stays whole."""
+    """Rename a tensor wherever it stands, so that the program stays whole."""
 
     def change(content: Content) -> None:
         outputs = [output for node in nodes_of(content) for output in node["outputs"]]

@@ -1,4 +1,4 @@
-"""A summary of many equal tokens is one of them, weighed by their number."""
+"""A summary of many equal tokens is one token with their number as weight."""
 
 import numpy as np
 import pytest

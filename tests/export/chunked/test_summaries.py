@@ -1,4 +1,4 @@
-"""A few keys and values stand for a set of them, whatever the attention and the numbers."""
+"""A few keys and values stand for a set of them, for any attention and any numbers."""
 
 import numpy as np
 import onnx

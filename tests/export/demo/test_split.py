@@ -21,7 +21,7 @@ def with_changed_lines(text: str, every: int) -> str:
 
 
 def corpus_with_copies() -> Corpus:
-    """Two labels; documents 0 and 1 of each six are copies of one another but for some lines."""
+    """Return two labels; documents 0 and 1 of each six differ only in some lines."""
     texts, labels = [], []
     for seed in range(60):
         original = document(seed)

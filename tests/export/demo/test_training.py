@@ -12,7 +12,7 @@ CONFIG = ClassifierConfig(
 
 
 def documents(count: int, seed: int) -> tuple[list[list[int]], list[int]]:
-    """Random tokens, one in ten of them the class."""
+    """Return random tokens, one in ten of them the class."""
     draw = random.Random(seed)
     targets = [draw.randrange(3) for _ in range(count)]
     texts = [

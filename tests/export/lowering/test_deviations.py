@@ -18,7 +18,7 @@ _OFFSETS = (0.0, 1.0, 100.0)
 
 
 def table() -> Tensor:
-    """Rows of 16 numbers around each scale, up to 100 deviations from zero."""
+    """Return rows of 16 numbers around each scale, up to 100 deviations from zero."""
     spread = np.random.default_rng(0).uniform(-1, 1, 16)
     rows = np.array([(spread + offset) * scale for scale in _SCALES for offset in _OFFSETS])
     held = np.abs(rows).max(1) < float(np.finfo(np.float32).max)

@@ -56,7 +56,7 @@ def test_padding_does_not_change_a_document(name: str, causal: bool) -> None:
 
 
 def used_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """All but the query of a layer whose gate leaves the query out."""
+    """Return all parameters, without the query of a layer whose gate ignores the query."""
     gate = getattr(layer, "gate", "sigmoid")
     return {
         name: parameter

@@ -1,4 +1,4 @@
-"""The stock session, and what becomes of a model that it crashes on, refuses or differs in."""
+"""The stock session, and models on which it crashes, refuses or differs."""
 
 from pathlib import Path
 

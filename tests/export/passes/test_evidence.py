@@ -40,7 +40,7 @@ def classifier(mechanism: str, pooling: str = "mean") -> DocumentClassifier:
 def explained(
     model: nn.Module, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, np.ndarray[Any, Any]], tuple[float, ...]]:
-    """The outputs of a model with evidence, and its offsets."""
+    """Return the outputs of a model with evidence, and its offsets."""
     lowered = lower(capture(model, dtype=dtype))
     offsets = add_evidence(lowered)
     onnx.checker.check_model(lowered)
@@ -50,7 +50,7 @@ def explained(
 
 
 def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
-    """Logits, and what each token adds to the largest, ``[B, T]``; in float64."""
+    """Return float64 logits and the part of each token in the largest one, ``[B, T]``."""
     wide = model.double().eval()
     with torch.no_grad():
         x = wide.encoder(wide.embedding(IDS), LENGTHS)

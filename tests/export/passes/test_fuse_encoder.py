@@ -1,4 +1,4 @@
-"""The encoder's rewrites: what they find, what they leave alone, and that nothing changes."""
+"""The encoder's rewrites: their matches, their exceptions, and equal results."""
 
 from collections.abc import Callable, Sequence
 

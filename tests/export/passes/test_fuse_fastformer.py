@@ -1,4 +1,4 @@
-"""The collapse of Fastformer layers: what it finds, what it leaves, and that nothing changes."""
+"""The collapse of Fastformer layers: its matches, its exceptions, and equal results."""
 
 import numpy as np
 import onnx

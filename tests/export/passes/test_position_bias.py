@@ -29,7 +29,7 @@ TOKENS = 20
 
 
 def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
-    """One layer for each range, whose biases fall along every row from it to 0."""
+    """Return one layer per range; its biases fall from the range to 0 along every row."""
     torch.manual_seed(0)
     config = {"mechanism": "aft_full", "max_length": TOKENS, "depth": len(ranges), "causal": causal}
     model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))

@@ -26,7 +26,7 @@ from aftexport.report.report import Report
 def second_export(
     checkpoint_file: Path, bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The same checkpoint exported elsewhere, by another process with other hash seeds."""
+    """Export the same checkpoint elsewhere, in another process with other hash seeds."""
     folder = tmp_path_factory.mktemp("another place")
     words = ["-m", "aftexport", checkpoint_file, "--to", "onnx", "--out", "deep/er/result"]
     outcome = run_python(*words, cwd=folder, PYTHONHASHSEED="4242")

@@ -46,7 +46,7 @@ def transposed_softmax(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def in_windows(x: Tensor) -> Tensor:
-    """Windows of 4 tokens, each less its mean."""
+    """Subtract from each window of 4 tokens its mean."""
     count = -(-x.shape[1] // 4)
     y = nn.functional.pad(x, (0, 0, 0, count * 4 - x.shape[1])).unflatten(1, (count, 4))
     y = (y - y.mean(2, keepdim=True)).flatten(1, 2)

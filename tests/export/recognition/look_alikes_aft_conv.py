@@ -152,7 +152,7 @@ class ConvMeanOfAll(Windowed):
 
 
 def layers(filters: Tensor) -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     windowed = [
         ConvShifted, ConvEvenTapsShifted, ConvDilated, ConvStrided, ConvCircular, ConvReflected,
         ConvPaddedByOnes, ConvOfAllChannels, ConvBackwards, ConvCentredOverPast, ConvAlone,

@@ -1,4 +1,4 @@
-"""Parts of products that make linear attention another function: none of it may be rewritten."""
+"""Parts of products that turn linear attention into another function: none may be rewritten."""
 
 from collections.abc import Callable
 
@@ -80,7 +80,7 @@ def linear_padded_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     found = [
         linear_padded_with_a_half, linear_padded_with_a_half_and_no_eps, linear_padded_with_zeros,
         linear_padded_in_front, linear_padded_by_two_numbers, linear_padded_as_the_last_key,

@@ -1,4 +1,4 @@
-"""Formulas: equal ones are one, and in one order, wherever their parts lie in memory."""
+"""Equal formulas are one object with one order, wherever their parts lie in memory."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""``aftexport fuse``, and what the exporter does with modules that are not of ours."""
+"""``aftexport fuse``, and the export of other people's modules."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weighted sums that are no mechanism: the reason is the condition that they fail, and true."""
+"""Weighted sums that match no mechanism: the reason is the condition that fails."""
 
 from collections.abc import Callable
 from typing import Any

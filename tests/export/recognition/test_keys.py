@@ -1,4 +1,4 @@
-"""Keys: the same for equal formulas, whatever their axes are called and were split into since."""
+"""Equal formulas have equal keys, whatever the names and splits of their axes."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Nodes that do nothing are gone before a graph is read; those that may do something stay."""
+"""Nodes without effect are removed before a graph is read; all others stay."""
 
 import onnx
 import onnx.parser
@@ -32,7 +32,7 @@ g (float[batch, tokens, 8] x) => (float[batch, tokens, 8] y)
 
 
 def left(line: str) -> tuple[list[str], int]:
-    """The operators that are left of a line between two others, and how many are doubtful."""
+    """Return the operators left between two others, and the number of doubtful ones."""
     model = normalised(onnx.parser.parse_model(_TEXT % line))
     doubtful = remove_no_ops(model, measure(ir.to_proto(model)))
     return [node.op_type for node in model.graph], len(doubtful)

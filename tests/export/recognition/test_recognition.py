@@ -1,4 +1,4 @@
-"""Decomposed mechanisms in every style are found; what only resembles them is left alone."""
+"""Decomposed mechanisms in every style are found; look-alikes stay unchanged."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
 
 
 def operator_of(name: str) -> str:
-    """By which the tables of styles are sampled."""
+    """Return the operator by which the tables of styles are sampled."""
     return LAYERS[name][0]
 
 

@@ -1,4 +1,4 @@
-"""An eps that an exporter dropped, or that float32 cannot tell from 0, is made a safe one."""
+"""An eps that an exporter dropped, or that float32 rounds to 0, becomes a safe one."""
 
 import numpy as np
 import onnx.parser

@@ -20,7 +20,7 @@ DIM = 16
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports one of the packages; skips, by name, where it is missing."""
+    """Import one of the packages; skip, by name, where it is missing."""
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
 

@@ -25,7 +25,7 @@ class Answering:
         return {"logits": np.array([[self.answer(row) for row in inputs["input_ids"]]]).T}  # type: ignore[operator]
 
     def release(self) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
 
 @pytest.fixture

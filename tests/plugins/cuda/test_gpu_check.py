@@ -68,7 +68,7 @@ def small(mechanism: str, precision: str = "fp32", *, causal: bool = False) -> W
 
 
 def defined(workload: Workload, tensors: dict[str, torch.Tensor], **settings: object):
-    """The mechanism's operator in float64."""
+    """Compute the mechanism's operator in float64."""
     if workload.mechanism == LAYER:
         operator = ALL_OPERATORS["LayerNormFastformer"]
         inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
@@ -416,7 +416,7 @@ def test_missing_runtimes_are_skipped_by_name(tmp_path, monkeypatch):
 
 
 def record() -> report.Record:
-    """Two lengths of a mechanism bound by memory and one of another, bound by arithmetic."""
+    """Return two lengths of a memory-bound mechanism and one of an arithmetic-bound one."""
     seconds = {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5, COMPILED: 7e-5, SDPA: 1e-4}
     workloads = [
         Workload("aft_simple", 1, 1024, 512, torch.bfloat16, causal=False),

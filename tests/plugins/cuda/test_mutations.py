@@ -1,4 +1,4 @@
-"""Would the tests of the CUDA kernels notice a fault? Every one planted here must be.
+"""The tests of the CUDA kernels must notice every fault planted here.
 
 AFT_TEST_ALL=1 plants all of them, and else a part of each file's.
 """
@@ -26,7 +26,7 @@ TESTS = Path(__file__).parent
 
 
 def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
-    """Builds the kernel with the fault against the test built without it, and runs that."""
+    """Build the kernel with the fault, link the test to it, and run the test."""
     sources = folder / "sources"
     shutil.copytree(emulated.KERNELS, sources)
     file = sources / mutation.file

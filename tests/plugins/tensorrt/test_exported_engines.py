@@ -21,7 +21,7 @@ from aftexport.system.files import sha256
 
 @pytest.fixture
 def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library as ``aftplugins`` finds it."""
+    """Return the library that ``aftplugins`` finds."""
     monkeypatch.setattr(aftplugins, "__path__", [str(library.parent), *aftplugins.__path__])
     monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
     return library

@@ -10,7 +10,7 @@ from .test_plugins import run
 
 @pytest.fixture(scope="module")
 def versions(programs: Path) -> list[str]:
-    """Those of the headers that the build has found."""
+    """Return the versions of the headers that the build found."""
     found = [v for v in (programs / "nvinfer_versions").read_text().split(";") if v]
     if not found:
         pytest.skip(
@@ -21,7 +21,7 @@ def versions(programs: Path) -> list[str]:
 
 
 def listing(program: Path) -> str:
-    """Virtual tables, signatures, sizes, offsets and enumerators that a program was built with."""
+    """Return a program's virtual tables, signatures, sizes, offsets and enumerators."""
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout
 
 

@@ -30,7 +30,7 @@ RUNTIMES = {
 
 
 def library_of(wheel: str) -> Path:
-    """The library of a wheel that has a plugin registry."""
+    """Return the library of a wheel that has a plugin registry."""
     package, name = RUNTIMES[wheel]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -41,7 +41,7 @@ def library_of(wheel: str) -> Path:
 
 
 def run(program: Path, library: Path, *options: str, wheel: str | None = None) -> str:
-    """Runs a test program on a plugin library, which must succeed."""
+    """Run a test program on a plugin library; it must succeed."""
     environment = os.environ | {"AFT_TENSORRT_LIBRARY": str(library)}
     if wheel is not None:
         environment["AFT_TENSORRT_RUNTIME"] = str(library_of(wheel))

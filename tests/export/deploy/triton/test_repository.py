@@ -25,7 +25,7 @@ from aftexport.pipeline.export import export
 
 @pytest.fixture(scope="module")
 def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of a repository that is at its own path, as where Triton runs."""
+    """Return a model of a repository that is at its own path, as where Triton runs."""
     out = tmp_path_factory.mktemp("repository")
     return write_repository(
         Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()

@@ -14,7 +14,7 @@ CASE = Case("bad", 6, (6, 4), window=3, spare=0)
 
 
 def arguments(op_type: str, **changes: Callable[[Any], Any]) -> list[Any]:
-    """Fitting arguments in order, some of them changed."""
+    """Return fitting arguments in order, some of them changed."""
     variant = next(v for v in ONE_GATE if v.op_type == op_type)
     tensors = as_tensors(make_inputs(variant.operator, CASE))
     fitting = dict(zip(variant.operator.inputs, tensors, strict=True))

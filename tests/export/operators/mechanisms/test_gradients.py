@@ -1,4 +1,4 @@
-"""Gradients of the torch ops, and what torch asks of a custom operator."""
+"""Gradients of the torch ops, and torch's requirements for custom operators."""
 
 from collections.abc import Callable
 from typing import Any

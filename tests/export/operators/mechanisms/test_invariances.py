@@ -1,4 +1,4 @@
-"""Changes of the inputs that must not change the result of the torch op or the portable body."""
+"""Change of the inputs that must not change the result of the torch op or the portable body."""
 
 from collections.abc import Callable
 

@@ -21,7 +21,7 @@ both_forms = pytest.mark.parametrize("run", [run_portable, run_torch])
 
 
 def tokens_like(variant: Variant, tokens: int, kind: str, scale: float = 1.0) -> Inputs:
-    """A document whose sums over the tokens have terms of one sign.
+    """Return a document whose sums over the tokens have terms of one sign.
 
     Kinds: ``equal``, one token repeated; ``near``, up to 1e-4 of noise; ``one-sided``, random.
     """

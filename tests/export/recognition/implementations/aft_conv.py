@@ -153,7 +153,7 @@ def conv_causal_cut(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     filters = 0.5 * matrix(4, 5)[:HEADS]
     conv = [
         conv_channels_first, conv_shifted_heads, conv_of_images_one_high, conv_slices,

@@ -70,7 +70,7 @@ class FilledFastformer(Fastformer):
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     found: dict[str, tuple[str, nn.Module]] = {
         f"fastformer_{pool}": ("Fastformer", Fastformer(pool))
         for pool in ("matmul", "einsum", "exp-sum")

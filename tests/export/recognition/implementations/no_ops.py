@@ -1,4 +1,4 @@
-"""Operators that do nothing, in all places where a mechanism might be cut in two by them."""
+"""No-op operators in all places where they might cut a mechanism in two."""
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ def linear_causal_with_no_ops(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     return {
         "simple_with_no_ops": ("AftSimple", Layer(simple_with_no_ops)),
         "efficient_with_no_ops": ("EfficientAttention", Layer(efficient_with_no_ops)),

@@ -39,7 +39,7 @@ def nodes_of(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
 def rewrite(
     model: onnx.ModelProto, name: str, change: Callable[[NDArray[np.generic]], object]
 ) -> None:
-    """Changes a weight of the graph."""
+    """Change a weight of the graph."""
     tensor = next(t for t in model.graph.initializer if t.name == name)
     array = numpy_helper.to_array(tensor)
     changed = np.asarray(change(array.copy())).astype(array.dtype)
@@ -48,7 +48,7 @@ def rewrite(
 
 
 def weight(op_type: str, layer: int, position: int, change: Callable) -> Callable:
-    """Changes input ``position`` of the ``layer``-th node of a type."""
+    """Change input ``position`` of the ``layer``-th node of a type."""
 
     def plant(model: onnx.ModelProto) -> None:
         rewrite(model, nodes_of(model, op_type)[layer].input[position], change)

@@ -119,7 +119,7 @@ def test_a_broken_kernel_is_found(
 
 
 def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the fused kernels be bodies, one of them wrong."""
+    """Replace the fused kernels by bodies, one of them wrong."""
     make_options, load = ort.session_options, ort.session
     fused = False
 

@@ -15,7 +15,7 @@ OPSET = 20
 
 
 def model_of(operator: OnnxOperator, heads: int) -> onnx.ModelProto:
-    """A model of the operator alone."""
+    """Return a model of one operator."""
     attributes: dict[str, Any] = {a.name: a.default for a in operator.attributes}
     if "num_heads" in attributes:
         attributes["num_heads"] = heads
