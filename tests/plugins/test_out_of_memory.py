@@ -35,7 +35,7 @@ assert np.array_equal(one.run(None, dict(zip(names, small)))[0], before)
 """
 
 
-def test_failed_allocation_spares_next_run():
+def test_failed_allocation_spares_next_run() -> None:
     assert LIBRARY is not None
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -94,7 +94,9 @@ def claims_of(source: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_kernels_keep_occupancy_without_spilling(reports, architectures, stem):
+def test_kernels_keep_occupancy_without_spilling(
+    reports: Path, architectures: set[str], stem: str
+) -> None:
     source = source_of(stem)
     claims = claims_of(source)
     assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"

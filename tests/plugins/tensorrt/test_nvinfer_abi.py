@@ -25,14 +25,14 @@ def listing(program: Path) -> str:
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout
 
 
-def test_declaration_equals_the_headers(programs, versions):
+def test_declaration_equals_the_headers(programs: Path, versions: list[str]) -> None:
     for version in versions:
         declared = listing(programs / f"abi_listing_{version.partition('.')[0]}")
         assert declared.count("\n") > 90
         assert listing(programs / f"abi_listing_nvinfer_{version}") == declared, version
 
 
-def test_host_and_plugins_mix_headers(programs, versions):
+def test_host_and_plugins_mix_headers(programs: Path, versions: list[str]) -> None:
     """A host and plugins of any headers understand each other."""
     builds = ["", *(f"_nvinfer_{version}" for version in versions)]
     for host in builds:

@@ -7,6 +7,7 @@ test_cuda_kernels.
 import importlib.util
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,20 +54,29 @@ def run(program: Path, library: Path, *options: str, wheel: str | None = None) -
 
 
 @pytest.mark.parametrize("wheel", [None, *RUNTIMES])
-def test_every_method_of_every_plugin(programs, each_library, wheel):
+def test_every_method_of_every_plugin(
+    programs: Path, each_library: Path, wheel: str | None
+) -> None:
     output = run(programs / "plugin_test", each_library, wheel=wheel)
     assert "14 operators, 0 failures" in output
     if wheel == "tensorrt-rtx":
         assert "with its logger" in output
 
 
-def test_precision_says_how_exponentials_are_multiplied(programs, library):
+def test_precision_says_how_exponentials_are_multiplied(programs: Path, library: Path) -> None:
     assert "0 failures" in run(programs / "precision_test", library)
 
 
 @pytest.mark.parametrize(("wheel", "every"), [(None, 4), ("tensorrt-dispatch-cu13-libs", 8)])
 @pytest.mark.parametrize("stem", STEMS)
-def test_plugin_matches_definition(programs, library, stem, wheel, every, count_cases):
+def test_plugin_matches_definition(
+    programs: Path,
+    library: Path,
+    stem: str,
+    wheel: str | None,
+    every: int,
+    count_cases: Callable[[int, int], None],
+) -> None:
     words = [*emulated.BOUNDS, emulated.share(every)]
     output = run(programs / f"{stem}_through_plugin", library, *words, wheel=wheel)
     count_cases(*emulated.cases(output))
