@@ -156,7 +156,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "model empty": (resealed_with(MODEL, b""), ()),
     "chunks no archive": (resealed_with("chunked.zip", b"junk" * 9), ("chunked.zip",)),
     "chunks of nothing": (
-        resealed_with("chunked.zip", b"PK\5\6" + bytes(18)), ("chunked.zip", "0.reduce.onnx")),
+        resealed_with("chunked.zip", b"PK\5\6" + bytes(18)), ("chunked.stages", "chunked.zip")),
     "tokenizer no JSON": (resealed_with("tokenizer.json", b"{"), ("tokenizer",)),
     "tokenizer no Unicode": (resealed_with("tokenizer.json", b"\xff\xfe"), ("tokenizer",)),
     "golden no safetensors": (resealed_with(GOLDEN, b"junk" * 9), ("golden.safetensors",)),
