@@ -63,7 +63,7 @@ def test_contributing_names_existing_targets() -> None:
         assert named <= make_targets()
 
 
-def test_workflows_run_what_ci_runs() -> None:
+def test_workflows_cover_ci_targets() -> None:
     script = re.sub(r"(?m)^#.*", "", read(".ci/run"))
     ci = called_targets(script)
     assert {"test", "test-native", "test-cuda"} <= ci

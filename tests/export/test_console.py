@@ -1,4 +1,4 @@
-"""Stages say how far they are, once they take long."""
+"""A stage that takes long prints its progress."""
 
 import io
 
@@ -9,7 +9,7 @@ from aftexport import console as our_console
 
 
 def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> str:
-    """What a stage prints that is told of progress at these times after its start."""
+    """Return the output of a stage with progress at these times after its start."""
     now = 0.0
     monkeypatch.setattr(our_console.time, "perf_counter", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
@@ -20,11 +20,11 @@ def shown(seconds: list[float], monkeypatch: pytest.MonkeyPatch, *, terminal: bo
     return console.file.getvalue()
 
 
-def test_short_stage_says_only_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_stage_prints_only_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown([0.1, 1.9], monkeypatch, terminal=False) == "done Examining [b].onnx 1.9 s\n"
 
 
-def test_long_stage_prints_lines_where_there_is_no_terminal(
+def test_long_stage_without_terminal_prints_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = shown([1.0, 3.0, 4.0, 12.9, 13.5, 1100.0], monkeypatch, terminal=False).splitlines()
@@ -33,7 +33,7 @@ def test_long_stage_prints_lines_where_there_is_no_terminal(
     ]
 
 
-def test_long_stage_updates_its_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stage_in_terminal_updates_line(monkeypatch: pytest.MonkeyPatch) -> None:
     updates: list[str] = []
     monkeypatch.setattr("rich.status.Status.update", lambda _, text: updates.append(text))
     shown([1.0, 2.5, 3.0], monkeypatch, terminal=True)

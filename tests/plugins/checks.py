@@ -1,4 +1,7 @@
-"""What an operator gives in ONNX Runtime, held against its definition."""
+"""Comparison of an operator's result in ONNX Runtime with its definition."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +29,16 @@ WITH_HEADS = [
 BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
 
 
-def check(op, inputs, bound=None, precision=None, library=LIBRARY, bfloat16=False, **attributes):
-    """Finite everywhere, and equal to the definition on the rows that count."""
+def check(
+    op: str,
+    inputs: list[np.ndarray],
+    bound: float | None = None,
+    precision: str | None = None,
+    library: Path | None = LIBRARY,
+    bfloat16: bool = False,
+    **attributes: Any,
+) -> np.ndarray:
+    """Check that the result is finite, and equals the definition on the rows that count."""
     chosen = {"precision": precision} if precision else {}
     actual = run(op, inputs, library=library, bfloat16=bfloat16, **chosen, **attributes)
     assert np.isfinite(actual).all()
@@ -46,5 +57,5 @@ def check(op, inputs, bound=None, precision=None, library=LIBRARY, bfloat16=Fals
     return actual
 
 
-def attributes_of(op, heads=1):
+def attributes_of(op: str, heads: int = 1) -> dict[str, Any]:
     return {"num_heads": heads} if op in WITH_HEADS else {}

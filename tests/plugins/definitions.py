@@ -1,21 +1,24 @@
-"""The operators by their formulas: float64, nothing saved, nothing clever."""
+"""The formulas of the operators in float64, written plainly."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 
-def _gate(name, x):
+def _gate(name: str, x: np.ndarray) -> np.ndarray:
     if name == "sigmoid":
         return np.exp(-np.logaddexp(0.0, -x))
     return np.tanh(x) if name == "tanh" else np.ones_like(x)
 
 
-def _allowed(tokens, length, causal):
+def _allowed(tokens: int, length: int, causal: bool) -> np.ndarray:
     """[T, T]: whether key u counts for row t."""
     t, u = np.arange(tokens)[:, None], np.arange(tokens)[None, :]
     return (u < length) & ((u <= t) | (not causal))
 
 
-def _weighted_mean(logits, allowed, value):
+def _weighted_mean(logits: np.ndarray, allowed: np.ndarray, value: np.ndarray) -> np.ndarray:
     """sum_u softmax_u(logits[t, u, c]) value[u, c], 0 where no key counts; by channel."""
     out = np.zeros_like(value)
     for c in range(value.shape[1]):
@@ -27,8 +30,8 @@ def _weighted_mean(logits, allowed, value):
     return out
 
 
-def _documents(definition):
-    def over_batch(inputs, causal=False, **attributes):
+def _documents(definition: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    def over_batch(inputs: list[np.ndarray], causal: bool = False, **attributes: Any) -> np.ndarray:
         *tensors, lengths = inputs
         tensors = [x.astype(np.float64) for x in tensors]
         rows = [
@@ -46,14 +49,16 @@ def _documents(definition):
 
 
 @_documents
-def aft_full(inputs, length, causal, gate="sigmoid"):
+def aft_full(
+    inputs: list[np.ndarray], length: int, causal: bool, gate: str = "sigmoid"
+) -> np.ndarray:
     q, k, v, w = inputs
     tokens = len(q)
     logits = k[None, :, :] + w[:tokens, :tokens, None]
     return _gate(gate, q) * _weighted_mean(logits, _allowed(tokens, length, causal), v)
 
 
-def _offset_bias(tokens, bias_of):
+def _offset_bias(tokens: int, bias_of: Callable[[int, int], float | None]) -> np.ndarray:
     """[T, T] whose entry (t, u) is bias_of(t, u), 0 where that is None."""
     w = np.zeros((tokens, tokens))
     for t in range(tokens):
@@ -64,12 +69,14 @@ def _offset_bias(tokens, bias_of):
 
 
 @_documents
-def aft_local(inputs, length, causal, gate="sigmoid"):
+def aft_local(
+    inputs: list[np.ndarray], length: int, causal: bool, gate: str = "sigmoid"
+) -> np.ndarray:
     q, k, v, band = inputs
     tokens, width = len(q), band.shape[1]
     s = width if causal else (width + 1) // 2
 
-    def bias(t, u):
+    def bias(t: int, u: int) -> float | None:
         j = u - t + s - 1
         return band[0 if len(band) == 1 else t, j] if 0 <= j < width else None
 
@@ -78,14 +85,18 @@ def aft_local(inputs, length, causal, gate="sigmoid"):
 
 
 @_documents
-def aft_simple(inputs, length, causal, gate="sigmoid"):
+def aft_simple(
+    inputs: list[np.ndarray], length: int, causal: bool, gate: str = "sigmoid"
+) -> np.ndarray:
     q, k, v = inputs
     logits = np.broadcast_to(k[None, :, :], (len(q), *k.shape))
     return _gate(gate, q) * _weighted_mean(logits, _allowed(len(q), length, causal), v)
 
 
 @_documents
-def aft_conv(inputs, length, causal, num_heads, gate="sigmoid"):
+def aft_conv(
+    inputs: list[np.ndarray], length: int, causal: bool, num_heads: int, gate: str = "sigmoid"
+) -> np.ndarray:
     q, k, v, filters = inputs
     tokens, taps = len(q), filters.shape[1]
     width = q.shape[1] // num_heads
@@ -93,7 +104,7 @@ def aft_conv(inputs, length, causal, num_heads, gate="sigmoid"):
     out = np.zeros_like(q)
     for h in range(num_heads):
 
-        def bias(t, u, h=h):
+        def bias(t: int, u: int, h: int = h) -> float | None:
             j = u - t + left
             return filters[h, j] if 0 <= j < taps else None
 
@@ -104,7 +115,7 @@ def aft_conv(inputs, length, causal, num_heads, gate="sigmoid"):
     return _gate(gate, q) * out
 
 
-def _softmax(x, axis, mask=True):
+def _softmax(x: np.ndarray, axis: int, mask: np.ndarray | bool = True) -> np.ndarray:
     x = np.where(mask, x, -np.inf)
     highest = x.max(axis=axis, keepdims=True)
     e = np.exp(x - np.where(np.isfinite(highest), highest, 0))
@@ -113,7 +124,14 @@ def _softmax(x, axis, mask=True):
 
 
 @_documents
-def efficient_attention(inputs, length, causal, num_heads, normalization="softmax", scale=1.0):
+def efficient_attention(
+    inputs: list[np.ndarray],
+    length: int,
+    causal: bool,
+    num_heads: int,
+    normalization: str = "softmax",
+    scale: float = 1.0,
+) -> np.ndarray:
     q, k, v = inputs
     tokens, width = len(q), q.shape[1] // num_heads
     allowed = _allowed(tokens, length, causal)
@@ -142,11 +160,18 @@ def efficient_attention(inputs, length, causal, num_heads, normalization="softma
 
 
 @_documents
-def linear_attention(inputs, length, causal, num_heads, feature_map="elu", eps=1e-6):
+def linear_attention(
+    inputs: list[np.ndarray],
+    length: int,
+    causal: bool,
+    num_heads: int,
+    feature_map: str = "elu",
+    eps: float = 1e-6,
+) -> np.ndarray:
     q, k, v = inputs
     width = q.shape[1] // num_heads
 
-    def phi(x):
+    def phi(x: np.ndarray) -> np.ndarray:
         return (
             np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
             if feature_map == "elu"
@@ -163,12 +188,12 @@ def linear_attention(inputs, length, causal, num_heads, feature_map="elu", eps=1
 
 
 @_documents
-def fastformer(inputs, length, causal, num_heads):
+def fastformer(inputs: list[np.ndarray], length: int, causal: bool, num_heads: int) -> np.ndarray:
     q, k, v, alpha_weight, beta_weight = inputs
     tokens, width = len(q), q.shape[1] // num_heads
     allowed = _allowed(tokens, length, causal)
 
-    def pool(rows, logits):
+    def pool(rows: np.ndarray, logits: np.ndarray) -> np.ndarray:
         out = np.zeros_like(rows)
         for h in range(num_heads):
             weight = _softmax(np.broadcast_to(logits[None, :, h], (tokens, tokens)), 1, allowed)
@@ -180,6 +205,6 @@ def fastformer(inputs, length, causal, num_heads):
     return v * pool(p, p @ beta_weight / np.sqrt(width))
 
 
-def layer_norm(x, weight, bias, epsilon):
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
     deviation = x - x.mean(-1, keepdims=True)
     return deviation / np.sqrt((deviation**2).mean(-1, keepdims=True) + epsilon) * weight + bias

@@ -1,8 +1,11 @@
-"""Runs one of the encoder's operators in ONNX Runtime with the kernel library registered."""
+"""Run one of the encoder's operators in ONNX Runtime with the kernel library."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import helper, numpy_helper
+from onnx import ValueInfoProto, helper, numpy_helper
 
 from .runner import LIBRARY
 
@@ -50,15 +53,30 @@ BOUND = {"fp32": 1e-5, "bf16": 1e-2, "int8": 3e-2}  # largest error, relative to
 HALF_BOUND = 1e-3  # the same of float16 tensors: two roundings of the largest value
 
 
-def run(op, inputs, *, constant=True, threads=2, library=LIBRARY, **attributes):
-    """Runs `op` on the named inputs; weights and biases are initializers unless not `constant`.
+def run(
+    op: str,
+    inputs: dict[str, np.ndarray],
+    *,
+    constant: bool = True,
+    threads: int = 2,
+    library: Path | None = LIBRARY,
+    **attributes: Any,
+) -> np.ndarray:
+    """Run `op` on the named inputs; weights and biases are initializers unless not `constant`.
 
     Several outputs come side by side along their last axis.
     """
     return np.concatenate(outputs(op, inputs, constant, threads, library, **attributes), axis=-1)
 
 
-def outputs(op, inputs, constant=True, threads=2, library=LIBRARY, **attributes):
+def outputs(
+    op: str,
+    inputs: dict[str, np.ndarray],
+    constant: bool = True,
+    threads: int = 2,
+    library: Path | None = LIBRARY,
+    **attributes: Any,
+) -> list[np.ndarray]:
     initial = {name: x for name, x in inputs.items() if constant and name not in SEQUENCES}
     fed = {name: x for name, x in inputs.items() if name not in initial}
     plugin = {"domain": "ai.aftexport", "plugin_namespace": "", "plugin_version": "1"}
@@ -83,12 +101,12 @@ def outputs(op, inputs, constant=True, threads=2, library=LIBRARY, **attributes)
     return session.run(None, fed)
 
 
-def declare(name, like):
+def declare(name: str, like: np.ndarray) -> ValueInfoProto:
     element = helper.np_dtype_to_tensor_dtype(like.dtype)
     return helper.make_tensor_value_info(name, element, [None] * like.ndim)
 
 
-def error(actual, expected):
+def error(actual: np.ndarray, expected: np.ndarray) -> float:
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
     return np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30)

@@ -1,11 +1,13 @@
-"""Runs one operator in ONNX Runtime with the kernel library registered."""
+"""Run one operator in ONNX Runtime with the kernel library."""
 
 import functools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import aftplugins
 
@@ -35,13 +37,22 @@ RANK = {
 
 
 @functools.cache
-def session(op, dtype="float32", threads=2, library=LIBRARY, bfloat16=False, **attributes):
-    """A session over one node, as `one_node` has it."""
+def session(
+    op: str,
+    dtype: str = "float32",
+    threads: int = 2,
+    library: Path | None = LIBRARY,
+    bfloat16: bool = False,
+    **attributes: Any,
+) -> onnxruntime.InferenceSession:
+    """Return a session over the model of `one_node`."""
     return session_of(one_node(op, dtype, bfloat16, **attributes), threads, library)
 
 
-def one_node(op, dtype="float32", bfloat16=False, **attributes):
-    """A model of one node.
+def one_node(
+    op: str, dtype: str = "float32", bfloat16: bool = False, **attributes: Any
+) -> ModelProto:
+    """Return a model of one node.
 
     With `bfloat16` the node's tensors are that, cast from and to `dtype`, as numpy lacks it.
     """
@@ -75,7 +86,9 @@ def one_node(op, dtype="float32", bfloat16=False, **attributes):
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def session_of(model, threads=2, library=LIBRARY):
+def session_of(
+    model: ModelProto, threads: int = 2, library: Path | None = LIBRARY
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -85,14 +98,23 @@ def session_of(model, threads=2, library=LIBRARY):
     )
 
 
-def run(op, inputs, threads=2, library=LIBRARY, bfloat16=False, **attributes):
+def run(
+    op: str,
+    inputs: list[np.ndarray],
+    threads: int = 2,
+    library: Path | None = LIBRARY,
+    bfloat16: bool = False,
+    **attributes: Any,
+) -> np.ndarray:
     feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
     dtype = str(inputs[0].dtype)
     return session(op, dtype, threads, library, bfloat16, **attributes).run(None, feeds)[0]
 
 
-def run_with_constant(op, name, inputs, **attributes):
-    """`run`, with the input called `name` an initializer of the model."""
+def run_with_constant(
+    op: str, name: str, inputs: list[np.ndarray], **attributes: Any
+) -> np.ndarray:
+    """Run the model with the input `name` as an initializer."""
     model = one_node(op, **attributes)
     feeds = dict(zip(INPUTS[op.removeprefix("Causal")], inputs, strict=True))
     model.graph.initializer.append(numpy_helper.from_array(feeds.pop(name), name))
@@ -101,9 +123,19 @@ def run_with_constant(op, name, inputs, **attributes):
 
 
 def random_inputs(
-    op, batch, tokens, dim, *, heads=1, window=3, scale=1.0, dtype=np.float32, lengths=None, seed=0
-):
-    """Inputs of `op`: normal values, keys and biases scaled by `scale`."""
+    op: str,
+    batch: int,
+    tokens: int,
+    dim: int,
+    *,
+    heads: int = 1,
+    window: int = 3,
+    scale: float = 1.0,
+    dtype: type[np.floating] = np.float32,
+    lengths: list[int] | None = None,
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """Draw inputs of `op`: normal values, keys and biases scaled by `scale`."""
     rng = np.random.default_rng(seed)
     causal, name = op.startswith("Causal"), op.removeprefix("Causal")
     normal = lambda *shape: rng.standard_normal(shape)  # noqa: E731

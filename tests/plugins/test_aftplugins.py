@@ -10,7 +10,7 @@ REMEDIES = {"onnxruntime": "compiler", "onnxruntime_cuda": "make cuda", "tensorr
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The package as an editable install has it: sources apart from what was built."""
+    """Arrange the package as in an editable install: sources and builds in separate folders."""
     paths = [tmp_path / "sources", tmp_path / "built"]
     for path in paths:
         path.mkdir()
@@ -20,14 +20,14 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.mark.parametrize("runtime", aftplugins.RUNTIMES)
-def test_without_a_library_the_remedy_is_said(runtime: str, folders: list[Path]) -> None:
+def test_missing_library_error_has_remedy(runtime: str, folders: list[Path]) -> None:
     assert aftplugins.library(runtime) is None
     reason = aftplugins.missing(runtime)
     assert reason is not None
     assert REMEDIES[runtime] in reason
 
 
-def test_on_another_system_no_compiler_is_asked_for(
+def test_other_system_needs_no_compiler(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
@@ -37,26 +37,26 @@ def test_on_another_system_no_compiler_is_asked_for(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_library_is_found_wherever_the_package_reaches(place: int, folders: list[Path]) -> None:
+def test_library_is_found_in_any_layout(place: int, folders: list[Path]) -> None:
     built = folders[place] / f"{LIBRARY}.so"
     built.write_bytes(b"")
     assert aftplugins.library("onnxruntime") == built
     assert aftplugins.missing("onnxruntime") is None
 
 
-def test_a_runtime_is_given_its_own_library(folders: list[Path]) -> None:
+def test_runtime_loads_own_library(folders: list[Path]) -> None:
     for runtime in aftplugins.RUNTIMES:
         (folders[0] / f"libaftplugins_{runtime}.so").write_bytes(b"")
     found = [aftplugins.library(runtime) for runtime in aftplugins.RUNTIMES]
     assert len(set(found)) == len(aftplugins.RUNTIMES)
 
 
-def test_a_folder_of_that_name_is_no_library(folders: list[Path]) -> None:
+def test_folder_is_not_a_library(folders: list[Path]) -> None:
     (folders[0] / f"{LIBRARY}.so").mkdir()
     assert aftplugins.library("onnxruntime") is None
 
 
-def test_the_switch_turns_the_library_off_and_says_so(
+def test_variable_disables_library_and_reports(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folders[0] / f"{LIBRARY}.so").write_bytes(b"")

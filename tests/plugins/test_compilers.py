@@ -1,4 +1,4 @@
-"""The sources of ONNX Runtime's libraries in Clang: what is installed was built by one compiler."""
+"""Clang compiles the sources of ONNX Runtime's libraries as well as the installed compiler."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ SOURCES = sorted([*PLUGINS.glob("cpu/**/*.cc"), *PLUGINS.glob("onnxruntime/*.cc"
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
-def test_a_source_compiles_in_clang(source):
+def test_a_source_compiles_in_clang(source: Path) -> None:
     folders = [f"-I{PLUGINS}", f"-I{PLUGINS / 'cpu'}"]
     command = ["clang++", "-std=c++17", "-fsyntax-only", "-DAFT_ISA=baseline", *folders, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

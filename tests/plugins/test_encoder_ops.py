@@ -31,7 +31,9 @@ SHAPES = [
 ]
 
 
-def random_inputs(op, batch, tokens, width, other, seed=0):
+def random_inputs(
+    op: str, batch: int, tokens: int, width: int, other: int, seed: int = 0
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
     inputs = {"x": normal(batch, tokens, width) + 0.5}
@@ -52,16 +54,16 @@ def random_inputs(op, batch, tokens, width, other, seed=0):
     return inputs
 
 
-def query_key_value(width, other):
-    """Widths of the outputs, all different as a rule."""
+def query_key_value(width: int, other: int) -> dict[str, int]:
+    """Return the widths of the outputs, by default all different."""
     return {"query": other, "key": 1 + other // 9, "value": width}
 
 
-def gelu(x):
+def gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def definition(op, inputs, epsilon=1e-5):
+def definition(op: str, inputs: dict[str, np.ndarray], epsilon: float = 1e-5) -> np.ndarray:
     i = {name: x.astype(np.float64) for name, x in inputs.items()}
     if op == "LinearResidual":
         return i["residual"] + i["x"] @ i["weight"] + i["bias"]
@@ -80,7 +82,7 @@ def definition(op, inputs, epsilon=1e-5):
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
-def test_equals_its_definition(op, shape, precision):
+def test_operator_equals_definition(op: str, shape: tuple[int, ...], precision: str) -> None:
     inputs = random_inputs(op, *shape)
     assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
 
@@ -88,7 +90,9 @@ def test_equals_its_definition(op, shape, precision):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_query_key_and_value_are_what_each_layer_gives_alone(shape, precision, dtype):
+def test_query_key_value_equal_separate_layers(
+    shape: tuple[int, ...], precision: str, dtype: type[np.floating]
+) -> None:
     inputs = random_inputs("LayerNormQueryKeyValue", *shape)
     inputs = {name: x.astype(dtype) for name, x in inputs.items()}
     norm = {name: inputs[name] for name in ("x", "norm_weight", "norm_bias")}
@@ -101,7 +105,7 @@ def test_query_key_and_value_are_what_each_layer_gives_alone(shape, precision, d
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
-def test_float16_tensors_equal_their_definition(op, shape, constant):
+def test_float16_tensors_match_definition(op: str, shape: tuple[int, ...], constant: bool) -> None:
     inputs = {name: x.astype(np.float16) for name, x in random_inputs(op, *shape).items()}
     actual = run(op, inputs, constant=constant)
     assert actual.dtype == np.float16
@@ -111,7 +115,7 @@ def test_float16_tensors_equal_their_definition(op, shape, constant):
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("width", [13, 64, 300])
 @pytest.mark.parametrize("op", OPS)
-def test_what_is_no_number_is_not_hidden(op, width, precision):
+def test_nan_inputs_propagate_to_output(op: str, width: int, precision: str) -> None:
     inputs = random_inputs(op, 2, 19, width, 72)
     clean = run(op, inputs, precision=precision)
     inputs["x"][1, 7, width // 2] = np.nan
@@ -124,7 +128,9 @@ def test_what_is_no_number_is_not_hidden(op, width, precision):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
-def test_a_parameter_that_is_no_number_is_not_hidden(op, precision, dtype):
+def test_nan_parameters_propagate_to_output(
+    op: str, precision: str, dtype: type[np.floating]
+) -> None:
     clean = {name: x.astype(dtype) for name, x in random_inputs(op, 2, 19, 64, 72).items()}
     for name in clean.keys() - SEQUENCES:
         damaged = clean[name].copy()
@@ -135,7 +141,7 @@ def test_a_parameter_that_is_no_number_is_not_hidden(op, precision, dtype):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
-def test_weights_that_are_not_constant(op, precision):
+def test_non_constant_weights_give_same_result(op: str, precision: str) -> None:
     inputs = random_inputs(op, 2, 19, 40, 72)
     fed = run(op, inputs, constant=False, precision=precision)
     np.testing.assert_array_equal(fed, run(op, inputs, precision=precision))
@@ -143,15 +149,15 @@ def test_weights_that_are_not_constant(op, precision):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_precision_is_fp32_unless_asked_otherwise(op):
+def test_precision_is_fp32_unless_asked_otherwise(op: str) -> None:
     inputs = random_inputs(op, 1, 9, 24, 40)
     np.testing.assert_array_equal(run(op, inputs), run(op, inputs, precision="fp32"))
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
-def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
-    """Nor on threads: a row's sums are taken in the same order in every block."""
+def test_rows_do_not_depend_on_batch(op: str, precision: str) -> None:
+    """They do not depend on threads either: every block sums a row in the same order."""
     inputs = random_inputs(op, 1, 130, 72, 96)
     whole = run(op, inputs, precision=precision)
     np.testing.assert_array_equal(run(op, inputs, precision=precision, threads=1), whole)
@@ -162,15 +168,15 @@ def test_rows_do_not_depend_on_what_is_run_with_them(op, precision):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="float32 where it is not x86-64")
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("op", OPS)
-def test_a_reduced_precision_is_computed_as_such(op, precision):
+def test_reduced_precision_is_used(op: str, precision: str) -> None:
     inputs = random_inputs(op, 1, 50, 700, 50)
     assert error(run(op, inputs, precision=precision), definition(op, inputs)) > BOUND["fp32"]
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_sums_of_the_largest_whole_numbers_do_not_overflow(sign, precision):
-    """All values of a row and a column, but for one, at the end of their range."""
+def test_largest_integer_sums_do_not_overflow(sign: int, precision: str) -> None:
+    """All values of a row and a column but one are at the end of their range."""
     inputs = random_inputs("LinearResidual", 1, 2, 2100, 3)
     inputs["x"][:], inputs["weight"][:] = 1, sign
     inputs["x"][..., 600] = -1
@@ -181,7 +187,7 @@ def test_sums_of_the_largest_whole_numbers_do_not_overflow(sign, precision):
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("value", [0.0, 1e-3, -300.0])
 @pytest.mark.parametrize("width", [1, 16, 513, 700])
-def test_rows_of_one_value_are_exact_but_for_the_weights(width, value, precision):
+def test_constant_rows_are_exact_except_weights(width: int, value: float, precision: str) -> None:
     inputs = random_inputs("LinearResidual", 1, 3, width, 50)
     inputs["x"][:], inputs["residual"][:], inputs["bias"][:] = value, 0, 0
     actual = run("LinearResidual", inputs, precision=precision)
@@ -190,13 +196,13 @@ def test_rows_of_one_value_are_exact_but_for_the_weights(width, value, precision
 
 
 @pytest.mark.parametrize("op", NORM_OPS)
-def test_epsilon(op):
+def test_epsilon(op: str) -> None:
     inputs = random_inputs(op, 1, 9, 24, 40)
     assert error(run(op, inputs, epsilon=0.5), definition(op, inputs, epsilon=0.5)) <= BOUND["fp32"]
 
 
 @pytest.mark.parametrize("op", NORM_OPS)
-def test_a_mean_far_from_zero(op):
+def test_a_mean_far_from_zero(op: str) -> None:
     inputs = random_inputs(op, 1, 9, 100, 40)
     inputs["x"] += 1000
     assert error(run(op, inputs), definition(op, inputs)) <= BOUND["fp32"]
@@ -204,7 +210,7 @@ def test_a_mean_far_from_zero(op):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("op", OPS)
-def test_constant_rows_and_zero_weights(op, precision):
+def test_constant_rows_and_zero_weights(op: str, precision: str) -> None:
     inputs = random_inputs(op, 1, 14, 40, 24)
     inputs["x"][:, ::2] = 3.0
     inputs["x"][:, 1] = 0.0
@@ -213,7 +219,7 @@ def test_constant_rows_and_zero_weights(op, precision):
     assert error(run(op, inputs, precision=precision), definition(op, inputs)) <= BOUND[precision]
 
 
-def test_gelu_from_one_tail_to_the_other():
+def test_gelu_is_exact_over_whole_range() -> None:
     """Identity weights and a norm that gives its bias: the output is gelu of every point."""
     points = np.concatenate([np.linspace(-12, 12, 481), [-1e4, -40, 40, 1e4]]).astype(np.float32)
     width = len(points)
@@ -240,24 +246,25 @@ def test_gelu_from_one_tail_to_the_other():
         ),
     ],
 )
-def test_wrong_shapes_are_named(change, message):
+def test_wrong_shapes_are_named(change: dict[str, np.ndarray], message: str) -> None:
     inputs = random_inputs("LinearResidual", 1, 4, 12, 8) | change
     with pytest.raises(Exception, match=message):
         run("LinearResidual", inputs)
 
 
-def test_a_wrong_shape_of_one_of_three_layers_is_named():
+def test_layer_of_wrong_shape_is_named() -> None:
+    """It is one of three layers."""
     inputs = random_inputs("LayerNormQueryKeyValue", 1, 4, 12, 8)
     inputs["key_weight"] = np.zeros((9, 8), np.float32)
     with pytest.raises(Exception, match="key_weight has 9 rows, expected 12"):
         run("LayerNormQueryKeyValue", inputs)
 
 
-def test_an_unknown_precision_is_refused():
+def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(Exception, match='precision is "int4", expected fp32, bf16 or int8'):
         run("LinearResidual", random_inputs("LinearResidual", 1, 4, 12, 8), precision="int4")
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_no_rows(op):
+def test_no_rows(op: str) -> None:
     assert run(op, random_inputs(op, 1, 0, 16, 24)).shape[1] == 0

@@ -32,7 +32,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def wrong_includes(root: Path) -> list[str]:
-    """Lists every include that goes up or to another folder of the same layer."""
+    """List every include that goes up or to another folder of the same layer."""
     wrong = []
     for path in sources(root):
         name, folder = path.relative_to(root).as_posix(), path.parent.relative_to(root).as_posix()

@@ -35,31 +35,33 @@ WITH_BIAS = [op for op in OPS if op.endswith(("AftLocal", "AftConv", "AftFull"))
         (1, 300, 20, 20, 128),
     ],
 )
-def test_equals_its_definition(op, batch, tokens, dim, heads, window):
+def test_kernel_equals_definition(
+    op: str, batch: int, tokens: int, dim: int, heads: int, window: int
+) -> None:
     inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
     check(op, inputs, **attributes_of(op, heads))
 
 
-def test_heads_of_more_than_a_million_channels():
+def test_heads_exceed_million_channels() -> None:
     inputs = random_inputs("Fastformer", 1, 2, 2 * 1_500_001, heads=2)
     check("Fastformer", inputs, **attributes_of("Fastformer", 2))
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("scale", [100.0, 1000.0])
-def test_extreme_keys_and_biases(op, scale):
+def test_extreme_keys_and_biases(op: str, scale: float) -> None:
     inputs = random_inputs(op, 2, 50, 24, heads=2, window=6, scale=scale)
     check(op, inputs, **attributes_of(op, 2))
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_lengths(op):
+def test_lengths(op: str) -> None:
     inputs = random_inputs(op, 5, 70, 32, heads=4, window=8, lengths=[0, 1, 33, 69, 70])
     check(op, inputs, **attributes_of(op, 4))
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_padding_does_not_leak(op):
+def test_padding_does_not_leak(op: str) -> None:
     inputs = random_inputs(op, 1, 60, 32, heads=4, window=8, lengths=[41])
     clean = run(op, inputs, **attributes_of(op, 4))
     for x in inputs[:3]:
@@ -81,7 +83,9 @@ NOT_NUMBERS = [(0, np.nan), (1, np.nan), (2, np.nan), (1, np.inf)]
         if not (op in NORMALIZED and dtype == np.float16 and bad == np.inf)
     ],
 )
-def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
+def test_nan_inputs_propagate_to_output(
+    op: str, dtype: type[np.floating], which: int, bad: float
+) -> None:
     inputs = random_inputs(op, 2, 70, 32, heads=4, window=8, dtype=dtype, lengths=[60, 70])
     clean = run(op, inputs, **attributes_of(op, 4))
     inputs[which][0, 37, 0] = bad
@@ -91,7 +95,7 @@ def test_what_is_no_number_is_not_hidden(op, dtype, which, bad):
     np.testing.assert_array_equal(result[1], clean[1])
 
 
-def test_a_query_that_is_no_number_leaves_other_rows_as_they_were():
+def test_nan_query_spares_other_rows() -> None:
     inputs = random_inputs("EfficientAttention", 1, 16, 64)
     inputs[0][0, 3, 8] = 120.0
     clean = run("EfficientAttention", inputs, num_heads=1)
@@ -103,20 +107,20 @@ def test_a_query_that_is_no_number_leaves_other_rows_as_they_were():
 
 @pytest.mark.parametrize("op", GATED)
 @pytest.mark.parametrize("gate", ["tanh", "none"])
-def test_gates(op, gate):
+def test_gates(op: str, gate: str) -> None:
     inputs = random_inputs(op, 1, 33, 20, heads=2, window=4)
     check(op, inputs, gate=gate, **attributes_of(op, 2))
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_float16(op):
+def test_float16(op: str) -> None:
     inputs = random_inputs(op, 2, 65, 40, heads=2, window=7, dtype=np.float16, lengths=[65, 20])
     check(op, inputs, **attributes_of(op, 2))
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("tokens", [3, 40, 200])
-def test_a_large_key_late(op, tokens):
+def test_a_large_key_late(op: str, tokens: int) -> None:
     inputs = random_inputs(op, 1, tokens, 16, heads=2, window=5)
     inputs[1][0, -1] = 120.0
     inputs[1][0, tokens // 2, ::3] = 90.0
@@ -127,7 +131,7 @@ def test_a_large_key_late(op, tokens):
 @pytest.mark.parametrize(
     "levels", [(-300.0, -300.0), (-300.0, 0.0), (0.0, -300.0), (30.0, 0.0), (0.0, 30.0)]
 )
-def test_keys_whose_level_changes(op, levels):
+def test_keys_with_changing_level(op: str, levels: tuple[float, float]) -> None:
     inputs = random_inputs(op, 1, 400, 16, heads=2, window=5)
     inputs[1][0, :290] += levels[0]
     inputs[1][0, 290:] += levels[1]
@@ -136,7 +140,7 @@ def test_keys_whose_level_changes(op, levels):
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("Fastformer")])
-def test_keys_of_minus_infinity_do_not_count(op):
+def test_minus_infinity_keys_are_ignored(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 24, heads=2, window=5)
     inputs[1][0, :9] = -np.inf
     inputs[1][0, 40:70, ::2] = -np.inf
@@ -144,7 +148,7 @@ def test_keys_of_minus_infinity_do_not_count(op):
 
 
 @pytest.mark.parametrize("op", WITH_BIAS)
-def test_a_dominating_key_with_a_very_negative_bias(op):
+def test_dominating_key_with_very_negative_bias(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 16, heads=2, window=5)
     inputs[1][0, 30] = 60.0
     inputs[3][:] = np.where(np.arange(inputs[3].shape[1]) % 3 == 1, -80.0, inputs[3])
@@ -152,7 +156,7 @@ def test_a_dominating_key_with_a_very_negative_bias(op):
 
 
 @pytest.mark.parametrize("op", ["AftLocal", "CausalAftLocal"])
-def test_one_row_of_band_serves_every_token(op):
+def test_one_band_row_serves_every_token(op: str) -> None:
     inputs = random_inputs(op, 2, 77, 16, window=9)
     one_row = inputs[3][:1]
     inputs[3] = np.repeat(one_row, 77, axis=0)
@@ -162,7 +166,7 @@ def test_one_row_of_band_serves_every_token(op):
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalEfficientAttention"])
-def test_efficient_attention_by_scaling(op):
+def test_efficient_attention_by_scaling(op: str) -> None:
     inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
     check(op, inputs, num_heads=2, normalization="scaling", scale=0.5)
     check(op, inputs, num_heads=2, normalization="softmax", scale=3.0)
@@ -170,7 +174,7 @@ def test_efficient_attention_by_scaling(op):
 
 @pytest.mark.parametrize("op", ["NormalizedLinearAttention", "CausalNormalizedLinearAttention"])
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 0.5])
-def test_linear_attention_settings(op, eps):
+def test_linear_attention_settings(op: str, eps: float) -> None:
     check(
         op, random_inputs(op, 2, 75, 32, lengths=[75, 20]), num_heads=2, feature_map="relu", eps=eps
     )
@@ -182,7 +186,7 @@ def test_linear_attention_settings(op, eps):
 @pytest.mark.table(keep=0.5)
 @pytest.mark.parametrize("op", LINEAR)
 @pytest.mark.parametrize(("tokens", "bound"), [(65_536, 1e-5), (1_048_576, 3e-5)])
-def test_keys_all_equal_give_the_mean_over_many_tokens(op, tokens, bound):
+def test_equal_keys_average_many_tokens(op: str, tokens: int, bound: float) -> None:
     """Rounding must not pile up: equal terms are the worst case for a running sum."""
     inputs = random_inputs(op, 1, tokens, 16, heads=2, window=4)
     inputs[1][:] = 0.1
@@ -205,7 +209,7 @@ def test_keys_all_equal_give_the_mean_over_many_tokens(op, tokens, bound):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_threads_share_the_work_without_a_trace(op):
+def test_result_is_independent_of_threads(op: str) -> None:
     inputs = random_inputs(op, 1, 700, 64, heads=4, window=16)
     one = run(op, inputs, threads=1, **attributes_of(op, 4))
     for _ in range(3):
@@ -215,9 +219,10 @@ def test_threads_share_the_work_without_a_trace(op):
 @pytest.mark.parametrize("op", OPS)
 @settings(max_examples=fewer(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_shape_and_scale(op, data):
+def test_any_shape_and_scale(op: str, data: st.DataObject) -> None:
     heads = data.draw(st.integers(1, 5), "heads")
     tokens = data.draw(st.integers(1, 80), "tokens")
+    scale = data.draw(st.sampled_from([0.01, 1.0, 10.0, 100.0, 1000.0]), "scale")
     inputs = random_inputs(
         op,
         batch := data.draw(st.integers(1, 3), "batch"),
@@ -225,10 +230,12 @@ def test_any_shape_and_scale(op, data):
         heads * data.draw(st.integers(1, 35), "width"),
         heads=heads,
         window=data.draw(st.integers(1, 90), "window"),
-        scale=data.draw(st.sampled_from([0.01, 1.0, 10.0, 100.0, 1000.0]), "scale"),
+        scale=scale,
         lengths=data.draw(
             st.lists(st.integers(0, tokens), min_size=batch, max_size=batch), "lengths"
         ),
         seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
     )
-    check(op, inputs, **attributes_of(op, heads))
+    # Fastformer's large logits are sums in float32, so that NumPy in float32 errs as much.
+    is_coarse = op.endswith("Fastformer") and scale >= 100
+    check(op, inputs, bound=1e-3 if is_coarse else None, **attributes_of(op, heads))

@@ -1,6 +1,7 @@
 """The collapsed Fastformer layer, as ONNX Runtime runs it, against the layer in float64."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,10 @@ SHAPES = [
 ]
 
 
-def random_layer(width, heads, seed=0, magnitude=1.0):
-    """Weights of the layer as written; `magnitude` is about that of the logits."""
+def random_layer(
+    width: int, heads: int, seed: int = 0, magnitude: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Draw weights of the layer as written; `magnitude` is about that of the logits."""
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
     layer = {"norm_weight": 1 + 0.3 * normal(width), "norm_bias": 0.3 * normal(width)}
@@ -39,12 +42,16 @@ def random_layer(width, heads, seed=0, magnitude=1.0):
     return layer
 
 
-def documents(batch, tokens, width, lengths=None, seed=1):
+def documents(
+    batch: int, tokens: int, width: int, lengths: list[int] | None = None, seed: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(seed).standard_normal((batch, tokens, width), dtype=np.float32) + 0.5
     return x, np.full(batch, tokens) if lengths is None else np.asarray(lengths)
 
 
-def operator_inputs(layer, x, lengths):
+def operator_inputs(
+    layer: dict[str, np.ndarray], x: np.ndarray, lengths: np.ndarray
+) -> dict[str, np.ndarray]:
     heads = layer["alpha"].shape[1]
     scale = (x.shape[2] / heads) ** -0.5
     query_weight = layer["query_weight"].astype(np.float64)
@@ -60,7 +67,7 @@ def operator_inputs(layer, x, lengths):
     }
 
 
-def definition(layer, x, lengths):
+def definition(layer: dict[str, np.ndarray], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     i = {name: values.astype(np.float64) for name, values in layer.items()}
     x = x.astype(np.float64)
     normed = layer_norm(x, i["norm_weight"], i["norm_bias"], 1e-5)
@@ -71,21 +78,23 @@ def definition(layer, x, lengths):
     return x + mixed @ i["output_weight"] + i["output_bias"] + query
 
 
-def run_layer(layer, x, lengths, **options):
+def run_layer(
+    layer: dict[str, np.ndarray], x: np.ndarray, lengths: np.ndarray, **options: Any
+) -> np.ndarray:
     heads = layer["alpha"].shape[1]
     return run(OP, operator_inputs(layer, x, lengths), num_heads=heads, **options)
 
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_equals_the_layer_as_written(shape, precision):
+def test_equals_the_layer_as_written(shape: tuple[int, ...], precision: str) -> None:
     layer, given = random_layer(shape[2], shape[3]), documents(*shape[:3])
     actual = run_layer(layer, *given, precision=precision)
     assert error(actual, definition(layer, *given)) <= BOUND[precision]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_float16_tensors_equal_the_layer_as_written(shape):
+def test_float16_tensors_match_layer(shape: tuple[int, ...]) -> None:
     layer = {name: x.astype(np.float16) for name, x in random_layer(*shape[2:]).items()}
     x, lengths = documents(*shape[:3])
     actual = run_layer(layer, x.astype(np.float16), lengths)
@@ -96,7 +105,7 @@ def test_float16_tensors_equal_the_layer_as_written(shape):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 300])
-def test_what_is_no_number_is_not_hidden(tokens, precision):
+def test_nan_inputs_propagate_to_output(tokens: int, precision: str) -> None:
     layer = random_layer(24, 4)
     x, lengths = documents(3, tokens, 24, [tokens, tokens - 1, 7])
     clean = run_layer(layer, x, lengths, precision=precision)
@@ -108,7 +117,7 @@ def test_what_is_no_number_is_not_hidden(tokens, precision):
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 300])
-def test_padding_does_not_count(tokens, precision):
+def test_padding_does_not_count(tokens: int, precision: str) -> None:
     layer = random_layer(24, 4)
     x, lengths = documents(4, tokens, 24, [tokens, tokens - 1, 1, 7])
     counts = np.arange(tokens) < lengths[:, None]
@@ -121,7 +130,7 @@ def test_padding_does_not_count(tokens, precision):
 
 @pytest.mark.parametrize("tokens", [5, 50])
 @pytest.mark.parametrize("lengths", [[0, 0], [0, 3], [-2, 1000]])
-def test_documents_of_no_tokens_and_lengths_out_of_range(tokens, lengths):
+def test_empty_documents_and_excessive_lengths(tokens: int, lengths: list[int]) -> None:
     layer = random_layer(16, 2)
     x, lengths = documents(2, tokens, 16, lengths)
     actual = run_layer(layer, x, lengths)
@@ -133,18 +142,18 @@ def test_documents_of_no_tokens_and_lengths_out_of_range(tokens, lengths):
 
 @pytest.mark.parametrize("magnitude", [20.0, 100.0])
 @pytest.mark.parametrize("tokens", [20, 700])
-def test_logits_far_from_zero(tokens, magnitude):
+def test_logits_far_from_zero(tokens: int, magnitude: float) -> None:
     """One token takes nearly all the weight; a logit of 100 is rounded by 1e-5."""
     layer, given = random_layer(32, 4, magnitude=magnitude), documents(2, tokens, 32)
     assert error(run_layer(layer, *given), definition(layer, *given)) <= 100 * BOUND["fp32"]
 
 
-def test_logits_beyond_the_range_of_the_exponential():
+def test_logits_beyond_range_of_exponential() -> None:
     layer, given = random_layer(32, 4, magnitude=1e6), documents(2, 300, 32)
     assert np.isfinite(run_layer(layer, *given)).all()
 
 
-def test_there_is_one_head_unless_more_are_asked_for():
+def test_default_is_one_head() -> None:
     layer, given = random_layer(16, 1), documents(1, 20, 16)
     unsaid = run(OP, operator_inputs(layer, *given))
     np.testing.assert_array_equal(unsaid, run_layer(layer, *given))
@@ -152,7 +161,7 @@ def test_there_is_one_head_unless_more_are_asked_for():
 
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("tokens", [20, 700])
-def test_threads_and_constness_change_nothing(tokens, precision):
+def test_threads_and_constness_change_nothing(tokens: int, precision: str) -> None:
     layer, given = random_layer(48, 4), documents(2, tokens, 48)
     whole = run_layer(layer, *given, precision=precision)
     options = {"precision": precision}
@@ -169,18 +178,18 @@ def test_threads_and_constness_change_nothing(tokens, precision):
         ({"lengths": np.zeros(3, np.int64)}, "lengths has shape \\[3\\], expected \\[1\\]"),
     ],
 )
-def test_wrong_shapes_are_named(change, message):
+def test_wrong_shapes_are_named(change: dict[str, np.ndarray], message: str) -> None:
     inputs = operator_inputs(random_layer(12, 4), *documents(1, 5, 12)) | change
     with pytest.raises(Exception, match=message):
         run(OP, inputs, num_heads=4)
 
 
-def test_heads_that_do_not_divide_the_width_are_refused():
+def test_heads_must_divide_width() -> None:
     inputs = operator_inputs(random_layer(12, 4), *documents(1, 5, 12))
     with pytest.raises(Exception, match="num_heads 5 dividing the width"):
         run(OP, inputs, num_heads=5)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
-def test_no_rows(shape):
+def test_no_rows(shape: tuple[int, ...]) -> None:
     assert run_layer(random_layer(12, 4), *documents(*shape, 12)).shape == (*shape, 12)

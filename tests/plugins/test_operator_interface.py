@@ -1,4 +1,6 @@
-"""What the operators ask of shapes and attributes, and what they say where it is not met."""
+"""The shapes and attributes that the operators require, and their errors."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from .runner import INPUTS, one_node, random_inputs, run, session_of
 
 
 @pytest.mark.parametrize("shape", [None, [None] * 3, ["batch", None, 4], ["batch", "tokens", 4]])
-def test_what_is_not_known_of_a_shape_is_left_open(shape):
+def test_unknown_dimensions_stay_open(shape: list[Any] | None) -> None:
     model = one_node("AftSimple")
     node, graph = model.graph.node[0], model.graph
     node.input[0] = "given"
@@ -36,7 +38,7 @@ def test_what_is_not_known_of_a_shape_is_left_open(shape):
 
 
 @pytest.mark.parametrize("op", WITH_HEADS)
-def test_there_is_one_head_unless_more_are_asked_for(op):
+def test_default_is_one_head(op: str) -> None:
     inputs = random_inputs(op, 1, 10, 8)
     np.testing.assert_array_equal(run(op, inputs), run(op, inputs, num_heads=1))
 
@@ -50,14 +52,15 @@ def test_there_is_one_head_unless_more_are_asked_for(op):
         ({"normalization": 1}, "normalization is of a wrong type, expected text"),
     ],
 )
-def test_an_attribute_of_a_wrong_type_is_not_taken_for_none(attribute, expected):
+def test_attribute_of_wrong_type_is_refused(attribute: dict[str, Any], expected: str) -> None:
+    """It is not taken for an absent attribute."""
     inputs = random_inputs("EfficientAttention", 1, 10, 8)
     with pytest.raises(RuntimeException, match=f"EfficientAttention: {expected}"):
         run("EfficientAttention", inputs, **attribute)
 
 
-def test_errors_name_operator_shapes_and_reason():
-    def message(op, inputs, **attributes):
+def test_errors_name_operator_shapes_and_reason() -> None:
+    def message(op: str, inputs: list[np.ndarray], **attributes: Any) -> str:
         with pytest.raises((Fail, InvalidArgument, RuntimeException)) as error:
             run(op, inputs, **attributes)
         return str(error.value)

@@ -1,4 +1,4 @@
-"""Our declaration of ONNX Runtime's C interface against the real header, where that is at hand."""
+"""Our declaration of ONNX Runtime's C interface against the real header, if present."""
 
 import os
 import re
@@ -63,7 +63,7 @@ static_assert(offsetof(ort::CustomOp, version) == offsetof(OrtCustomOp, version)
 """
 
 
-def test_declaration_equals_the_header(tmp_path):
+def test_declaration_equals_the_header(tmp_path: Path) -> None:
     assert len(FIELDS) == 25
     fields = "\n".join(
         f'static_assert(offsetof(ort::CustomOp, {f}) == offsetof(OrtCustomOp, {f}), "{f}");'

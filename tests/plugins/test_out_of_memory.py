@@ -1,4 +1,4 @@
-"""A kernel that finds no memory on a thread of the runtime fails as any run fails."""
+"""An allocation that fails on a thread of the runtime makes the run fail with an error."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ assert np.array_equal(one.run(None, dict(zip(names, small)))[0], before)
 """
 
 
-def test_a_run_without_memory_fails_and_the_next_is_right():
+def test_failed_allocation_spares_next_run() -> None:
     assert LIBRARY is not None
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -16,8 +16,8 @@ BFLOAT16_BOUND = 1e-2
 INT8_BOUND = TOLERANCES["int8"].bound
 
 
-def biases_within(span, tokens):
-    """A position bias [tokens, tokens] whose rows span so much, and so do their beginnings."""
+def biases_within(span: float, tokens: int) -> np.ndarray:
+    """Return a position bias [tokens, tokens]; all rows and their starts have this span."""
     bias = np.random.default_rng(0).random((tokens, tokens)) * span
     bias[:, 0], bias[:, 1:2] = 0.0, span
     return bias.astype(np.float32)
@@ -28,7 +28,9 @@ def biases_within(span, tokens):
     ("which", "bad"), [(1, np.nan), (2, np.nan), (3, np.nan), (1, np.inf), (3, np.inf)]
 )
 @pytest.mark.parametrize("constant", [True, False])
-def test_what_is_no_number_is_not_hidden_in_a_reduced_precision(precision, which, bad, constant):
+def test_nan_inputs_survive_reduced_precision(
+    precision: str, which: int, bad: float, constant: bool
+) -> None:
     inputs = random_inputs("AftFull", 2, 70, 32, lengths=[60, 70])
     inputs[3] = biases_within(1.0, 70)
     at = (40, 37) if which == 3 else (0, 37, 0)
@@ -43,7 +45,7 @@ def test_what_is_no_number_is_not_hidden_in_a_reduced_precision(precision, which
 @pytest.mark.parametrize("op", AFT_FULL)
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 530])
-def test_bfloat16_products_are_within_their_bound(op, tokens, scale):
+def test_bfloat16_products_are_within_bound(op: str, tokens: int, scale: float) -> None:
     inputs = random_inputs(op, 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
     check(op, inputs, bound=BFLOAT16_BOUND, precision="bf16")
 
@@ -51,7 +53,7 @@ def test_bfloat16_products_are_within_their_bound(op, tokens, scale):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
 @pytest.mark.parametrize("span", [0.0, 1.0, 2.0, 2.1])
 @pytest.mark.parametrize("tokens", [12, 257, 530])
-def test_bfloat16_products_are_within_their_bound_however_far_biases_lie_apart(tokens, span, scale):
+def test_bfloat16_products_tolerate_distant_biases(tokens: int, span: float, scale: float) -> None:
     """Up to some span of a row, 16-bit integers take the place of bfloat16 in some processors."""
     inputs = random_inputs("AftFull", 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
     inputs[3] = biases_within(span, tokens)
@@ -59,7 +61,7 @@ def test_bfloat16_products_are_within_their_bound_however_far_biases_lie_apart(t
 
 
 @pytest.mark.parametrize("op", AFT_FULL)
-def test_bfloat16_products_of_a_large_key_late(op):
+def test_late_large_key_in_bfloat16(op: str) -> None:
     inputs = random_inputs(op, 1, 400, 16)
     inputs[1][0, -1] = 120.0
     inputs[1][0, 200, ::3] = 90.0
@@ -68,7 +70,8 @@ def test_bfloat16_products_of_a_large_key_late(op):
 
 
 @pytest.mark.parametrize("op", AFT_FULL)
-def test_a_mean_of_equal_values_loses_no_more_than_bfloat16_rounds(op):
+def test_bfloat16_mean_loses_only_rounding(op: str) -> None:
+    """The values are equal: the mean loses no more than bfloat16 rounds."""
     inputs = random_inputs(op, 1, 300, 16, scale=3.0)
     inputs[2][:] = 0.7
     actual = run(op, inputs, gate="none", precision="bf16")
@@ -76,7 +79,7 @@ def test_a_mean_of_equal_values_loses_no_more_than_bfloat16_rounds(op):
 
 
 @pytest.mark.parametrize("op", AFT_FULL)
-def test_precision_is_float32_unless_bfloat16_is_asked_for(op):
+def test_default_precision_is_float32(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 24)
     exact = run(op, inputs)
     for precision in ("fp32", "fp16"):
@@ -88,20 +91,21 @@ def test_precision_is_float32_unless_bfloat16_is_asked_for(op):
     reason="no AVX512_BF16 here, or AFTEXPORT_ISA may forbid it",
 )
 @pytest.mark.parametrize("op", AFT_FULL)
-def test_bfloat16_is_computed_where_the_processor_can(op):
+def test_bfloat16_runs_on_supporting_processors(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 24)
     assert (run(op, inputs, precision="bf16") != run(op, inputs)).any()
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 2.0, 4.0, 10.0, 100.0])
 @pytest.mark.parametrize("tokens", [1, 12, 33, 257, 513, 1030])
-def test_int8_products_are_within_their_bound(tokens, scale):
+def test_int8_products_are_within_bound(tokens: int, scale: float) -> None:
     inputs = random_inputs("AftFull", 2, tokens, 40, scale=scale, lengths=[tokens, tokens // 3])
     inputs[3] = biases_within(1.0, tokens)
     check("AftFull", inputs, bound=INT8_BOUND, precision="int8")
 
 
-def test_many_keys_far_below_the_largest_do_not_vanish_in_int8():
+def test_small_keys_survive_in_int8() -> None:
+    """Many keys are far below the largest."""
     inputs = random_inputs("AftFull", 1, 500, 16)
     inputs[1][:] = 0.0
     inputs[1][0, 17] = 6.5  # as much as 665 others, which are a fifth of a step each
@@ -111,7 +115,7 @@ def test_many_keys_far_below_the_largest_do_not_vanish_in_int8():
     check("AftFull", inputs, bound=INT8_BOUND, precision="int8", gate="none")
 
 
-def test_a_mean_of_equal_values_stays_what_it_was_in_int8():
+def test_int8_mean_keeps_equal_values() -> None:
     inputs = random_inputs("AftFull", 1, 300, 16, scale=3.0)
     inputs[2][:] = 0.7
     inputs[3] = biases_within(1.0, 300)
@@ -120,7 +124,7 @@ def test_a_mean_of_equal_values_stays_what_it_was_in_int8():
 
 
 @pytest.mark.parametrize("op", AFT_FULL)
-def test_where_8_bits_are_not_safe_they_are_bfloat16(op):
+def test_unsafe_int8_falls_back_to_bfloat16(op: str) -> None:
     inputs = random_inputs(op, 1, 90, 24)
     inputs[3] = biases_within(0.9 if op == "CausalAftFull" else 1.1, 90)
     np.testing.assert_array_equal(
@@ -132,7 +136,7 @@ def test_where_8_bits_are_not_safe_they_are_bfloat16(op):
     "avx512_vnni" not in Path("/proc/cpuinfo").read_text() or "AFTEXPORT_ISA" in os.environ,
     reason="no AVX512_VNNI here, or AFTEXPORT_ISA may forbid it",
 )
-def test_int8_is_computed_where_the_processor_can():
+def test_int8_runs_on_supporting_processors() -> None:
     inputs = random_inputs("AftFull", 1, 90, 24)
     inputs[3] = biases_within(1.0, 90)
     rounded = run("AftFull", inputs, precision="int8")
@@ -145,14 +149,14 @@ def test_int8_is_computed_where_the_processor_can():
     reason="no AVX2 here, or AFTEXPORT_ISA may forbid it",
 )
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_reduced_precision_is_computed_as_such_where_biases_lie_close(precision):
+def test_close_biases_use_reduced_precision(precision: str) -> None:
     inputs = random_inputs("AftFull", 1, 90, 24)
     inputs[3] = biases_within(1.0, 90)
     assert (run("AftFull", inputs, precision=precision) != run("AftFull", inputs)).any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
-def test_a_constant_bias_is_packed_in_bfloat16_too(scale):
+def test_constant_bias_is_packed_in_bfloat16(scale: float) -> None:
     inputs = random_inputs("AftFull", 2, 300, 24, scale=scale, lengths=[300, 100])
     exact = run("AftFull", inputs)
     packed = run_with_constant("AftFull", "position_bias", inputs, precision="bf16")
@@ -164,7 +168,7 @@ def test_a_constant_bias_is_packed_in_bfloat16_too(scale):
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
 @pytest.mark.parametrize("span", [1.0, 1.1, 2.1])
 @pytest.mark.parametrize("tokens", [90, 1000])
-def test_a_constant_bias_is_packed_whole_and_serves_every_length(tokens, span, precision):
+def test_packed_constant_bias_serves_every_length(tokens: int, span: float, precision: str) -> None:
     inputs = random_inputs("AftFull", 2, tokens, 24, lengths=[tokens, tokens // 2])
     inputs[3] = biases_within(span, 1000)
     constant = run_with_constant("AftFull", "position_bias", inputs, precision=precision)

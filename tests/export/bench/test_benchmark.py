@@ -36,7 +36,7 @@ def test_contenders_take_turns() -> None:
     assert seconds.keys() == {"a", "b"}
 
 
-def test_a_slow_contender_is_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_calls_slow_contender_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("aftexport.bench.timing.time.perf_counter", lambda: clock[0])
     called = []
@@ -51,7 +51,7 @@ def test_a_slow_contender_is_called_less_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
-def test_the_peak_is_the_memory_a_call_takes() -> None:
+def test_peak_is_memory_of_one_call() -> None:
     def taking(mib: int) -> float:
         peak = peak_mib(lambda: np.ones(mib << 17))
         assert peak is not None
@@ -88,7 +88,7 @@ def test_rates_follow_from_the_median() -> None:
     assert row["tokens_per_second"] == pytest.approx(200)
 
 
-def test_shares_name_what_ran_and_add_up(bundle_folder: Path) -> None:
+def test_shares_name_operators_and_sum_up(bundle_folder: Path) -> None:
     given = {"input_ids": np.ones((1, 2000), np.int64), "lengths": np.array([2000])}
     path = bundle_folder / "model.onnx"
     portable = operator_shares(path, given, threads=1, fused=False)
@@ -100,7 +100,9 @@ def test_shares_name_what_ran_and_add_up(bundle_folder: Path) -> None:
         assert "AftSimple" in operator_shares(path.read_bytes(), given, threads=1)
 
 
-def test_shares_are_those_of_a_run_that_nothing_held_up() -> None:
+def test_shares_come_from_undisturbed_run() -> None:
+    """A run that other work held up does not enter the shares."""
+
     def run(start: int, gather: int, product: int) -> list[dict[str, Any]]:
         begin, middle = start + 1, start + 1 + gather
         return [
@@ -140,7 +142,7 @@ def test_lengths_are_those_the_model_takes(
 FEW = ("--lengths", "5,40", "--rounds", "1", "--threads", "1")
 
 
-def test_the_command_shows_and_writes_what_it_measured(
+def test_command_prints_and_writes_measurements(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -161,9 +163,10 @@ def test_the_command_shows_and_writes_what_it_measured(
     assert listing(bundle_folder) == before
 
 
-def test_no_number_is_broken_where_a_line_has_80_characters(
+def test_table_keeps_numbers_in_80_columns(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No number is broken where a line has 80 characters."""
     monkeypatch.setenv("COLUMNS", "80")
     slow = Timing("torch", 1 << 20, 123.45, 12345.6, 123.45)
     fast = Timing("onnxruntime", 1 << 20, 1.0, 0.0, 1.0)
@@ -174,7 +177,7 @@ def test_no_number_is_broken_where_a_line_has_80_characters(
 
 
 @pytest.mark.parametrize(("slowest", "is_busy"), [(1.2, False), (2.0, True)])
-def test_it_says_that_the_machine_was_busy(
+def test_benchmark_reports_busy_machine(
     slowest: float, is_busy: bool, bundle_folder: Path, tmp_path: Path, capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -190,7 +193,7 @@ def test_it_says_that_the_machine_was_busy(
 
 
 @pytest.mark.parametrize("against", ["none", "portable"])
-def test_a_module_that_was_left_out_is_not_asked_for(
+def test_excluded_module_is_not_loaded(
     against: str, bundle_folder: Path, checkpoint_file: Path, capsys: Capture
 ) -> None:
     words = ["bench", bundle_folder, *FEW, "--against", against]
@@ -198,9 +201,10 @@ def test_a_module_that_was_left_out_is_not_asked_for(
     assert "PyTorch" not in run_here([*words, "--model", checkpoint_file], capsys).out
 
 
-def test_without_the_module_it_says_that_pytorch_was_not_compared(
+def test_missing_module_reports_skipped_pytorch_comparison(
     bundle_folder: Path, tmp_path: Path
 ) -> None:
+    """Without the module, the benchmark says that PyTorch was not compared."""
     words = ["bench", bundle_folder, *FEW]
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
@@ -220,9 +224,10 @@ def test_without_the_module_it_says_that_pytorch_was_not_compared(
         ("pickled module", "and --allow-pickle."),
     ],
 )  # fmt: skip
-def test_the_module_is_asked_for_by_the_options_that_read_it(
+def test_module_error_names_options_reading_module(
     kind: str, options: str, bundle_copy: Path, capsys: Capture
 ) -> None:
+    """The error asks for the module by the options that read it."""
     changed_manifest(bundle_copy, {"source": {"kind": kind, "sha256": None}})
     assert options in run_here(["bench", resealed(bundle_copy), *FEW], capsys).out
 
@@ -237,22 +242,20 @@ BAD: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_timed_is_refused(kind: str, bundle_folder: Path, capsys: Capture) -> None:
+def test_untimeable_request_is_refused(kind: str, bundle_folder: Path, capsys: Capture) -> None:
     words, said = BAD[kind]
     assert_refused(run_here(["bench", bundle_folder, *FEW, *words], capsys), said)
 
 
 @pytest.mark.parametrize("lengths", ["", "0", "-1", "1,,2", "many"])
-def test_lengths_that_are_none_show_how_to_use_it(
-    lengths: str, bundle_folder: Path, capsys: Capture
-) -> None:
+def test_bad_lengths_show_usage(lengths: str, bundle_folder: Path, capsys: Capture) -> None:
     outcome = run_here(["bench", bundle_folder, f"--lengths={lengths}"], capsys)
     assert outcome.code == 2
     assert "--lengths" in outcome.err
     assert "Traceback" not in outcome.err
 
 
-def test_another_model_than_the_bundles_is_refused(
+def test_model_of_another_bundle_is_refused(
     bundle_folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     other = tmp_path / "other.pt"
@@ -262,14 +265,13 @@ def test_another_model_than_the_bundles_is_refused(
     assert_refused(run_here(["bench", bundle_folder, *FEW, "--model", other], capsys), "other.pt")
 
 
-def test_a_document_over_the_models_limit_is_refused(bundle_copy: Path, capsys: Capture) -> None:
+def test_document_over_model_limit_is_refused(bundle_copy: Path, capsys: Capture) -> None:
     changed_manifest(bundle_copy, {"max_tokens": 39})
     assert_refused(run_here(["bench", resealed(bundle_copy), *FEW], capsys), "40", "39")
 
 
-def test_a_length_that_fails_is_named_and_the_others_are_shown(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_failing_length_keeps_other_lengths(tmp_path: Path, capsys: Capture) -> None:
+    """The report names the length that fails and shows the others."""
     path, record = tmp_path / "bundle", tmp_path / "bench.json"
     words = ["--factory", "toy:EmbeddedPositions", "--to", "onnx", "--out", path, "--no-verify"]
     assert run_here(words, capsys).code == 0

@@ -19,7 +19,7 @@ def test_cases_survive_packing_the_models_first() -> None:
     np.testing.assert_array_equal(read[0].inputs["input_ids"], IDS["input_ids"])
 
 
-def test_a_case_without_its_reference_is_refused() -> None:
+def test_case_without_reference_is_refused() -> None:
     tensors = pack_cases([Case("a", "model", IDS, np.ones((2, 3)))])
     del tensors["model/a/expected"]
     with pytest.raises(ValueError, match="model/a is incomplete"):

@@ -1,4 +1,4 @@
-"""Every field of a manifest, changed: the bundle opens and runs, or an error says why not."""
+"""After a change of any manifest field, the bundle runs or an error gives the reason."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]
 
 
 def places(content: Any, place: Place = ()) -> Iterator[Place]:
-    """The place of each value, those of lists and objects before what they hold."""
+    """Return the place of each value; lists and objects come before their contents."""
     if place:
         yield place
     if isinstance(content, dict):
@@ -101,7 +101,7 @@ def test_error_names_field_expected_and_got(
         opened(bundle_copy, content)
 
 
-def test_pooled_value_of_another_name_is_refused(bundle_copy: Path) -> None:
+def test_extra_pooled_value_is_refused(bundle_copy: Path) -> None:
     content = manifest_of(bundle_copy)
     how = next(iter(content["chunked"]["pooled"].values()))
     content["chunked"]["pooled"]["x"] = how

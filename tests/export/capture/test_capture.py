@@ -23,13 +23,13 @@ from aftexport.nn import DocumentClassifier
 from aftexport.passes.finish import finish
 
 
-def test_the_spec_says_what_the_model_takes(classifier: DocumentClassifier) -> None:
+def test_spec_describes_inputs(classifier: DocumentClassifier) -> None:
     spec = input_spec(capture(classifier))
     assert spec.names == ("input_ids", "lengths")
     assert (spec.vocab_size, spec.embedding, spec.max_tokens) == (300, "embedding.weight", None)
 
 
-def test_a_capture_leaves_the_module_as_it_was() -> None:
+def test_capture_leaves_module_unchanged() -> None:
     module = toy.Dropout().train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     capture(module, dtype=torch.float16)
@@ -39,7 +39,7 @@ def test_a_capture_leaves_the_module_as_it_was() -> None:
         assert torch.equal(tensor, before[name])
 
 
-def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
+def test_module_keeping_results_is_captured() -> None:
     module = toy.Bag()
     module.kept = module.head.weight * 2
     module.register_buffer("scale", module.head.weight.norm())
@@ -49,7 +49,7 @@ def test_a_module_that_keeps_what_it_computed_is_captured() -> None:
     assert module.kept.any()
 
 
-def test_a_module_that_cannot_be_copied_is_refused() -> None:
+def test_uncopyable_module_is_refused() -> None:
     module = toy.Bag()
     module.lock = threading.Lock()
     with pytest.raises(TraceError, match=r"copied: .*lock"):
@@ -71,9 +71,7 @@ class EachDocument(toy.Bag):
         (toy.OtherArguments, r"forward takes \(tokens, mask\)"),
     ],
 )
-def test_a_module_that_is_not_one_graph_is_refused(
-    factory: type[torch.nn.Module], said: str
-) -> None:
+def test_module_without_single_graph_is_refused(factory: type[torch.nn.Module], said: str) -> None:
     with pytest.raises(TraceError, match=said):
         capture(factory())
 
@@ -94,7 +92,7 @@ class InAnObject(toy.Bag):
 
 
 class Quarters(toy.Bag):
-    """Of every second token, which is no reason to refuse it."""
+    """Cut every second token into quarters, which the capture must accept."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         quarters = self.embedding(input_ids[:, ::2]).chunk(4, dim=1)
@@ -113,7 +111,7 @@ class TopFour(toy.Bag):
 
 
 class LinearOfTheRest(toy.Bag):
-    """What it takes for given has batch and tokens in one product."""
+    """Its assumption multiplies batch and tokens."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
@@ -130,7 +128,7 @@ class Halves(toy.Bag):
 
 
 class Contiguous(toy.Bag):
-    """Of what it takes for given, some divides by zero for one token."""
+    """One of its assumptions divides by zero for one token."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         y = self.embedding(input_ids)[:, 2:]
@@ -206,7 +204,7 @@ class Recurrent(toy.Bag):
         (Recurrent, r"\(torch.gru, .*test_capture.py, line \d+, in forward\)", "attention layer"),
     ],
 )
-def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
+def test_refusal_names_cause_line_and_remedy(
     factory: type[nn.Module], problem: str, remedy: str
 ) -> None:
     with pytest.raises(TraceError) as refused:
@@ -218,21 +216,23 @@ def test_a_refusal_says_what_failed_and_in_which_line_and_what_to_do(
 
 
 @pytest.mark.parametrize("limit", [8, 2])
-def test_a_loop_over_tokens_is_refused_for_few_too(limit: int) -> None:
-    """Of 2 at most, torch alone would take 2 for the only length."""
+def test_loop_over_few_tokens_is_refused(limit: int) -> None:
+    """With a maximum of 2 tokens, torch would take 2 for the only length."""
     with pytest.raises(TraceError, match=rf"Eq\(tokens, {limit}\).*loops over the tokens"):
         capture(EachToken(), max_tokens=limit)
 
 
-def test_a_bound_that_is_advised_works() -> None:
+def test_advised_bound_works() -> None:
     with pytest.raises(TraceError, match="--max-length 10"):
         capture(toy.ShapeBranch())
     assert input_spec(capture(toy.ShapeBranch(), max_tokens=10)).max_tokens == 10
 
 
-def test_an_assertion_of_torchs_own_is_no_branch_on_values(
+def test_torch_assertion_is_not_data_branch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An assertion that torch makes itself is not taken for a branch on values."""
+
     def failing(*args: Any, **kwargs: Any) -> None:
         torch.testing.assert_close(1, 2)
 
@@ -242,8 +242,8 @@ def test_an_assertion_of_torchs_own_is_no_branch_on_values(
     assert "values" not in refused.value.remedy
 
 
-def test_torch_has_what_is_relied_on() -> None:
-    """Parts that it does not promise to keep."""
+def test_torch_has_private_parts() -> None:
+    """The capture relies on parts of torch that its authors do not promise to keep."""
     parameters = inspect.signature(ShapeEnv._log_guard).parameters
     assert list(parameters) == ["self", "prefix", "g", "forcing_spec"]
     assert list(inspect.signature(ShapeEnv._maybe_evaluate_static).parameters)[:2] == [
@@ -254,20 +254,21 @@ def test_torch_has_what_is_relied_on() -> None:
     assert {"source_to_var", "backed_var_to_val"} <= vars(ShapeEnv()).keys()
 
 
-def test_a_table_of_positions_bounds_the_length_unasked() -> None:
+def test_position_table_bounds_length() -> None:
     # All 32 of them is a length that torch.export takes another branch for.
     assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
 
 
-def test_a_table_for_each_document_bounds_the_length_unasked() -> None:
+def test_position_table_per_document_bounds_length() -> None:
     assert input_spec(capture(toy.PositionsOfEach())).max_tokens in (31, 32)
 
 
-def test_an_embedding_of_positions_bounds_the_length_unasked() -> None:
+def test_position_embedding_bounds_length() -> None:
     assert input_spec(capture(toy.EmbeddedPositions())).max_tokens == 32
 
 
-def test_a_table_with_a_row_for_more_than_the_document_bounds_its_length() -> None:
+def test_longer_position_table_bounds_length() -> None:
+    """The table has rows for more than the tokens of the document."""
     # As above; and what the module says of its length is one too many.
     assert input_spec(capture(toy.ClassToken())).max_tokens in (30, 31)
     assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
@@ -279,7 +280,8 @@ class EveryFourthPosition(toy.Positions):
         return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
 
 
-def test_a_table_for_every_fourth_token_bounds_the_length_at_four_times_its_rows() -> None:
+def test_quarter_position_table_bounds_length() -> None:
+    """The table has a row for every fourth token: the bound is four times its rows."""
     module = EveryFourthPosition().eval()
     program = capture(module)
     assert input_spec(program).max_tokens == 128
@@ -289,7 +291,7 @@ def test_a_table_for_every_fourth_token_bounds_the_length_at_four_times_its_rows
 
 
 @pytest.mark.parametrize("limit", [None, 32])
-def test_positions_of_the_rest_of_a_short_document_are_captured(limit: int | None) -> None:
+def test_positions_after_short_document_are_captured(limit: int | None) -> None:
     module = PositionsOfTheRest().eval()
     program = capture(module, max_tokens=limit)
     assert input_spec(program).max_tokens == (limit or 35)
@@ -323,7 +325,7 @@ class EverySecond(toy.Bag):
 
 
 class WindowAttention(toy.Bag):
-    """As export/README.md has it."""
+    """The example of export/README.md."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
@@ -361,7 +363,8 @@ class CroppedWindows(toy.Bag):
         return self.head((x + y[:, : x.shape[1]]).sum(1))
 
 
-def test_another_way_for_long_documents_is_no_bound_of_the_model() -> None:
+def test_branch_for_long_documents_needs_maximum() -> None:
+    """The length where the branch begins is not taken for a bound of the model."""
     module = LongDocuments().eval()
     said = r"more than 40 tokens .*test_capture.py, line \d+, in forward.* --max-length 40"
     with pytest.raises(TraceError, match=said):
@@ -376,9 +379,10 @@ def test_another_way_for_long_documents_is_no_bound_of_the_model() -> None:
     "factory",
     [Windows, WindowAttention, FirstWindow, EverySecond, Scaled, Fractions, CroppedWindows],
 )
-def test_what_a_short_document_has_one_of_is_captured_for_every_length(
+def test_single_element_of_short_document_generalizes(
     factory: type[nn.Module],
 ) -> None:
+    """A size that is 1 for a short document is captured for every length."""
     module = factory().eval()
     program = capture(module)
     assert input_spec(program).max_tokens is None
@@ -391,18 +395,18 @@ def test_what_a_short_document_has_one_of_is_captured_for_every_length(
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_program_that_indexes_no_embedding_is_refused() -> None:
+def test_program_without_embedding_is_refused() -> None:
     with pytest.raises(TraceError, match="embedding"):
         input_spec(capture(toy.NoEmbedding()))
 
 
-def test_an_embedding_under_autocast_is_refused_for_what_it_is() -> None:
+def test_embedding_under_autocast_is_refused() -> None:
     with pytest.raises(TraceError, match="block of its forward: autocast"):
         input_spec(capture(toy.Autocast()))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 32])
-def test_a_limit_holds_for_every_length_up_to_it(limit: int) -> None:
+def test_limit_holds_for_every_shorter_length(limit: int) -> None:
     program = capture(toy.Positions(), max_tokens=limit)
     assert input_spec(program).max_tokens == limit
     engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
@@ -427,9 +431,7 @@ class Scripted(toy.Bag):
     ("build", "said"),
     [(Scripted, "inner in the model is in"), (lambda: torch.jit.script(toy.Bag()), "model is in")],
 )
-def test_a_scripted_part_is_refused_for_what_it_is(
-    build: Callable[[], nn.Module], said: str
-) -> None:
+def test_scripted_part_is_refused(build: Callable[[], nn.Module], said: str) -> None:
     with pytest.raises(TraceError, match=f"{said} TorchScript") as refused:
         capture(build())
     assert "torch.jit.script" in refused.value.remedy

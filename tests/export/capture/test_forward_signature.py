@@ -54,7 +54,7 @@ def anything(*args: Any, **kwargs: Any) -> Any:
         (anything, False, ("**kwargs",)),
     ],
 )
-def test_inputs_reach_their_parameters(
+def test_inputs_reach_matching_parameters(
     forward: Callable[..., Any], takes_lengths: bool, left_out: tuple[str, ...]
 ) -> None:
     class Module(nn.Module):
@@ -93,7 +93,7 @@ class Masked(toy.Bag):
         return self.head((self.embedding(x) * valid[..., None]).sum(1) / lengths[:, None])
 
 
-def test_capture_has_lengths_that_follow_other_parameters() -> None:
+def test_capture_takes_lengths_after_other_parameters() -> None:
     module = Masked().eval()
     program = capture(module)
     assert tuple(program.graph_signature.user_inputs) == ("input_ids", "lengths")

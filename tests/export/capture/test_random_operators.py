@@ -1,4 +1,4 @@
-"""Operators that draw random numbers are named, with the user's line."""
+"""The error for an operator that draws random numbers names it and the user's line."""
 
 import random
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_operator_and_line_are_named(name: str) -> None:
     assert "self.training" in refused.value.remedy
 
 
-def test_forward_that_seeds_itself_is_refused() -> None:
+def test_forward_with_own_seed_is_refused() -> None:
     """PyTorch then gives the same numbers every time, and a runtime gives others."""
 
     def seeded(x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def test_forward_that_seeds_itself_is_refused() -> None:
         lambda x: (torch.rand(3), x)[1],
     ],
 )
-def test_operator_that_draws_nothing_is_lowered(function: Callable[[Tensor], Tensor]) -> None:
+def test_deterministic_operator_is_lowered(function: Callable[[Tensor], Tensor]) -> None:
     lower(capture(Drawing(function)))
 
 
@@ -96,9 +96,10 @@ class OfNumpy(toy.Bag):
 
 
 @pytest.mark.parametrize("kind", [OfPython, OfNumpy])
-def test_numbers_of_other_libraries_are_told_from_state(
+def test_state_reveals_numbers_of_other_libraries(
     kind: type[toy.Bag], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The state of their generators shows that NumPy or Python drew random numbers."""
     monkeypatch.setattr(toy, "drawing", kind, raising=False)
     with pytest.raises(TraceError, match="draws random numbers in evaluation mode too"):
         export(factory="toy:drawing", to="onnx", out=tmp_path / "out.bundle")

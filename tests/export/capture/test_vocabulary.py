@@ -42,7 +42,7 @@ def overwritten(m: Tables, ids: Tensor) -> Tensor:
 
 
 def from_positions(m: Tables, ids: Tensor) -> Tensor:
-    """As RoBERTa numbers its positions; and the tokens that an id points at."""
+    """Number positions as RoBERTa does, and select the tokens that an id points at."""
     real = ids.ne(1).int()
     places = (real.cumsum(1).type_as(real) * real).clamp(max=99).long()
     x = m.embedding(ids) + m.small(places)
@@ -50,7 +50,7 @@ def from_positions(m: Tables, ids: Tensor) -> Tensor:
 
 
 def quantized(m: Tables, ids: Tensor) -> Tensor:
-    """Looks up numbers computed from embeddings, which are not ids."""
+    """Look up numbers computed from embeddings, which are not ids."""
     scores = m.embedding(ids).mean(2)
     return m.small((scores * 10).long().clamp(0, 99)).mean(1)
 

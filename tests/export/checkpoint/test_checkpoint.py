@@ -23,7 +23,7 @@ SOME = settings(
 
 
 @pytest.mark.parametrize("kind", BAD_MODELS)
-def test_a_bad_model_is_refused_by_name_and_leaves_nothing(
+def test_bad_model_is_refused_without_files(
     kind: str, tmp_path: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build, reasons = BAD_MODELS[kind]
@@ -36,15 +36,14 @@ def test_a_bad_model_is_refused_by_name_and_leaves_nothing(
     assert listing(tmp_path) == before
 
 
-def test_a_configuration_far_deeper_than_its_weights_is_refused_at_once(
-    tmp_path: Path, checkpoint_file: Path
-) -> None:
+def test_config_deeper_than_weights_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
+    """A configuration far deeper than its weights is refused at once."""
     model = config(depth=20_000)(tmp_path, checkpoint_file)
     with within(5), pytest.raises(CheckpointError):
         load(model)
 
 
-def test_what_save_writes_load_reads(classifier: DocumentClassifier, checkpoint_file: Path) -> None:
+def test_load_reads_saved_model(classifier: DocumentClassifier, checkpoint_file: Path) -> None:
     read = load(checkpoint_file)
     assert read.kind == "aftexport checkpoint"
     assert read.labels == toy.LABELS
@@ -56,9 +55,10 @@ def test_what_save_writes_load_reads(classifier: DocumentClassifier, checkpoint_
 
 
 @pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "b"], ["a", "b", ""], "abc", [1, 2, 3]])
-def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
+def test_save_with_wrong_labels_keeps_file(
     labels: list[str], classifier: DocumentClassifier, tmp_path: Path
 ) -> None:
+    """Save refuses labels that do not fit and keeps the file that is there."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"before")
     with pytest.raises(UsageError, match="label"):
@@ -67,13 +67,13 @@ def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
     assert path.read_bytes() == b"before"
 
 
-def test_a_module_that_has_no_configuration_is_not_saved(tmp_path: Path) -> None:
+def test_save_without_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--factory package"):
         aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
     assert listing(tmp_path) == {}
 
 
-def test_a_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file: Path) -> None:
+def test_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file: Path) -> None:
     read = load(model_folder()(tmp_path, checkpoint_file))
     assert read.labels == toy.LABELS
     assert read.tokenizer is not None
@@ -82,9 +82,7 @@ def test_a_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_fil
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_state_dict_loads_into_what_the_factory_builds(
-    name: str, wrapped: bool, tmp_path: Path
-) -> None:
+def test_state_dict_loads_into_factory_module(name: str, wrapped: bool, tmp_path: Path) -> None:
     trained = toy.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     path, state = tmp_path / name, trained.state_dict()
@@ -97,7 +95,7 @@ def test_a_state_dict_loads_into_what_the_factory_builds(
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
-def test_a_pickled_module_is_imported_from_the_working_folder(tmp_path: Path) -> None:
+def test_pickled_module_imports_from_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\nclass Mine(torch.nn.Linear): pass\n")
     save = "import torch, mine; torch.save(mine.Mine(2, 2), 'model.pt')"
     assert run_python("-c", save, cwd=tmp_path).code == 0
@@ -107,24 +105,21 @@ def test_a_pickled_module_is_imported_from_the_working_folder(tmp_path: Path) ->
     assert (outcome.code, "pickled module" in outcome.out) == (0, True), outcome.err
 
 
-def test_a_factory_that_nothing_needs_is_refused_by_name(
-    tmp_path: Path, checkpoint_file: Path
-) -> None:
+def test_unneeded_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
     torch.save(toy.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
         with pytest.raises(UsageError, match=r"needs no factory\. Leave toy:Bag out"):
             load(path, factory="toy:Bag", allow_pickle=True)
 
 
-def test_a_folder_with_a_factory_is_refused_with_what_to_give(
-    tmp_path: Path, checkpoint_file: Path
-) -> None:
+def test_folder_with_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
     with pytest.raises(UsageError, match=r"needs no factory.*give the file model\.safetensors"):
         load(folder, factory="toy:Bag")
 
 
-def test_the_list_of_a_state_dict_in_shards_is_refused_as_its_folder_is(tmp_path: Path) -> None:
+def test_shard_index_is_refused_like_folder(tmp_path: Path) -> None:
+    """The index file of a state dict in shards is refused as its folder is."""
     index = tmp_path / "model.safetensors.index.json"
     index.write_text("{}")
     for path in (index, tmp_path):
@@ -132,7 +127,8 @@ def test_the_list_of_a_state_dict_in_shards_is_refused_as_its_folder_is(tmp_path
             load(path, factory="toy:Bag")
 
 
-def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: Path) -> None:
+def test_pickled_module_loads_only_when_allowed(tmp_path: Path) -> None:
+    """Loading also warns that a pickle runs code."""
     path = tmp_path / "model.pt"
     torch.save(toy.Bag(), path)
     with pytest.raises(CheckpointError, match="--allow-pickle"):
@@ -141,7 +137,8 @@ def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: P
         assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
 
 
-def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:
+def test_pickle_without_module_is_refused(tmp_path: Path) -> None:
+    """It is refused even where pickles are allowed."""
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
     with (
         pytest.warns(UserWarning, match="runs whatever code"),
@@ -150,7 +147,7 @@ def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path)
         load(tmp_path / "model.pt", allow_pickle=True)
 
 
-def test_the_warning_for_a_text_file_is_not_about_pickles(tmp_path: Path) -> None:
+def test_text_file_warning_omits_pickles(tmp_path: Path) -> None:
     path = holding(b"plain text\n" * 9)(tmp_path, tmp_path)
     with pytest.raises(CheckpointError) as refusal:
         load(path, allow_pickle=True)
@@ -170,7 +167,7 @@ names = st.sampled_from(["model.pt", "model.pt2", "model.safetensors", "model.bi
 @pytest.mark.filterwarnings("ignore")
 @given(start=starts, rest=st.binary(max_size=80), name=names)
 @SOME
-def test_no_bytes_at_all_give_a_traceback(
+def test_random_bytes_give_no_traceback(
     start: bytes, rest: bytes, name: str, tmp_path: Path
 ) -> None:
     refused_or_read(tmp_path / name, start + rest)
@@ -179,7 +176,7 @@ def test_no_bytes_at_all_give_a_traceback(
 @pytest.mark.filterwarnings("ignore")
 @given(position=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), zipped=st.booleans())
 @SOME
-def test_a_changed_byte_never_gives_a_traceback(
+def test_changed_byte_gives_no_traceback(
     position: float, value: int, zipped: bool, tmp_path: Path
 ) -> None:
     state = {"weight": torch.arange(12.0), "bias": torch.ones(3)}
@@ -192,7 +189,7 @@ def test_a_changed_byte_never_gives_a_traceback(
 @pytest.mark.filterwarnings("ignore")
 @given(part=st.floats(0, 1, exclude_max=True), zipped=st.booleans())
 @SOME
-def test_a_cut_file_never_gives_a_traceback(part: float, zipped: bool, tmp_path: Path) -> None:
+def test_cut_file_gives_no_traceback(part: float, zipped: bool, tmp_path: Path) -> None:
     state = {"weight": torch.arange(12.0), "bias": torch.ones(3)}
     torch.save(state, tmp_path / "good.pt", _use_new_zipfile_serialization=zipped)
     content = (tmp_path / "good.pt").read_bytes()

@@ -27,7 +27,7 @@ from aftexport.errors import UsageError
         "factory_that_divides_by_zero:make",
     ],
 )
-def test_a_bad_factory_is_refused_by_name(
+def test_bad_factory_is_refused(
     factory: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -50,8 +50,7 @@ def test_a_bad_factory_is_refused_by_name(
         ("toy:raising", r"from toy import raising; raising\(\)"),
     ],
 )
-def test_a_factory_that_raises_is_told_from_one_that_needs_arguments(
-    factory: str, remedy: str
-) -> None:
+def test_raising_factory_differs_from_missing_arguments(factory: str, remedy: str) -> None:
+    """The error tells a factory that raises from one that needs arguments."""
     with pytest.raises(UsageError, match=remedy):
         from_factory(factory)

@@ -66,13 +66,13 @@ BESIDE: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
 @pytest.mark.parametrize("name", BESIDE)
-def test_harmless_objects_beside_the_weights_are_read_over(name: str, tmp_path: Path) -> None:
+def test_harmless_objects_beside_weights_are_ignored(name: str, tmp_path: Path) -> None:
     content = {"epoch": 3, "model": trained().state_dict(), "beside": BESIDE[name]}
     torch.save(content, tmp_path / "model.pt")
     assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
 
 
-def test_names_of_the_other_numpy_are_read_over_too(tmp_path: Path) -> None:
+def test_names_of_other_numpy_are_ignored(tmp_path: Path) -> None:
     """numpy 1 writes numpy.core where numpy 2 writes numpy._core; both are 16 characters apart."""
     path = tmp_path / "model.pt"
     content = {"model": trained().state_dict(), "loss": np.float64(0.5)}
@@ -84,9 +84,7 @@ def test_names_of_the_other_numpy_are_read_over_too(tmp_path: Path) -> None:
     assert_trained(load(path, factory="toy:Bag").module)
 
 
-def test_the_class_that_is_refused_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_class_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict(), "config": Settings()}, path)
     with pytest.raises(CheckpointError, match=r"run code when loaded: \S*Settings") as refused:
@@ -99,7 +97,8 @@ def test_the_class_that_is_refused_is_named(
     assert read.kind == "pickled state dict for toy:Bag"
 
 
-def test_a_harmless_name_beside_code_lets_no_code_run(tmp_path: Path) -> None:
+def test_harmless_name_lets_no_code_run(tmp_path: Path) -> None:
+    """Code that stands beside a harmless name does not run."""
     content = {"model": trained().state_dict(), "a": np.float64(1), "b": Hostile(tmp_path)}
     torch.save(content, tmp_path / "model.pt")
     before = listing(tmp_path)
@@ -109,7 +108,7 @@ def test_a_harmless_name_beside_code_lets_no_code_run(tmp_path: Path) -> None:
     assert MARKER not in before
 
 
-def test_a_protocol_that_cannot_be_read_safely_is_said(tmp_path: Path) -> None:
+def test_unsafe_pickle_protocol_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict()}, path, pickle_protocol=4)
     with pytest.raises(CheckpointError, match=r"protocol is above 2\. .*without pickle_protocol"):
@@ -120,7 +119,7 @@ def test_a_protocol_that_cannot_be_read_safely_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*runs whatever code", "ignore:.*a moving average")
 @pytest.mark.parametrize("name", ["model", "net", "module", "network", "ema"])
-def test_a_module_in_a_dict_is_taken_where_pickles_are_allowed(name: str, tmp_path: Path) -> None:
+def test_module_in_dict_needs_allowed_pickles(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"epoch": 3, name: trained(), "optimizer": None}, path)
     with pytest.raises(CheckpointError, match=r"toy\.Bag.*--allow-pickle"):
@@ -130,7 +129,7 @@ def test_a_module_in_a_dict_is_taken_where_pickles_are_allowed(name: str, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore:.*runs whatever code")
-def test_a_dict_without_a_module_says_what_to_add(tmp_path: Path) -> None:
+def test_dict_without_module_suggests_factory(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict(), "config": Settings()}, path)
     with pytest.raises(CheckpointError, match=r"'model', 'config', not a module\. Add --factory"):
@@ -141,7 +140,7 @@ def test_a_dict_without_a_module_says_what_to_add(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs whatever code")
-def test_the_advice_for_a_checkpoint_leads_to_its_model(
+def test_checkpoint_advice_leads_to_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.pt"
@@ -163,7 +162,8 @@ def test_the_advice_for_a_checkpoint_leads_to_its_model(
     ],
     ids=".".join,
 )  # fmt: skip
-def test_weights_are_found_where_scripts_put_them(place: tuple[str, ...], tmp_path: Path) -> None:
+def test_weights_are_found_in_common_holders(place: tuple[str, ...], tmp_path: Path) -> None:
+    """Scripts put the weights under several names and depths."""
     content: Any = trained().state_dict()
     for name in reversed(place):
         content = {name: content, "loss": torch.tensor(1.0), "optimizer": optimizer().state_dict()}
@@ -183,7 +183,7 @@ def test_weights_are_found_where_scripts_put_them(place: tuple[str, ...], tmp_pa
         (lambda s: {"params_ema": s}, "a moving average"),
     ],
 )
-def test_a_warning_tells_which_weights_were_taken(content: Any, said: str, tmp_path: Path) -> None:
+def test_warning_names_chosen_weights(content: Any, said: str, tmp_path: Path) -> None:
     torch.save(content(trained().state_dict()), tmp_path / "model.pt")
     with pytest.warns(UserWarning, match=said):
         assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
@@ -219,7 +219,7 @@ def test_modules_of_several_names_are_named(tmp_path: Path) -> None:
     assert "weights_only=False" in refused.value.remedy
 
 
-def test_weights_of_an_unusual_name_are_named(tmp_path: Path) -> None:
+def test_weights_of_unusual_name_are_named(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"swa_model": trained().state_dict(), "optimizer": optimizer().state_dict()}, path)
     with pytest.raises(CheckpointError, match="under swa_model, which is not a usual name"):

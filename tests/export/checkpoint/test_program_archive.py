@@ -48,7 +48,7 @@ def expression(text: str) -> Callable[[dict[str, Any]], None]:
 
 
 def structure(kind: str, context: Any) -> Callable[[dict[str, Any]], None]:
-    """An input structure whose reading imports a module of the file's choice."""
+    """Return an input structure whose reading imports a module of the file's choice."""
 
     def change(content: dict[str, Any]) -> None:
         signature = content["graph_module"]["module_call_graph"][0]["signature"]
@@ -111,7 +111,7 @@ def hostile_archives(folder: Path) -> dict[str, Callable[..., Members]]:
 
 
 @pytest.mark.parametrize("kind", hostile_archives(Path()))
-def test_a_bad_archive_is_refused_and_runs_nothing(
+def test_bad_archive_is_refused_without_running(
     kind: str,
     program_file: Path,
     tmp_path: Path,
@@ -131,9 +131,11 @@ def test_a_bad_archive_is_refused_and_runs_nothing(
     assert "weights_only" not in outcome.err
 
 
-def test_a_power_that_would_never_end_is_refused_before_torch_sees_it(
+def test_endless_power_is_refused_before_torch(
     program_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A power that would never end is refused before torch sees it."""
+
     def reached(path: Path) -> None:
         raise AssertionError("torch.export.load was reached")
 
@@ -155,7 +157,7 @@ def test_an_archive_cut_short_is_refused(
     assert listing(tmp_path) == before
 
 
-def test_a_damaged_archive_is_refused_by_name(program_file: Path, tmp_path: Path) -> None:
+def test_damaged_archive_is_refused(program_file: Path, tmp_path: Path) -> None:
     content = bytearray(program_file.read_bytes())
     with zipfile.ZipFile(program_file) as archive:
         weight = archive.read("model/data/weights/weight_0")
@@ -165,9 +167,8 @@ def test_a_damaged_archive_is_refused_by_name(program_file: Path, tmp_path: Path
         load(tmp_path / "model.pt2")
 
 
-def test_an_archive_that_is_read_as_more_than_it_holds_is_refused(
-    program_file: Path, tmp_path: Path
-) -> None:
+def test_compressed_archive_is_refused(program_file: Path, tmp_path: Path) -> None:
+    """Its members would expand to more bytes than the file has."""
     path = tmp_path / "model.pt2"
     with zipfile.ZipFile(program_file) as archive, zipfile.ZipFile(path, "w") as copy:
         for name in archive.namelist():
@@ -177,9 +178,10 @@ def test_an_archive_that_is_read_as_more_than_it_holds_is_refused(
         load(path)
 
 
-def test_a_program_with_our_operators_and_dynamic_shapes_becomes_a_bundle(
+def test_program_with_dynamic_shapes_becomes_bundle(
     program_file: Path, bundle_folder: Path, tmp_path: Path
 ) -> None:
+    """The program also holds our operators."""
     bundle = export(program_file, out=tmp_path / "out")
     module = Bundle.open(bundle_folder).manifest
     assert bundle.manifest.source["kind"] == "torch.export program"
@@ -201,7 +203,7 @@ def program_of(path: Path, batch: Any, tokens: Any) -> Path:
     ("batch", "tokens", "fixed"),
     [(None, None, "batch"), (Dim("batch"), None, "tokens"), (None, Dim("tokens"), "batch")],
 )
-def test_a_program_with_a_fixed_axis_is_refused(
+def test_program_with_fixed_axis_is_refused(
     batch: Any, tokens: Any, fixed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = program_of(tmp_path / "model.pt2", batch, tokens)
@@ -221,9 +223,7 @@ def test_a_program_with_a_fixed_axis_is_refused(
     ],
     ids=["unbounded", "unnamed", "two tokens or more", "two or three documents"],
 )
-def test_a_program_with_other_bounds_is_exported_within_them_or_refused(
-    batch: Any, tokens: Any, tmp_path: Path
-) -> None:
+def test_program_bounds_are_kept_or_refused(batch: Any, tokens: Any, tmp_path: Path) -> None:
     model = program_of(tmp_path / "model.pt2", batch, tokens)
     try:
         bundle = export(model, out=tmp_path / "out")
@@ -233,7 +233,7 @@ def test_a_program_with_other_bounds_is_exported_within_them_or_refused(
         assert bundle.manifest.max_tokens in (None, 64)
 
 
-def test_the_bound_of_a_program_is_read_from_it(tmp_path: Path) -> None:
+def test_program_bound_is_read(tmp_path: Path) -> None:
     path = program_of(tmp_path / "model.pt2", Dim("batch", max=9), Dim("tokens", min=1, max=77))
     program = load(path).program
     assert program is not None
@@ -248,7 +248,7 @@ def test_the_bound_of_a_program_is_read_from_it(tmp_path: Path) -> None:
         (["--factory", "toy:Bag"], "toy:Bag"),
     ],
 )
-def test_options_a_program_cannot_take_are_refused(
+def test_unsupported_program_options_are_refused(
     option: list[str],
     named: str,
     program_file: Path,

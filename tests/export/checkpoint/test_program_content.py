@@ -22,7 +22,7 @@ Content = dict[str, Any]
 
 
 def mapped(folder: Path, where: str = "from_file") -> Nodes:
-    """Nodes that map a file and overwrite it."""
+    """Return nodes that map a file and overwrite it."""
     size = {"as_int": 16}
     outputs = [{"as_tensor": {"name": "mapped"}}]
     mapping = {
@@ -49,7 +49,7 @@ def mapped(folder: Path, where: str = "from_file") -> Nodes:
 
 
 def with_nodes(content: Content, nodes: Nodes) -> None:
-    """Puts nodes that make 16 bytes in front of a graph."""
+    """Put nodes that make 16 bytes in front of a graph."""
     meta = {
         "dtype": 1, "sizes": [{"as_int": 16}], "requires_grad": False, "device": {"type": "cpu"},
         "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7,
@@ -78,7 +78,7 @@ def in_module_call(content: Content, nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("place", [with_nodes, in_subgraph, in_argument, in_module_call])
-def test_a_file_is_not_mapped_wherever_the_target_stands(
+def test_file_mapping_is_refused_everywhere(
     place: Callable[[Content, Nodes], None], program_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / VICTIM).write_text("precious content")
@@ -89,10 +89,10 @@ def test_a_file_is_not_mapped_wherever_the_target_stands(
     assert listing(tmp_path) == before
 
 
-def test_the_nodes_of_the_attack_would_overwrite_the_file(
+def test_attack_without_check_overwrites_file(
     program_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tests above are worth: without the check, these very nodes write."""
+    """Without the check, the very nodes of the tests above write."""
     (tmp_path / VICTIM).write_text("precious content")
     attack = graph(lambda content: with_nodes(content, mapped(tmp_path)))
     model = rewritten(program_file, tmp_path, attack)
@@ -104,7 +104,7 @@ def test_the_nodes_of_the_attack_would_overwrite_the_file(
 
 
 def name_of_node(code: str) -> Callable[[Content], None]:
-    """Renames a tensor wherever it stands, so that the program stays whole."""
+    """Rename a tensor wherever it stands, so that the program stays whole."""
 
     def change(content: Content) -> None:
         outputs = [output for node in nodes_of(content) for output in node["outputs"]]
@@ -162,7 +162,7 @@ def name_of_parameter(code: str) -> Callable[[Content], None]:
     "place",
     [name_of_node, name_of_keyword, name_of_argument, name_in_signature, name_of_parameter],
 )
-def test_a_name_that_is_code_does_not_become_code(
+def test_name_holding_code_stays_a_name(
     place: Callable[[str], Callable[[Content], None]], program_file: Path, tmp_path: Path
 ) -> None:
     code = f"__import__('os').mkdir({str(tmp_path / MARKER)!r})"
@@ -173,7 +173,7 @@ def test_a_name_that_is_code_does_not_become_code(
     assert listing(tmp_path) == before
 
 
-def test_a_second_list_of_members_is_refused(program_file: Path, tmp_path: Path) -> None:
+def test_second_list_of_members_is_refused(program_file: Path, tmp_path: Path) -> None:
     """Python finds the list before the end of the file, torch the one at the offset it names."""
 
     def stored(members: Members) -> bytes:
@@ -230,7 +230,7 @@ def weight_of_nothing(members: Members) -> Members:
         (weight_of_nothing, "the archive holds fewer"),
     ],
 )
-def test_a_program_takes_no_memory_without_bound(
+def test_program_takes_bounded_memory(
     change: Callable[[Members], Members], reason: str, program_file: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=reason):
@@ -238,7 +238,7 @@ def test_a_program_takes_no_memory_without_bound(
 
 
 class Blocks(toy.Bag):
-    """What torch.export leaves as it was written: in place, in blocks, on sizes."""
+    """Code that torch.export keeps as written: in place, in blocks, on sizes."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)
@@ -256,7 +256,7 @@ class Blocks(toy.Bag):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("decompose", [False, True])
-def test_an_honest_program_is_read_and_computes_the_same(decompose: bool, tmp_path: Path) -> None:
+def test_honest_program_computes_same_numbers(decompose: bool, tmp_path: Path) -> None:
     module, ids = Blocks(), torch.arange(32).reshape(2, 16)
     shapes = ({1: torch.export.Dim("tokens", min=2, max=64)},)
     program = torch.export.export(module, (ids,), dynamic_shapes=shapes)

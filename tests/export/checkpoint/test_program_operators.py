@@ -28,7 +28,7 @@ from aftexport.checkpoint.program_operators import is_allowed
     builtins.exec builtins.open os.system print #aten:add
     """.split(),  # noqa: SIM905
 )
-def test_a_target_that_is_not_listed_is_refused(target: str) -> None:
+def test_unlisted_target_is_refused(target: str) -> None:
     assert not is_allowed(target)
 
 

@@ -14,7 +14,7 @@ from aftexport.errors import CheckpointError
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float64])
-def test_a_weight_of_another_type_is_read_in_float32(
+def test_weight_of_other_type_becomes_float32(
     dtype: torch.dtype, tmp_path: Path, checkpoint_file: Path
 ) -> None:
     model = weight("head.bias", lambda tensor: tensor.to(dtype))(tmp_path, checkpoint_file)
@@ -24,7 +24,7 @@ def test_a_weight_of_another_type_is_read_in_float32(
 
 
 @pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model", "net", "module"])
-def test_the_weights_beside_an_optimizers_are_read(name: str, tmp_path: Path) -> None:
+def test_weights_beside_optimizer_are_read(name: str, tmp_path: Path) -> None:
     trained = toy.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     optimizer = torch.optim.Adam(trained.parameters())
@@ -38,9 +38,10 @@ def test_the_weights_beside_an_optimizers_are_read(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["state_dict_ema", "model_ema", "ema"])
-def test_of_weights_beside_those_that_are_read_a_warning_says_how_to_take_them(
+def test_warning_says_how_to_take_others(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A warning says how to take the other sets of weights in the file."""
     monkeypatch.chdir(tmp_path)
     trained, averaged = toy.Bag(), toy.Bag()
     torch.nn.init.constant_(averaged.head.bias, 7)
@@ -56,7 +57,7 @@ def test_of_weights_beside_those_that_are_read_a_warning_says_how_to_take_them(
     assert torch.equal(other.head.bias, averaged.head.bias)
 
 
-def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
+def test_missing_and_duplicate_weights_are_named(
     tmp_path: Path,
 ) -> None:
     path, state = tmp_path / "model.pt", toy.Bag().state_dict()
@@ -71,7 +72,7 @@ def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
             load(path, factory="toy:Bag")
 
 
-def test_weights_for_another_module_are_listed_by_name(tmp_path: Path) -> None:
+def test_weights_of_another_module_are_listed(tmp_path: Path) -> None:
     torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"missing weights: positions\.weight"):
         load(tmp_path / "model.pt", factory="toy:Positions")
@@ -97,9 +98,10 @@ IN_PARTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 @pytest.mark.parametrize("name", IN_PARTS)
-def test_of_a_weight_in_parts_it_is_said_what_makes_it_whole(
+def test_weight_in_parts_names_its_merge(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The error says how the parts of a weight become a whole one."""
     split, call = IN_PARTS[name]
     path = tmp_path / "model.pt"
 
@@ -126,7 +128,7 @@ def test_of_a_weight_in_parts_it_is_said_what_makes_it_whole(
     assert f"factory call torch.nn.utils.{call}" in refused.value.remedy
 
 
-def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
+def test_weight_with_two_names_reads_one(tmp_path: Path) -> None:
     trained = toy.Tied()
     torch.nn.init.constant_(trained.head.bias, 7)
     path = tmp_path / "model.safetensors"
@@ -138,7 +140,7 @@ def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "model."])
-def test_the_weights_of_a_wrapped_module_are_read(prefix: str, tmp_path: Path) -> None:
+def test_weights_of_wrapped_module_are_read(prefix: str, tmp_path: Path) -> None:
     trained = toy.Bag()
     state = {prefix + name: weight for name, weight in trained.state_dict().items()}
     torch.save(state, tmp_path / "model.pt")
@@ -148,7 +150,8 @@ def test_the_weights_of_a_wrapped_module_are_read(prefix: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model."])
-def test_what_stands_before_some_names_alone_is_no_wrapper(prefix: str, tmp_path: Path) -> None:
+def test_prefix_of_some_names_wraps_nothing(prefix: str, tmp_path: Path) -> None:
+    """A prefix that only some names have is not taken for a wrapper."""
     state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
     state["head.bias"] = state.pop(prefix + "head.bias")
     torch.save(state, tmp_path / "model.pt")
@@ -156,7 +159,7 @@ def test_what_stands_before_some_names_alone_is_no_wrapper(prefix: str, tmp_path
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
-def test_what_a_trainer_keeps_beside_the_module_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_trainer_state_is_skipped_with_warning(tmp_path: Path) -> None:
     trained = toy.Bag()
     state = {f"net.model.{name}": weight for name, weight in trained.state_dict().items()}
     beside = {"criterion.weight": torch.ones(3), "metrics.confusion": torch.ones(3, 3)}
@@ -167,7 +170,7 @@ def test_what_a_trainer_keeps_beside_the_module_is_left_out_with_a_warning(tmp_p
     assert torch.equal(module.head.weight, trained.head.weight)
 
 
-def test_weights_of_several_modules_are_refused_by_what_holds_them(tmp_path: Path) -> None:
+def test_weights_of_several_modules_are_refused(tmp_path: Path) -> None:
     state = toy.Bag().state_dict()
     both = {f"{part}.{name}": state[name] for part in ("student", "teacher") for name in state}
     torch.save(both, tmp_path / "model.pt")
@@ -178,9 +181,10 @@ def test_weights_of_several_modules_are_refused_by_what_holds_them(tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("trained_compiled", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_part_may_be_compiled_where_it_was_trained_and_where_it_is_read(
+def test_compiled_part_is_read_either_way(
     trained_compiled: bool, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A part may be compiled at training, at loading, or at both."""
     trained = toy.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     if trained_compiled:
@@ -201,7 +205,7 @@ def test_a_part_may_be_compiled_where_it_was_trained_and_where_it_is_read(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("wrap", [lambda module: module, torch.compile])
-def test_the_weights_of_an_averaged_module_are_read(wrap: Any, tmp_path: Path) -> None:
+def test_weights_of_averaged_module_are_read(wrap: Any, tmp_path: Path) -> None:
     trained = toy.Bag()
     torch.save(wrap(AveragedModel(trained)).state_dict(), tmp_path / "model.pt")
     module = load(tmp_path / "model.pt", factory="toy:Bag").module
@@ -209,7 +213,8 @@ def test_the_weights_of_an_averaged_module_are_read(wrap: Any, tmp_path: Path) -
     assert torch.equal(module.head.weight, trained.head.weight)
 
 
-def test_a_mask_may_be_infinite_where_the_modules_own_is(tmp_path: Path) -> None:
+def test_infinite_mask_follows_infinite_module_mask(tmp_path: Path) -> None:
+    """A mask in the file may be infinite where the module's own mask is."""
     path, state = tmp_path / "model.pt", toy.Tied().state_dict()
     torch.save(state, path)
     module = load(path, factory="toy:Tied").module
@@ -224,14 +229,14 @@ def test_a_mask_may_be_infinite_where_the_modules_own_is(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*runs whatever code")
-def test_a_module_without_its_numbers_is_refused_by_name(tmp_path: Path) -> None:
+def test_module_on_meta_device_is_refused(tmp_path: Path) -> None:
     torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
         load(tmp_path / "model.pt", allow_pickle=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*TypedStorage")
-def test_a_quantized_module_is_refused_by_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_module_is_refused_by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def quantized() -> torch.nn.Module:
         return torch.ao.quantization.quantize_dynamic(toy.Bag(), {torch.nn.Linear})
 
@@ -251,9 +256,11 @@ def test_a_wrapped_module_is_read(wrap: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_module_that_shows_the_attributes_of_a_wrapped_one_is_read_whole(
+def test_proxy_of_wrapped_module_loads_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The module shows the attributes of the module that it wraps."""
+
     class Outer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -319,7 +326,7 @@ def assert_same_weights(path: Path, trained: torch.nn.Module, factory: str = "to
 def test_wrappers_within_names_are_left_out(
     wrapper: str, part: str, wrapped: str, parts: Parts, tmp_path: Path
 ) -> None:
-    """Of the whole, of a part, and of a part that is called module itself."""
+    """They wrap the whole, a part, or a part with the name module."""
     state = {
         wrapped.format(wrapper) + name.removeprefix(part) if name.startswith(part) else name: weight
         for name, weight in parts.state_dict().items()
@@ -328,7 +335,7 @@ def test_wrappers_within_names_are_left_out(
     assert_same_weights(tmp_path / "model.pt", parts)
 
 
-def test_buffers_that_the_module_makes_itself_are_left_out(parts: Parts, tmp_path: Path) -> None:
+def test_computed_buffers_are_skipped(parts: Parts, tmp_path: Path) -> None:
     state = parts.state_dict() | {"positions": torch.zeros(9), "head._extra_state": None}
     del state["layers.1.num_batches_tracked"]
     torch.save(state, tmp_path / "model.pt")
@@ -338,9 +345,7 @@ def test_buffers_that_the_module_makes_itself_are_left_out(parts: Parts, tmp_pat
 
 @pytest.mark.parametrize("prefix", ["", "base_model.model."])
 @pytest.mark.parametrize("parts_of", ["peft", "loralib", "adapter"])
-def test_parts_of_low_rank_are_told_to_be_merged(
-    prefix: str, parts_of: str, tmp_path: Path
-) -> None:
+def test_low_rank_parts_suggest_merging(prefix: str, parts_of: str, tmp_path: Path) -> None:
     state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
     low = {f"{prefix}head.lora_{side}": torch.ones(4, 4) for side in "AB"}
     if parts_of != "loralib":
@@ -352,13 +357,14 @@ def test_parts_of_low_rank_are_told_to_be_merged(
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
-def test_flat_weights_of_one_process_are_told_to_be_saved_whole(tmp_path: Path) -> None:
+def test_flat_weights_suggest_saving_whole(tmp_path: Path) -> None:
+    """The flat weights of one process are only a part of the model."""
     torch.save({"_fsdp_wrapped_module._flat_param": torch.ones(9)}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="FULL_STATE_DICT"):
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
-def test_a_module_on_the_device_meta_gets_the_weights(
+def test_meta_module_gets_weights(
     parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_storage() -> Parts:

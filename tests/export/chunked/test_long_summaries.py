@@ -1,4 +1,4 @@
-"""A summary of many equal tokens is one of them, weighed by their number."""
+"""A summary of many equal tokens is one token with their number as weight."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ TOKENS = 1_048_576
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_million_equal_tokens_have_an_exact_summary(name: str) -> None:
+def test_million_equal_tokens_have_exact_summary(name: str) -> None:
     random = np.random.default_rng(0)
     width = HEADS if name == "AftConv" else DIM
     key = np.abs(random.normal(size=(1, 1, width))).astype(np.float32)

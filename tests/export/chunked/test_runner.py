@@ -83,7 +83,7 @@ def chunkable(
     st.booleans(),
 )
 @settings(max_examples=fewer(8), deadline=None)
-def test_any_length_in_chunks_of_any_length(
+def test_any_length_runs_in_any_chunks(
     chunkable: Chunkable, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
 ) -> None:
     random = np.random.default_rng(tokens)
@@ -146,7 +146,7 @@ class MeanOfTokens(torch.nn.Module):
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
-def test_a_mean_of_all_tokens_is_that_of_the_document(keepdim: bool, tmp_path: Path) -> None:
+def test_mean_of_tokens_equals_document_mean(keepdim: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MeanOfTokens(keepdim).eval()
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
@@ -172,7 +172,7 @@ class MeanOfCountedTokens(MeanOfTokens):
         return self.head((x * mask).sum(1) / mask.sum(1).clamp(min=1e-9))
 
 
-def test_a_mean_may_count_its_mask(tmp_path: Path) -> None:
+def test_mean_may_divide_by_mask_sum(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MeanOfCountedTokens(False).eval()
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
@@ -193,7 +193,7 @@ class WeightsByChannel(MeanOfTokens):
 
 
 class GatedByAShare(MeanOfTokens):
-    """Multiplies what is no value of a token by a softmax over the tokens."""
+    """Multiply a number that belongs to no token by a softmax over the tokens."""
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         x = self.attention(self.embedding(input_ids), lengths)
@@ -211,7 +211,7 @@ class ComputedWeights(MeanOfTokens):
 
 
 @pytest.mark.parametrize("module", [WeightsByChannel, GatedByAShare, ComputedWeights])
-def test_what_has_no_summary_is_refused(module: type[MeanOfTokens], tmp_path: Path) -> None:
+def test_model_without_summary_is_refused(module: type[MeanOfTokens], tmp_path: Path) -> None:
     with pytest.raises(WholeOnlyError):
         write_chunked(tmp_path / CHUNKED, lower(capture(module(False))), precision="fp32")
 
@@ -244,7 +244,8 @@ def open_files() -> set[str]:
     return {name for name in found if "(deleted)" in name}
 
 
-def test_it_stops_after_every_part_and_can_be_given_up(model: ChunkedModel) -> None:
+def test_run_stops_after_every_part(model: ChunkedModel) -> None:
+    """The caller can give the run up after every part."""
     before = open_files()
     parts = model.parts(np.zeros(1000, np.int64))
     for _ in range(12):
@@ -255,7 +256,7 @@ def test_it_stops_after_every_part_and_can_be_given_up(model: ChunkedModel) -> N
     assert open_files() == before
 
 
-def test_a_document_of_no_tokens_is_refused(model: ChunkedModel) -> None:
+def test_empty_document_is_refused(model: ChunkedModel) -> None:
     with pytest.raises(InputError, match="no tokens"):
         model.run(np.zeros(0, np.int64))
 
@@ -282,7 +283,7 @@ def test_chunks_follow_the_budget(bundle_folder: Path) -> None:
     assert ChunkedModel(archive, windowed, memory_budget=1).chunk_tokens == 360
 
 
-def test_the_archive_holds_both_passes_of_each_attention(bundle_folder: Path) -> None:
+def test_archive_holds_both_attention_passes(bundle_folder: Path) -> None:
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
         assert archive.namelist() == [
             "0.reduce.onnx", "0.merge.onnx", "0.apply.onnx", "pool.onnx", "head.onnx",
@@ -291,7 +292,7 @@ def test_the_archive_holds_both_passes_of_each_attention(bundle_folder: Path) ->
         assert archive.testzip() is None
 
 
-def test_a_weight_that_several_graphs_have_is_in_the_archive_once(bundle_folder: Path) -> None:
+def test_archive_stores_shared_weight_once(bundle_folder: Path) -> None:
     found: Counter[tuple[str, bytes]] = Counter()
     with zipfile.ZipFile(bundle_folder / CHUNKED) as archive:
         for name in archive.namelist():
@@ -303,7 +304,7 @@ def test_a_weight_that_several_graphs_have_is_in_the_archive_once(bundle_folder:
     assert set(found.values()) == {1}
 
 
-def test_a_plan_that_pools_what_is_not_there_is_refused(bundle_folder: Path) -> None:
+def test_plan_pooling_absent_value_is_refused(bundle_folder: Path) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
     assert plan is not None
     wrong = plan.model_copy(update={"pooled": {**plan.pooled, "nothing": "sum"}})
@@ -311,9 +312,7 @@ def test_a_plan_that_pools_what_is_not_there_is_refused(bundle_folder: Path) -> 
         ChunkedModel(bundle_folder / CHUNKED, wrong, threads=1).run(np.zeros(10, np.int64))
 
 
-def test_an_archive_that_is_cut_off_while_it_is_open_is_refused(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_archive_cut_while_open_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
     assert plan is not None
     archive = Path(shutil.copy(bundle_folder / CHUNKED, tmp_path))
@@ -323,7 +322,7 @@ def test_an_archive_that_is_cut_off_while_it_is_open_is_refused(
         model.run(np.zeros(10, np.int64))
 
 
-def test_memory_does_not_grow_with_the_document(bundle_folder: Path) -> None:
+def test_memory_ignores_document_length(bundle_folder: Path) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
     assert plan is not None
     model = ChunkedModel(bundle_folder / CHUNKED, plan, threads=1)
@@ -335,7 +334,7 @@ def test_memory_does_not_grow_with_the_document(bundle_folder: Path) -> None:
     assert peak < 24
 
 
-def test_memory_does_not_grow_with_the_number_of_chunks(tmp_path: Path) -> None:
+def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:
     """A summary of linear attention is a matrix for each head, 64 KiB here."""
     settings = {"mechanism": "linear_attention", "dim": 128, "num_heads": 1}
     model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings))

@@ -1,4 +1,4 @@
-"""A few keys and values stand for a set of them, whatever the attention and the numbers."""
+"""A few keys and values stand for a set of them, for any attention and any numbers."""
 
 import numpy as np
 import onnx
@@ -66,7 +66,7 @@ SUMMARISERS = {name: summariser(node_of(name, False)) for name in SETTINGS}
     st.integers(0, 99),
 )
 @settings(max_examples=400, deadline=None)
-def test_tokens_attend_to_summaries_as_to_what_they_stand_for(
+def test_summaries_attend_like_their_tokens(
     name: str,
     causal: bool,
     before: int,
@@ -77,6 +77,7 @@ def test_tokens_attend_to_summaries_as_to_what_they_stand_for(
     dominating: int | None,
     seed: int,
 ) -> None:
+    """Attention to summaries equals attention to the tokens that they stand for."""
     node = node_of(name, causal)
     operator = OPERATORS[node.op_type]
     random = np.random.default_rng(seed)
@@ -137,7 +138,7 @@ def test_few_are_few() -> None:
         assert few["few_keys"].shape[1] == (1 if name.startswith("Aft") else DIM // HEADS)
 
 
-def test_what_has_no_summary_is_named() -> None:
+def test_operator_without_summary_is_named() -> None:
     full = onnx.helper.make_node("AftFull", ["q", "k", "v", "w", "n"], ["y"])
     with pytest.raises(WholeOnlyError, match="AftFull has no state"):
         reach(full, False, None)

@@ -14,7 +14,7 @@ from aftexport import __version__
 from aftexport.bundle.bundle import Bundle
 
 
-def test_the_literal_form_makes_a_bundle_beside_the_model(
+def test_literal_form_writes_bundle_beside_model(
     exporting: tuple[Outcome, Path],
 ) -> None:
     outcome, folder = exporting
@@ -27,7 +27,7 @@ def test_the_literal_form_makes_a_bundle_beside_the_model(
         assert said in outcome.out
 
 
-def test_a_bundle_has_the_rights_of_any_new_folder(
+def test_bundle_has_default_folder_permissions(
     exporting: tuple[Outcome, Path], tmp_path: Path
 ) -> None:
     bundle = exporting[1] / "model.bundle"
@@ -84,7 +84,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_WORDS)
-def test_wrong_words_show_how_to_use_it(
+def test_wrong_arguments_show_usage(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -117,7 +117,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_OPTIONS)
-def test_an_option_that_does_not_fit_is_refused(
+def test_unsuitable_option_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options, said = BAD_OPTIONS[kind]
@@ -131,7 +131,7 @@ def test_an_option_that_does_not_fit_is_refused(
     assert listing(tmp_path) == before
 
 
-def test_labels_may_have_spaces_after_their_commas(
+def test_labels_allow_spaces_after_commas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--factory", "toy:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
@@ -140,9 +140,8 @@ def test_labels_may_have_spaces_after_their_commas(
     assert Bundle.open(tmp_path / "b").manifest.labels == ("a", "b b", "c")
 
 
-def test_a_file_that_grows_too_large_is_not_blamed_on_its_path(
-    checkpoint_file: Path, tmp_path: Path
-) -> None:
+def test_file_size_limit_blames_no_path(checkpoint_file: Path, tmp_path: Path) -> None:
+    """A file that grows too large is not blamed on its path."""
     code = (
         "import resource, sys; from aftexport.cli import main; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main())"
@@ -153,7 +152,7 @@ def test_a_file_that_grows_too_large_is_not_blamed_on_its_path(
     assert listing(tmp_path) == {}
 
 
-def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
+def test_unneeded_factory_is_refused(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [checkpoint_file, "--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
@@ -161,7 +160,7 @@ def test_a_factory_for_a_checkpoint_that_needs_none_is_refused(
     assert not listing(tmp_path)
 
 
-def test_a_limit_of_one_token_is_kept(
+def test_limit_of_one_token_is_kept(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [checkpoint_file, "--to", "onnx", "--max-length", "1", "--out", tmp_path / "one"]
@@ -173,7 +172,7 @@ def test_a_limit_of_one_token_is_kept(
 @pytest.mark.parametrize(
     "name", ["[red]model.pt", "model [bold].pt", "modèle.pt", "a[/b]/c.pt", "a:x:b.pt"]
 )
-def test_names_that_look_like_markup_are_shown_as_they_are(
+def test_markup_names_are_shown_verbatim(
     name: str, checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -188,7 +187,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
 
 
 @pytest.mark.parametrize("name", ["[red]bundle", "a[/b]/c"])
-def test_a_bundle_whose_name_looks_like_markup_is_shown_by_its_name(
+def test_bundle_with_markup_name_is_shown(
     name: str, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -205,14 +204,14 @@ def test_a_bundle_whose_name_looks_like_markup_is_shown_by_its_name(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
     reason="ONNX Runtime has the CUDA execution provider",
 )
-def test_a_provider_that_is_missing_is_refused_with_the_remedy(
+def test_missing_provider_error_has_remedy(
     bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run_here(["verify", bundle_folder, "--provider", "cuda"], capsys)
     assert_refused(outcome, "pip install onnxruntime-gpu")
 
 
-def test_inspect_shows_a_bundle_and_changes_nothing(
+def test_inspect_shows_bundle_and_changes_nothing(
     bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = listing(bundle_folder)
@@ -231,7 +230,7 @@ def test_inspect_shows_a_bundle_and_changes_nothing(
     assert listing(bundle_folder) == before
 
 
-def test_inspect_says_when_parity_was_not_checked(
+def test_inspect_reports_unchecked_parity(
     bundle_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from bundles import resealed
@@ -249,7 +248,7 @@ def test_inspect_shows_a_model_file(
         assert said in outcome.out
 
 
-def test_inspect_shows_a_pickled_module_only_when_allowed(
+def test_inspect_of_pickle_needs_permission(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(toy.Bag(), tmp_path / "model.pt")
@@ -259,9 +258,7 @@ def test_inspect_shows_a_pickled_module_only_when_allowed(
     assert "pickled module" in outcome.out
 
 
-def test_inspect_refuses_what_is_neither(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_refuses_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     outcome = run_here(["inspect", tmp_path / "empty"], capsys)
     assert_refused(outcome, "empty", "manifest.json", "config.json")
@@ -269,24 +266,20 @@ def test_inspect_refuses_what_is_neither(
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
-def test_a_bundle_is_checked_where_torch_cannot_be_imported(
-    command: str, bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_check_runs_without_torch(command: str, bundle_folder: Path, tmp_path: Path) -> None:
     words = [command, bundle_folder]
     outcome = without(["torch", "onnxscript", "fastapi"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
 
 
-def test_an_export_without_torch_says_what_to_install(
-    checkpoint_file: Path, tmp_path: Path
-) -> None:
+def test_export_without_torch_names_package(checkpoint_file: Path, tmp_path: Path) -> None:
     outcome = without(["torch"], "aftexport", checkpoint_file, "--to", "onnx", cwd=tmp_path)
     assert outcome.code == 2
     assert "Traceback" not in outcome.err
     assert "pip install 'aftexport[torch]'" in outcome.err
 
 
-def test_a_bad_file_is_refused_by_the_real_command(tmp_path: Path) -> None:
+def test_command_refuses_bad_file(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"\x80\x02.")
     outcome = run_python("-m", "aftexport", "model.pt", "--to", "onnx", cwd=tmp_path)
     assert_refused(outcome, "model.pt")
@@ -316,7 +309,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_export_that_is_stopped_leaves_nothing(
+def test_stopped_export_leaves_nothing(
     number: signal.Signals, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     code = _STOPPED.format(number=int(number))
@@ -328,10 +321,8 @@ def test_an_export_that_is_stopped_leaves_nothing(
     assert listing(tmp_path) == {}
 
 
-def test_nothing_is_kept_in_the_home_folder_or_among_temporary_files(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
-    """As ONNX Runtime's telemetry does."""
+def test_export_leaves_no_other_files(bundle_folder: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry would write to the home and the temporary folder."""
     home, temporary = tmp_path / "home", tmp_path / "temporary"
     home.mkdir()
     temporary.mkdir()
@@ -345,7 +336,7 @@ def test_nothing_is_kept_in_the_home_folder_or_among_temporary_files(
     assert listing(home) == listing(temporary) == {}
 
 
-def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: Path) -> None:
+def test_terminal_without_unicode_works(bundle_copy: Path, tmp_path: Path) -> None:
     from bundles import changed_manifest
 
     changed_manifest(bundle_copy, {"labels": ["é", "契約", "letter"]})
@@ -356,7 +347,7 @@ def test_a_terminal_without_unicode_is_no_obstacle(bundle_copy: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("factory", ["EmbeddedPositions", "ClassToken"])
-def test_a_limit_the_model_sets_is_shown_and_not_exceeded(
+def test_model_limit_is_shown_and_kept(
     factory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--factory", f"toy:{factory}", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]

@@ -1,7 +1,7 @@
 from aftexport.demo.corpus import PACKAGES, cap, hide_names, installed_packages
 
 
-def test_names_aliases_and_leading_comments_are_taken_out() -> None:
+def test_names_aliases_and_comments_are_removed() -> None:
     source = (
         "#!/usr/bin/env python\n# Copyright SciPy developers\n\nimport numpy as np\n"
         "from sklearn.base import x  # as in NumPy\nPyTorch = np.pi\n"
@@ -12,16 +12,17 @@ def test_names_aliases_and_leading_comments_are_taken_out() -> None:
     )
 
 
-def test_short_names_stay_where_they_are_part_of_a_word() -> None:
+def test_short_names_stay_inside_words() -> None:
     source = "input, pipeline, np_like, sort, _nx\n"
     assert hide_names(source) == "input, pipeline, package_like, sort, _package\n"
 
 
-def test_a_source_of_comments_alone_is_empty() -> None:
+def test_source_of_comments_is_empty() -> None:
     assert hide_names("# one\n\n# two\n") == ""
 
 
-def test_the_packages_installed_give_a_corpus_that_names_none_of_them() -> None:
+def test_installed_packages_give_anonymous_corpus() -> None:
+    """The corpus names none of the packages that it comes from."""
     corpus = installed_packages(num_classes=3, per_class=20, seed=0)
     assert len(corpus.classes) == 3
     assert len(corpus) <= 60
@@ -31,7 +32,7 @@ def test_the_packages_installed_give_a_corpus_that_names_none_of_them() -> None:
     assert [name for name in long_names if name in everything] == []
 
 
-def test_the_same_seed_draws_the_same_files_and_another_seed_others() -> None:
+def test_seed_determines_drawn_files() -> None:
     first, again, other = (
         installed_packages(num_classes=2, per_class=10, seed=seed) for seed in (0, 0, 1)
     )
@@ -39,7 +40,7 @@ def test_the_same_seed_draws_the_same_files_and_another_seed_others() -> None:
     assert first.texts != other.texts
 
 
-def test_no_label_keeps_more_than_its_share() -> None:
+def test_labels_keep_at_most_their_share() -> None:
     labels = ["a"] * 50 + ["b"] * 3
     kept = cap(labels, 5, seed=0)
     assert kept == sorted(kept)

@@ -25,7 +25,7 @@ def own_documents(path: Path) -> None:
                 rows.writerow((" ".join(draw.choices(pool, k=draw.randrange(20, 40))), label))
 
 
-def test_own_documents_go_all_the_way_to_an_answer(tmp_path: Path) -> None:
+def test_own_documents_reach_an_answer(tmp_path: Path) -> None:
     own_documents(tmp_path / "own.csv")
     console = Console(file=io.StringIO(), width=100)
     out = tmp_path / "demo"
@@ -46,17 +46,18 @@ def refused(tmp_path: Path, **changed: object) -> AftexportError:
     return caught.value
 
 
-def test_an_unknown_mechanism_is_refused_with_the_ones_there_are(tmp_path: Path) -> None:
+def test_unknown_mechanism_error_lists_known_ones(tmp_path: Path) -> None:
     assert "aft_full, aft_local" in refused(tmp_path, mechanism="softmax").remedy
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_out_of_range_is_refused(seed: int, tmp_path: Path) -> None:
+def test_seed_out_of_range_is_refused(seed: int, tmp_path: Path) -> None:
     assert str(seed) in refused(tmp_path, seed=seed).problem
 
 
-def test_a_file_in_the_way_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    """The demo refuses it before any work."""
     (tmp_path / "file").write_text("mine")
     assert "is a file" in refused(tmp_path, out=tmp_path / "file").problem
     (tmp_path / "out" / "bundle").mkdir(parents=True)

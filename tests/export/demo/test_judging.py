@@ -11,24 +11,24 @@ TEST = Corpus(("xyz", "a" * 9, "xyzxyz"), ("short", "long", "short"))
 TOKENIZER = train_tokenizer(["-"], 256)
 
 
-def test_documents_over_the_limit_are_left_out_and_counted() -> None:
+def test_documents_over_limit_are_counted() -> None:
     held_out = hold_out(TEST, TOKENIZER, 6)
     assert held_out.corpus == TEST.take([0, 2])
     assert [len(ids) for ids in held_out.documents] == [3, 6]
     assert (held_out.left_out, held_out.longest) == (1, 1)
 
 
-def test_no_document_within_the_limit_is_an_error() -> None:
+def test_no_document_within_limit_fails() -> None:
     with pytest.raises(UsageError, match="more than 2 tokens"):
         hold_out(TEST, TOKENIZER, 2)
 
 
-def test_accuracy_is_the_share_of_right_answers() -> None:
+def test_accuracy_is_share_of_right_answers() -> None:
     held_out = hold_out(TEST, TOKENIZER, 9)
     assert held_out.accuracy(["short", "long", "long"]) == pytest.approx(2 / 3)
 
 
-def test_the_majority_baseline_answers_the_commonest_training_label() -> None:
+def test_majority_baseline_answers_commonest_training_label() -> None:
     train = Corpus(("a", "b", "c"), ("rare", "common", "common"))
     assert majority(train, ["x", "y"]) == ["common", "common"]
 
@@ -40,7 +40,7 @@ def test_byte_frequencies_count_bytes_of_utf8() -> None:
     np.testing.assert_allclose(frequencies.sum(1), 1)
 
 
-def test_byte_regression_learns_what_bytes_tell() -> None:
+def test_byte_regression_separates_texts_by_bytes() -> None:
     texts = tuple(f"{letter * n}{'-' * (30 - n)}" for letter in "ab" for n in range(5, 15))
     train = Corpus(texts, ("a",) * 10 + ("b",) * 10)
     assert byte_regression(train, ["aaa---", "-bbb-"]) == ["a", "b"]

@@ -27,7 +27,7 @@ def test_jsonl_gives_texts_and_labels(tmp_path: Path) -> None:
     assert list(zip(corpus.texts, corpus.labels, strict=True)) == ROWS
 
 
-def test_csv_takes_documents_longer_than_the_standard_field_limit(tmp_path: Path) -> None:
+def test_csv_takes_documents_over_field_limit(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text(f"text,label\n{'word ' * 40_000},long\n", "utf-8")
     before = csv.field_size_limit()
@@ -58,7 +58,8 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_refused_with_the_line_and_a_remedy(name: str, tmp_path: Path) -> None:
+def test_bad_line_error_has_remedy(name: str, tmp_path: Path) -> None:
+    """The error also names the line."""
     content, line, reason = BAD_FILES[name]
     path = tmp_path / name
     path.write_text(content, "utf-8")
@@ -79,7 +80,7 @@ def test_other_encodings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "folder.csv"])
-def test_what_cannot_be_read_is_refused(name: str, tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(DocumentsError, match="cannot be read"):
         read_documents(tmp_path / name)

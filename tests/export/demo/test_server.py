@@ -5,7 +5,7 @@ import pytest
 from aftexport.demo.server import ServerError, ask, serving
 
 
-def test_a_server_that_ends_at_once_is_reported_with_its_own_words(tmp_path: Path) -> None:
+def test_server_exit_is_reported_with_output(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with pytest.raises(ServerError) as caught, serving(tmp_path / "no-bundle", log):
         pytest.fail("it cannot be serving")
@@ -14,9 +14,7 @@ def test_a_server_that_ends_at_once_is_reported_with_its_own_words(tmp_path: Pat
     assert str(log) in caught.value.remedy
 
 
-def test_it_answers_while_the_block_runs_and_is_gone_afterwards(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_server_answers_only_within_block(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with serving(bundle_folder, log) as port:
         answer = ask(port, "some text")

@@ -21,7 +21,7 @@ def with_changed_lines(text: str, every: int) -> str:
 
 
 def corpus_with_copies() -> Corpus:
-    """Two labels; documents 0 and 1 of each six are copies of one another but for some lines."""
+    """Return two labels; documents 0 and 1 of each six differ only in some lines."""
     texts, labels = [], []
     for seed in range(60):
         original = document(seed)
@@ -31,7 +31,7 @@ def corpus_with_copies() -> Corpus:
     return Corpus(tuple(texts), tuple(labels))
 
 
-def test_a_copy_with_some_lines_changed_is_a_near_duplicate() -> None:
+def test_copy_with_changed_lines_is_duplicate() -> None:
     original = document(0)
     groups = near_duplicates([original, document(1), with_changed_lines(original, 10)])
     assert groups[0] == groups[2] != groups[1]
@@ -68,7 +68,7 @@ def test_every_text_has_a_shingle() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_near_duplicate_is_on_both_sides(seed: int) -> None:
+def test_near_duplicates_stay_on_one_side(seed: int) -> None:
     corpus = corpus_with_copies()
     parts = split(corpus, seed)
     assert sorted(parts.train.texts + parts.test.texts) == sorted(corpus.texts)
@@ -77,13 +77,13 @@ def test_no_near_duplicate_is_on_both_sides(seed: int) -> None:
     assert not set(both[: len(parts.train)]) & set(both[len(parts.train) :])
 
 
-def test_the_labels_are_held_out_in_proportion() -> None:
+def test_labels_are_held_out_proportionally() -> None:
     parts = split(corpus_with_copies(), 0)
     assert len(parts.test) == pytest.approx(72 / 5, abs=2)
     assert parts.test.labels.count("odd") == pytest.approx(36 / 5, abs=2)
 
 
-def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
+def test_seed_determines_split() -> None:
     corpus = corpus_with_copies()
     assert split(corpus, 0) == split(corpus, 0)
     assert split(corpus, 0) != split(corpus, 1)
@@ -94,7 +94,7 @@ def test_one_label_is_refused() -> None:
         split(Corpus(("one", "two"), ("a", "a")), 0)
 
 
-def test_a_label_with_too_few_distinct_documents_is_refused_by_name() -> None:
+def test_label_with_few_documents_is_refused() -> None:
     texts = [document(seed) for seed in range(20)] + [document(100)] * 20
     corpus = Corpus(tuple(texts), ("many",) * 20 + ("copied",) * 20)
     with pytest.raises(UsageError, match=r"'copied' has 1 distinct .* at least 5"):

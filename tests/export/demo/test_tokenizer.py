@@ -3,7 +3,7 @@ from aftexport.demo.tokenizer import encode, train_tokenizer
 TEXTS = ["def one(x):\n    return x\n" * 20, "class Two:\n\tvalue = 'zwei'\n" * 20]
 
 
-def test_any_text_comes_back_from_its_tokens() -> None:
+def test_text_survives_round_trip() -> None:
     tokenizer = train_tokenizer(TEXTS, 300)
     for text in (*TEXTS, "never seen: \N{SNOWMAN}\x00\r\n  end", " leading"):
         assert tokenizer.decode(encode(tokenizer, [text])[0]) == text
@@ -15,5 +15,5 @@ def test_frequent_words_become_one_token() -> None:
     assert len(encode(tokenizer, [" return"])[0]) == 1
 
 
-def test_the_same_texts_give_the_same_tokenizer() -> None:
+def test_same_texts_give_same_tokenizer() -> None:
     assert train_tokenizer(TEXTS, 300).to_str() == train_tokenizer(TEXTS, 300).to_str()

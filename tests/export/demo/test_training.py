@@ -12,7 +12,7 @@ CONFIG = ClassifierConfig(
 
 
 def documents(count: int, seed: int) -> tuple[list[list[int]], list[int]]:
-    """Random tokens, one in ten of them the class."""
+    """Return random tokens, one in ten of them the class."""
     draw = random.Random(seed)
     targets = [draw.randrange(3) for _ in range(count)]
     texts = [
@@ -22,7 +22,7 @@ def documents(count: int, seed: int) -> tuple[list[list[int]], list[int]]:
     return texts, targets
 
 
-def test_training_beats_chance_on_documents_it_has_not_seen() -> None:
+def test_training_beats_chance_on_unseen_documents() -> None:
     model = build(CONFIG, seed=0)
     fit(model, *documents(150, seed=1), seed=0, steps=80)
     unseen, targets = documents(60, seed=2)
@@ -30,7 +30,7 @@ def test_training_beats_chance_on_documents_it_has_not_seen() -> None:
     assert sum(a == t for a, t in zip(answers, targets, strict=True)) > 54
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
+def test_seed_determines_weights() -> None:
     weights = []
     for seed in (0, 0, 1):
         model = build(CONFIG, seed=seed)
@@ -46,7 +46,7 @@ def test_building_leaves_the_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_training_stops_when_the_time_is_up_and_says_so() -> None:
+def test_training_reports_stop_after_time_limit() -> None:
     model = build(CONFIG, seed=0)
     result = fit(model, *documents(20, seed=1), seed=0, steps=10_000, max_seconds=0.5)
     assert result.cut_short
@@ -54,7 +54,7 @@ def test_training_stops_when_the_time_is_up_and_says_so() -> None:
     assert result.seconds == pytest.approx(0.5, abs=0.5)
 
 
-def test_progress_rises_to_one_with_every_step() -> None:
+def test_progress_rises_to_one() -> None:
     reports: list[tuple[float, float]] = []
     model = build(CONFIG, seed=0)
     result = fit(

@@ -31,7 +31,7 @@ def building(bundle: Path, capsys: pytest.CaptureFixture[str], *words: str) -> O
     return run_here(["build", bundle, *words], capsys)
 
 
-def test_an_engine_that_fits_is_not_built_again(
+def test_fitting_engine_is_not_rebuilt(
     rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = building(rtx_copy, capsys)
@@ -62,7 +62,7 @@ def absent(bundle: Path) -> str:
 
 
 @pytest.mark.parametrize("spoil", [stale, foreign, damaged, absent])
-def test_an_engine_that_does_not_fit_is_refused_and_built_in_the_cache(
+def test_unfit_engine_is_rebuilt_in_cache(
     spoil: object, rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = spoil(rtx_copy)  # type: ignore[operator]
@@ -77,7 +77,7 @@ def test_an_engine_that_does_not_fit_is_refused_and_built_in_the_cache(
     assert str(cache) in again.out
 
 
-def test_rebuild_replaces_what_is_in_the_cache(
+def test_rebuild_replaces_cached_engine(
     rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert building(rtx_copy, capsys, "--rebuild").code == 0
@@ -92,7 +92,7 @@ def test_rebuild_replaces_what_is_in_the_cache(
     assert engine_cache(wanted.model).entry(wanted).read(wanted)[1] == record
 
 
-def test_several_that_start_at_once_build_one_engine(rtx_copy: Path, cache: Path) -> None:
+def test_concurrent_builds_make_one_engine(rtx_copy: Path, cache: Path) -> None:
     stale(rtx_copy)
     bundle = Bundle.open(rtx_copy)
     consoles = [Console(record=True, file=StringIO()) for _ in range(3)]
@@ -110,7 +110,7 @@ def test_several_that_start_at_once_build_one_engine(rtx_copy: Path, cache: Path
     assert sum("done Building" in c.export_text() for c in consoles) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_unwritable_cache_is_reported(
     rtx_copy: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stale(rtx_copy)
@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_be_written_is_said(
     assert_refused(building(rtx_copy, capsys), VARIABLE)
 
 
-def test_a_bundle_for_onnx_alone_is_refused(
+def test_bundle_for_onnx_is_refused(
     bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_refused(building(bundle_folder, capsys), "--to trt")

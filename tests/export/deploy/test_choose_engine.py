@@ -14,21 +14,20 @@ INPUTS = {"input_ids": np.array([[5, 6, 7]]), "lengths": np.array([3])}
 
 
 @pytest.mark.parametrize("asked", ["auto", "onnxruntime"])
-def test_a_bundle_for_onnx_alone_is_served_by_onnxruntime(asked: str, bundle_folder: Path) -> None:
+def test_onnx_bundle_is_served_by_onnxruntime(asked: str, bundle_folder: Path) -> None:
     choice = choose(Bundle.open(bundle_folder), asked, console=CONSOLE)
     assert choice.engine.name == "onnxruntime"
     assert choice.max_tokens is None
     assert ("ONNX alone" if asked == "auto" else "--engine onnxruntime") in choice.reason
 
 
-def test_tensorrt_takes_a_bundle_that_was_exported_for_it(bundle_folder: Path) -> None:
+def test_tensorrt_bundle_is_served_by_tensorrt(bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="--to trt"):
         choose(Bundle.open(bundle_folder), "tensorrt", console=CONSOLE)
 
 
-def test_without_a_gpu_onnxruntime_takes_its_place_and_the_reason_is_said(
-    no_gpu: None, rtx_bundle: Path
-) -> None:
+def test_onnxruntime_replaces_tensorrt_without_gpu(no_gpu: None, rtx_bundle: Path) -> None:
+    """The reason is reported."""
     bundle = Bundle.open(rtx_bundle)
     choice = choose(bundle, console=CONSOLE)
     assert choice.engine.name == "onnxruntime"
@@ -37,9 +36,10 @@ def test_without_a_gpu_onnxruntime_takes_its_place_and_the_reason_is_said(
         choose(bundle, "tensorrt", console=CONSOLE)
 
 
-def test_a_bfloat16_graph_on_the_cpu_is_said_to_run_in_float32(
+def test_bfloat16_on_cpu_reports_float32(
     no_gpu: None, checkpoint_file: Path, tmp_path: Path
 ) -> None:
+    """A bfloat16 graph runs in float32 on the CPU."""
     bundle = export(checkpoint_file, to="trt", precision="bf16", out=tmp_path / "b")
     choice = choose(bundle, console=CONSOLE)
     assert "float32" in choice.reason

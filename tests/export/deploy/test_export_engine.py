@@ -31,7 +31,7 @@ def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -
     assert bundle.files["model.trt-rtx.engine"] > 10_000
 
 
-def test_what_waits_for_a_gpu_is_said_everywhere(
+def test_pending_gpu_work_is_reported_everywhere(
     no_gpu: None, rtx_bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = Bundle.open(rtx_bundle)
@@ -49,7 +49,7 @@ def test_what_waits_for_a_gpu_is_said_everywhere(
         assert words in said
 
 
-def test_without_tensorrt_the_bundle_is_whole_but_for_the_engine(
+def test_bundle_without_tensorrt_lacks_only_engine(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--to", "trt", "--precision", "bf16", "--min-length", "2", "--opt-length", "64,256",
@@ -94,7 +94,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_built_leaves_nothing_behind(
+def test_failed_build_leaves_nothing(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, said = REFUSED[kind]
@@ -105,9 +105,7 @@ def test_what_cannot_be_built_leaves_nothing_behind(
     assert listing(tmp_path) == before
 
 
-def test_without_the_wheel_the_command_that_installs_it_is_said(
-    checkpoint_file: Path, tmp_path: Path
-) -> None:
+def test_missing_wheel_names_install_command(checkpoint_file: Path, tmp_path: Path) -> None:
     words = (checkpoint_file, "--to", "trt-rtx", "--out", tmp_path / "b")
     outcome = without(["tensorrt_rtx"], "aftexport", *words, cwd=tmp_path)
     assert_refused(outcome, "pip install 'aftexport[trt-rtx]'")

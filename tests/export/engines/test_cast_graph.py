@@ -16,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return engines.graph(tmp_path_factory.mktemp("bf16"), "bf16")
 
 
-def test_every_bfloat16_is_found_and_none_is_left(model: Path) -> None:
+def test_cast_graph_replaces_every_bfloat16(model: Path) -> None:
     graph = onnx.load(model)
     assert has_bfloat16(graph)
     widen(graph)

@@ -52,9 +52,10 @@ def test_the_logits_are_pytorchs(
 
 
 @NEEDS_PROC
-def test_memory_is_kept_from_run_to_run_and_goes_back_when_it_is_released(
+def test_memory_is_kept_until_released(
     bundle_folder: Path,
 ) -> None:
+    """It is kept from run to run and goes back when it is released."""
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
     long = inputs([7] * 500_000)
     others = [inputs([7] * n) for n in np.random.default_rng(0).integers(1, 500_000, 20)]
@@ -75,7 +76,7 @@ def test_memory_is_kept_from_run_to_run_and_goes_back_when_it_is_released(
 
 @NEEDS_PROC
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc keeps what was freed")
-def test_what_others_have_freed_goes_back_with_it(bundle_folder: Path) -> None:
+def test_release_returns_memory_others_freed(bundle_folder: Path) -> None:
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
     engine.release()
     resting = resident_mib()
@@ -86,7 +87,7 @@ def test_what_others_have_freed_goes_back_with_it(bundle_folder: Path) -> None:
     assert resident_mib() - resting < 20
 
 
-def test_every_operator_tells_which_way_it_runs(
+def test_operators_report_kernel_or_body(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = operator_paths(bundle_folder / "model.onnx")
@@ -97,7 +98,7 @@ def test_every_operator_tells_which_way_it_runs(
 
 
 @pytest.mark.skipif(HAS_CUDA, reason="ONNX Runtime has the CUDA execution provider")
-def test_a_missing_provider_is_named_with_the_package_that_has_it(bundle_folder: Path) -> None:
+def test_missing_provider_error_names_package(bundle_folder: Path) -> None:
     with pytest.raises(EngineError, match=r"no CUDAExecutionProvider.*onnxruntime-gpu"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", provider="cuda")
 
@@ -112,7 +113,7 @@ def test_a_missing_provider_is_named_with_the_package_that_has_it(bundle_folder:
         ({**inputs([1]), "extra": np.array([1])}, "an input too many"),
     ],
 )
-def test_inputs_that_do_not_fit_give_an_engine_error(
+def test_unsuitable_inputs_give_engine_error(
     given: dict[str, np.ndarray], kind: str, bundle_folder: Path
 ) -> None:
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
@@ -122,7 +123,7 @@ def test_inputs_that_do_not_fit_give_an_engine_error(
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", onnx.ModelProto().SerializeToString()])
-def test_a_file_that_is_no_model_gives_an_engine_error(content: bytes, tmp_path: Path) -> None:
+def test_file_without_model_gives_engine_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(EngineError):
         OnnxRuntimeEngine(tmp_path / "model.onnx")
@@ -130,12 +131,12 @@ def test_a_file_that_is_no_model_gives_an_engine_error(content: bytes, tmp_path:
         OnnxRuntimeEngine(content)
 
 
-def test_a_model_that_is_not_there_gives_an_engine_error(tmp_path: Path) -> None:
+def test_absent_model_gives_engine_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot load"):
         OnnxRuntimeEngine(tmp_path / "model.onnx")
 
 
-def test_a_kernel_library_that_cannot_be_loaded_is_said_by_name(
+def test_unloadable_kernel_library_is_named(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "libaftplugins_onnxruntime.so"
@@ -147,16 +148,14 @@ def test_a_kernel_library_that_cannot_be_loaded_is_said_by_name(
 
 
 @pytest.mark.skipif(WAY == "portable", reason="no fused kernels")
-def test_an_instruction_set_that_is_not_known_is_refused_with_those_that_are(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_unknown_instruction_set_lists_known_ones(bundle_folder: Path, tmp_path: Path) -> None:
     words = ("-m", "aftexport", "inspect", bundle_folder)
     outcome = run_python(*words, cwd=tmp_path, AFTEXPORT_ISA="avx3")
     assert_refused(outcome, "AFTEXPORT_ISA", "avx3", "baseline, avx2, avx512", "Unset")
     assert run_python(*words, cwd=tmp_path, AFTEXPORT_ISA="").code == 0
 
 
-def test_a_stop_ends_a_run_and_leaves_the_engine_usable(bundle_folder: Path) -> None:
+def test_stopped_run_leaves_engine_usable(bundle_folder: Path) -> None:
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=1)
     short, long = inputs([5, 6, 7]), inputs([7] * 2_000_000)
     expected, stop = engine.run(short)["logits"], Stop()
@@ -169,7 +168,7 @@ def test_a_stop_ends_a_run_and_leaves_the_engine_usable(bundle_folder: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "torch"])
-def test_a_run_stopped_before_it_begins_does_not_begin(
+def test_run_stopped_early_never_begins(
     name: str, bundle_folder: Path, classifier: DocumentClassifier
 ) -> None:
     engines: dict[str, Engine] = {
@@ -182,13 +181,13 @@ def test_a_run_stopped_before_it_begins_does_not_begin(
         engines[name].run(inputs([5]), stop)
 
 
-def test_a_failing_run_that_nobody_stopped_says_why(bundle_folder: Path) -> None:
+def test_failing_run_without_stop_gives_reason(bundle_folder: Path) -> None:
     engine = OnnxRuntimeEngine(bundle_folder / "model.onnx")
     with pytest.raises(EngineError) as failure:
         engine.run(inputs([300]), Stop())
     assert not isinstance(failure.value, RunStoppedError)
 
 
-def test_threads_that_no_machine_has_are_refused(bundle_folder: Path) -> None:
+def test_impossible_thread_counts_are_refused(bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="too many"):
         OnnxRuntimeEngine(bundle_folder / "model.onnx", threads=100_000)

@@ -9,7 +9,7 @@ from aftexport.errors import EngineError
 IDS = {"input_ids": np.arange(6).reshape(2, 3)}
 
 
-def test_a_module_is_run_in_evaluation_mode() -> None:
+def test_module_runs_in_evaluation_mode() -> None:
     engine = TorchEngine(toy.Dropout().train(), ("input_ids",))
     first, second = (engine.run(IDS)["logits"] for _ in range(2))
     np.testing.assert_array_equal(first, second)
@@ -22,7 +22,8 @@ def test_the_logits_are_the_modules() -> None:
     np.testing.assert_array_equal(TorchEngine(module, ("input_ids",)).run(IDS)["logits"], expected)
 
 
-def test_logits_of_a_type_that_numpy_lacks_are_float32() -> None:
+def test_logits_become_float32_for_numpy() -> None:
+    """NumPy lacks the logits' own type."""
     engine = TorchEngine(toy.Bag().bfloat16(), ("input_ids",))
     assert engine.run(IDS)["logits"].dtype == np.float32
 
@@ -36,8 +37,6 @@ def test_logits_of_a_type_that_numpy_lacks_are_float32() -> None:
     ],
     ids=["id outside", "too long", "two outputs"],
 )
-def test_what_the_module_cannot_do_gives_an_engine_error(
-    module: torch.nn.Module, ids: list[list[int]]
-) -> None:
+def test_failing_module_gives_engine_error(module: torch.nn.Module, ids: list[list[int]]) -> None:
     with pytest.raises(EngineError):
         TorchEngine(module, ("input_ids",)).run({"input_ids": np.array(ids)})

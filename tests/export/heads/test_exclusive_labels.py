@@ -90,7 +90,7 @@ def _load(place: str, file: Path) -> Checkpoint:
     return load(file.parent) if place == "folder" else load(file, factory="toy:Bag")
 
 
-def test_every_export_says_what_scores_are(
+def test_export_describes_scores(
     bundle_folder: Path, exporting: tuple[object, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert SOFTMAX in exporting[0].out  # type: ignore[attr-defined]

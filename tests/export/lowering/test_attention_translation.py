@@ -67,7 +67,7 @@ class Attention(nn.Module):
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.float16], ids=["float32", "float16"])
 def results(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray, float]:
-    """What ONNX Runtime and PyTorch give, ``[batch, form, tokens, 16]``, and the bound."""
+    """Return ONNX Runtime's and PyTorch's results, ``[batch, form, tokens, 16]``, and the bound."""
     half = request.param == torch.float16
     module = Attention().eval()
     model = finish(

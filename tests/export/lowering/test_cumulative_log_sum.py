@@ -105,7 +105,7 @@ def test_sums_of_every_length(
 
 
 @pytest.mark.parametrize("last", [-np.inf, np.inf, np.nan])
-def test_infinities_and_nan_go_on_to_later_blocks(
+def test_infinities_and_nan_reach_later_blocks(
     last: float, every_axis: onnxruntime.InferenceSession
 ) -> None:
     x = torch.randn(1, 3000, 2, generator=torch.Generator().manual_seed(0))
@@ -116,10 +116,10 @@ def test_infinities_and_nan_go_on_to_later_blocks(
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
-def test_half_a_million_terms_are_summed_exactly(
+def test_half_million_terms_sum_exactly(
     noise: float, every_axis: onnxruntime.InferenceSession
 ) -> None:
-    """Equal terms, the worst case of a running sum, and nearly equal ones."""
+    """Equal terms are the worst case of a running sum; nearly equal ones come close."""
     x = 1.7 + noise * torch.randn(1, 524_288, 1, generator=torch.Generator().manual_seed(0))
     (sums,) = every_axis.run([every_axis.get_outputs()[1].name], {"x": x.numpy()})
     assert np.abs(sums - x.double().logcumsumexp(1).numpy()).max() < 1e-5

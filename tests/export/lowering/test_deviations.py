@@ -18,7 +18,7 @@ _OFFSETS = (0.0, 1.0, 100.0)
 
 
 def table() -> Tensor:
-    """Rows of 16 numbers around each scale, up to 100 deviations from zero."""
+    """Return rows of 16 numbers around each scale, up to 100 deviations from zero."""
     spread = np.random.default_rng(0).uniform(-1, 1, 16)
     rows = np.array([(spread + offset) * scale for scale in _SCALES for offset in _OFFSETS])
     held = np.abs(rows).max(1) < float(np.finfo(np.float32).max)
@@ -58,7 +58,7 @@ def test_deviation_neither_overflows_nor_vanishes(name: str) -> None:
     np.testing.assert_allclose(served, expected, rtol=2e-5, atol=1e-44)
 
 
-def test_deviation_of_one_token_is_not_a_number() -> None:
+def test_deviation_of_one_token_is_nan() -> None:
     module = Deviation(lambda x: x.std(1)).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     assert np.isnan(engine.run({"input_ids": np.zeros((1, 1), np.int64)})["logits"]).all()

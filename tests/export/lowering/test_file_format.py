@@ -20,7 +20,7 @@ def model(opset: int, element: int = TensorProto.FLOAT) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("opset", "expected"), [(18, 8), (19, 9), (20, 9), (21, 10), (23, 10), (25, 10)]
 )
-def test_the_version_is_the_oldest_that_has_the_opset(opset: int, expected: int) -> None:
+def test_version_is_oldest_with_opset(opset: int, expected: int) -> None:
     lower_format(changed := model(opset))
     assert changed.ir_version == expected
 
@@ -29,7 +29,7 @@ def test_the_version_is_the_oldest_that_has_the_opset(opset: int, expected: int)
     ("element", "expected"),
     [(TensorProto.FLOAT16, 8), (TensorProto.FLOAT8E4M3FN, 9), (TensorProto.INT4, 10)],
 )
-def test_an_element_type_needs_its_version(element: int, expected: int) -> None:
+def test_element_type_needs_later_version(element: int, expected: int) -> None:
     lower_format(changed := model(18, element))
     assert changed.ir_version == expected
 

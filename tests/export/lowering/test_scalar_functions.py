@@ -82,7 +82,7 @@ Results = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.f
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    """What ONNX Runtime, PyTorch in float32 and PyTorch in float64 give, all from one export."""
+    """Return the results of ONNX Runtime and of PyTorch in float32 and float64, from one export."""
     every = FUNCTIONS | SMOOTH
     module = Table(list(every.values())).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
@@ -113,7 +113,7 @@ def _errors(numbers: NDArray[np.float64], double: NDArray[np.float64]) -> NDArra
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_as_exact_as_pytorchs_own(name: str, results: Results) -> None:
+def test_function_is_as_exact_as_pytorch(name: str, results: Results) -> None:
     served, single, double = results[name]
     bound = np.maximum(2 * _errors(single, double), 2e-5)
     outside = ~(_errors(served, double) <= bound)
@@ -128,7 +128,7 @@ def test_an_activation_is_right_to_float32(name: str, results: Results) -> None:
     np.testing.assert_allclose(served, double, rtol=1e-6, atol=2e-6)
 
 
-def test_a_gate_keeps_its_sigmoid() -> None:
+def test_gate_keeps_sigmoid() -> None:
     model = finish(lower(capture(Table([torch.sigmoid, functional.silu]))))
     operators = [node.op_type for node in model.graph.node]
     assert operators.count("Sigmoid") == 1  # computed once
@@ -192,7 +192,7 @@ def test_small_sigmoids_divided_by_sums(name: str) -> None:
         np.testing.assert_allclose(served, expected, rtol=1e-5)
 
 
-def test_remainders_of_integers_have_the_sign_of_the_divisor() -> None:
+def test_integer_remainder_has_sign_of_divisor() -> None:
     class Hashed(Table):
         def forward(self, input_ids: Tensor) -> Tensor:
             return torch.remainder(input_ids - 4, 3) + self.embedding(input_ids)[..., 0]

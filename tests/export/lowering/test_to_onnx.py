@@ -54,7 +54,7 @@ def assert_as_torch(module: torch.nn.Module, model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-def test_the_opset_asked_for_is_the_opset_given(
+def test_requested_opset_is_used(
     opset: int, program: ExportedProgram, classifier: DocumentClassifier
 ) -> None:
     model = finish(lower(program, opset=opset))
@@ -66,12 +66,12 @@ def test_the_opset_asked_for_is_the_opset_given(
 
 
 @pytest.mark.parametrize("opset", [-1, 0, 17, 26, 99])
-def test_an_opset_outside_the_range_is_refused(opset: int, program: ExportedProgram) -> None:
+def test_opset_outside_range_is_refused(opset: int, program: ExportedProgram) -> None:
     with pytest.raises(UsageError, match="18 to 25"):
         lower(program, opset=opset)
 
 
-def test_the_axes_keep_their_names(mixed: onnx.ModelProto) -> None:
+def test_axes_keep_names(mixed: onnx.ModelProto) -> None:
     shapes = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
         for value in (*mixed.graph.input, *mixed.graph.output)
@@ -83,7 +83,7 @@ def test_the_axes_keep_their_names(mixed: onnx.ModelProto) -> None:
     }
 
 
-def test_nothing_of_the_machine_is_in_the_file(mixed: onnx.ModelProto) -> None:
+def test_file_describes_no_machine(mixed: onnx.ModelProto) -> None:
     content = mixed.SerializeToString()
     source = inspect.getfile(toy).encode()
     for secret in (b"pkg.torch", b"site-packages", b".py", source, source.rpartition(b"/")[0]):
@@ -91,7 +91,8 @@ def test_nothing_of_the_machine_is_in_the_file(mixed: onnx.ModelProto) -> None:
     assert not mixed.metadata_props
 
 
-def test_every_custom_node_names_its_plugin_and_has_one_body(mixed: onnx.ModelProto) -> None:
+def test_custom_nodes_have_plugin_and_body(mixed: onnx.ModelProto) -> None:
+    """Every custom node names its plugin and has one body."""
     nodes = custom(mixed)
     assert nodes
     for node in nodes:
@@ -113,9 +114,7 @@ def test_every_custom_node_names_its_plugin_and_has_one_body(mixed: onnx.ModelPr
         ("int8", True, "bf16"),
     ],
 )
-def test_the_precision_of_products_is_in_the_nodes(
-    precision: str, causal: bool, of_attention: str
-) -> None:
+def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_attention: str) -> None:
     config = toy.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
     classifier = DocumentClassifier(ClassifierConfig(**config))
     model = finish(lower(capture(classifier, max_tokens=20)), precision=precision)
@@ -131,9 +130,8 @@ def test_the_precision_of_products_is_in_the_nodes(
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 @pytest.mark.parametrize("mechanism", LAYERS)
-def test_a_layer_has_one_norm_and_no_split_before_its_attention(
-    mechanism: str, causal: bool
-) -> None:
+def test_layer_has_one_norm_without_split(mechanism: str, causal: bool) -> None:
+    """A layer has one norm, and no split before its attention."""
     config = toy.CONFIG | {"mechanism": mechanism, "max_length": 20, "causal": causal}
     model = finish(lower(capture(DocumentClassifier(ClassifierConfig(**config)), max_tokens=20)))
     expected = {"LayerNormQueryKeyValue": 1}
@@ -159,9 +157,10 @@ def test_the_commonest_setting_keeps_the_operator(mixed: onnx.ModelProto) -> Non
     assert gates == [b"sigmoid", b"sigmoid"]
 
 
-def test_settings_of_one_operator_can_be_mixed_and_the_result_is_right(
+def test_settings_of_one_operator_can_mix(
     mixed: onnx.ModelProto,
 ) -> None:
+    """The nodes of one operator have different settings, and the result is right."""
     onnx.checker.check_model(mixed, full_check=True)
     assert_as_torch(toy.MixedSettings(), mixed)
 
@@ -171,7 +170,7 @@ def test_tracing_twice_gives_the_same_bytes(mixed: onnx.ModelProto) -> None:
     assert again.SerializeToString() == mixed.SerializeToString()
 
 
-def test_bodies_are_attached_once_for_each_operator() -> None:
+def test_bodies_are_attached_once_per_operator() -> None:
     node = onnx.helper.make_node("AftSimple", ["q", "k", "v", "n"], ["y"], domain=DOMAIN)
     graph = onnx.helper.make_graph([node, node], "g", [], [])
     opset = onnx.helper.make_opsetid("", 20)
@@ -186,7 +185,8 @@ class PaddedByZeros(toy.Bag):
         return self.head(torch.cat([x, zeros], 1).sum(1))
 
 
-def test_a_size_without_a_known_line_is_refused_without_speaking_of_one() -> None:
+def test_size_error_omits_unknown_line() -> None:
+    """A size without a known line is refused without speaking of one."""
     with pytest.raises(TraceError, match=r"only for sizes where 8 - tokens <= 0\.") as refused:
         lower(capture(PaddedByZeros()))
     assert "line" not in refused.value.remedy
@@ -202,12 +202,13 @@ def test_a_size_without_a_known_line_is_refused_without_speaking_of_one() -> Non
     ],
     ids=["number", "tensor", "scatter"],
 )
-def test_heads_are_filled_in_place_and_what_they_are_of_with_them(fill: Any) -> None:
+def test_heads_are_filled_in_place(fill: Any) -> None:
+    """The tensors that hold the heads are filled in place as well."""
     assert_as_torch(module := toy.FilledHeads(fill), finish(lower(capture(module))))
 
 
 class Guarded(nn.Module):
-    """What a formula makes of rows of zeros, and of others."""
+    """Apply a formula to rows of zeros and to other rows."""
 
     def __init__(self, formula: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -231,7 +232,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
+def test_tiny_number_counts(name: str) -> None:
     module = Guarded(TINY[name]).eval()
     engine = OnnxRuntimeEngine(finish(lower(capture(module))).SerializeToString())
     ids = np.array([[0, 1], [0, 0]])
@@ -241,14 +242,14 @@ def test_a_number_that_is_almost_nothing_counts(name: str) -> None:
     np.testing.assert_allclose(engine.run({"input_ids": ids})["logits"], expected, rtol=1e-4)
 
 
-def test_what_changes_no_number_is_left_out() -> None:
+def test_identity_operators_are_left_out() -> None:
     def operators(step: Callable[[Tensor], Tensor]) -> list[str]:
         return [node.op_type for node in finish(lower(capture(Guarded(step)))).graph.node]
 
     assert operators(lambda x: (x + 0.0) * 1.0 / 1.0 - 0.0) == operators(lambda x: x)
 
 
-def test_the_rules_of_others_are_as_they_were() -> None:
+def test_rules_of_others_stay_unchanged() -> None:
     before = rewriter._DEFAULT_REWRITE_RULES
     lower(capture(Guarded(TINY["a logarithm's"])))
     assert rewriter._DEFAULT_REWRITE_RULES is before

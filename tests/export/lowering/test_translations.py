@@ -58,11 +58,11 @@ def assert_as_torch(module: nn.Module, dtype: torch.dtype = torch.float32) -> No
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_pooling_to_a_fixed_size_is_right_for_other_lengths(name: str) -> None:
+def test_fixed_pooling_works_for_other_lengths(name: str) -> None:
     assert_as_torch(Pooled(POOLS[name]))
 
 
-def test_pooling_to_a_fixed_size_is_right_in_float16() -> None:
+def test_fixed_pooling_works_in_float16() -> None:
     assert_as_torch(Pooled(POOLS["average"]), torch.float16)
     assert_as_torch(Pooled(POOLS["largest"]), torch.float16)
 
@@ -74,11 +74,11 @@ class Thirds(toy.Bag):
         return self.mean(input_ids)[:, :4] * torch.tensor(rounded)
 
 
-def test_sizes_are_divided_downwards_below_zero_too() -> None:
+def test_negative_sizes_are_divided_downwards() -> None:
     assert_as_torch(Thirds())
 
 
-def test_a_size_is_divided_by_one_operator() -> None:
+def test_size_is_divided_by_one_operator() -> None:
     class Half(toy.Bag):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.head(self.mean(input_ids) * (input_ids.shape[1] // 2 + 1))
@@ -88,9 +88,10 @@ def test_a_size_is_divided_by_one_operator() -> None:
     assert "Less" not in operators
 
 
-def test_what_torch_translates_for_the_length_of_the_example_alone_is_refused(
+def test_translation_for_example_length_is_refused(
     tmp_path: Path,
 ) -> None:
+    """Torch would translate it for the length of the example only."""
     program = capture(Pooled(lambda x: functional.adaptive_avg_pool2d(x, (4, 4))))
     said = r"Mod\(tokens, 4\).*\(adaptive_avg_pool2d, .*test_translations.py, line \d+, in forward"
     with pytest.raises(TraceError, match=said):
@@ -100,7 +101,9 @@ def test_what_torch_translates_for_the_length_of_the_example_alone_is_refused(
         lower(torch.export.load(tmp_path / "model.pt2"))
 
 
-def test_an_end_that_the_values_decide_is_no_size_of_the_example() -> None:
+def test_end_from_values_ignores_example_size() -> None:
+    """An end that the values decide is not a size of the example."""
+
     class Filled(toy.Bag):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.head(self.embedding(input_ids)[:, : input_ids.ne(0).sum(1).max()].mean(1))
@@ -108,7 +111,7 @@ def test_an_end_that_the_values_decide_is_no_size_of_the_example() -> None:
     assert_as_torch(Filled())
 
 
-def test_a_convolution_of_patches_is_translated_for_every_length() -> None:
+def test_patch_convolution_works_for_every_length() -> None:
     # torch asks for the number of documents to choose how the result lies in memory.
     class Patches(toy.Bag):
         def __init__(self) -> None:
@@ -122,7 +125,7 @@ def test_a_convolution_of_patches_is_translated_for_every_length() -> None:
     assert_as_torch(Patches())
 
 
-def test_what_is_padded_by_as_much_as_is_pooled_is_run() -> None:
+def test_padding_equal_to_pooling_runs() -> None:
     def pool(x: Tensor) -> Tensor:
         return functional.avg_pool1d(functional.pad(x, (0, 2)), 2).mean(2)
 

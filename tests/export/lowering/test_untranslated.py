@@ -31,7 +31,7 @@ class Through(toy.Bag):
         (lambda x: x.cummax(1)[0], "aten.cummax"),
     ],
 )
-def test_the_operator_and_the_line_are_the_users(
+def test_error_names_user_operator_and_line(
     function: Callable[[Tensor], Tensor], operator: str, tmp_path: Path
 ) -> None:
     program = capture(Through(function))

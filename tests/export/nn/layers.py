@@ -1,4 +1,4 @@
-"""What the tests of the layers share."""
+"""Shared helpers of the layer tests."""
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ assert {name.split()[0] for name in MAKERS} == set(LAYERS)
 
 
 def make_layer(name: str, *, causal: bool = False) -> nn.Module:
-    """A layer in float64 as it might be after training: no parameter at its special start."""
+    """Return a float64 layer as after training: no parameter has its special start."""
     torch.manual_seed(0)
     layer = MAKERS[name](causal=causal).double()
     with torch.no_grad():
@@ -50,7 +50,7 @@ def make_layer(name: str, *, causal: bool = False) -> nn.Module:
 
 
 def documents(*lengths: int) -> tuple[Tensor, Tensor]:
-    """Tokens ``[B, T, DIM]``, padded with noise, and the lengths."""
+    """Return tokens ``[B, T, DIM]``, padded with noise, and the lengths."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(len(lengths), max(lengths), DIM, generator=generator, dtype=torch.float64)
     return x, torch.tensor(lengths)

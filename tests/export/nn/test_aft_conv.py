@@ -7,7 +7,8 @@ from .layers import DIM, HEADS, documents, make_layer
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
-def test_it_starts_as_aft_simple_with_one_key_for_a_head(causal: bool) -> None:
+def test_layer_starts_as_aft_simple(causal: bool) -> None:
+    """It has one key for each head."""
     torch.manual_seed(0)
     layer = AftConv(DIM, HEADS, 5, causal=causal).double()
     assert not layer.filter().any()
@@ -21,7 +22,8 @@ def test_it_starts_as_aft_simple_with_one_key_for_a_head(causal: bool) -> None:
     assert difference[1, :9].abs().max() < 1e-9
 
 
-def test_the_filter_is_normalized_by_head_then_scaled_and_shifted() -> None:
+def test_filter_is_normalized_scaled_and_shifted() -> None:
+    """The norm is taken head by head, before the scale and the shift."""
     layer = make_layer("aft_conv")
     taps = layer.filter()
     assert taps.shape == (HEADS, 5)
@@ -29,7 +31,7 @@ def test_the_filter_is_normalized_by_head_then_scaled_and_shifted() -> None:
     assert torch.allclose(taps.std(1, keepdim=True, correction=0), layer.gamma.abs())
 
 
-def test_a_filter_trains_away_from_its_start() -> None:
+def test_filter_trains_away_from_start() -> None:
     torch.manual_seed(0)
     layer = AftConv(DIM, HEADS, 5).double()
     x, lengths = documents(17, 9)
@@ -39,7 +41,8 @@ def test_a_filter_trains_away_from_its_start() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_window_of_few_taps_has_finite_gradients(window: int) -> None:
+def test_window_of_few_taps_has_gradients(window: int) -> None:
+    """The gradients are finite."""
     torch.manual_seed(0)
     layer = AftConv(DIM, HEADS, window).double()
     with torch.no_grad():

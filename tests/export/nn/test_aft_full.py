@@ -6,14 +6,15 @@ from aftexport.nn import AftFull
 from .layers import MAX_LENGTH, documents, make_layer
 
 
-def test_the_bias_is_the_product_of_its_factors_row_for_query() -> None:
+def test_bias_is_product_of_factors() -> None:
+    """Its rows are queries."""
     layer = make_layer("aft_full")
     bias = layer.position_bias()
     assert bias.shape == (MAX_LENGTH, MAX_LENGTH)
     assert bias[3, 7].item() == pytest.approx((layer.row_factor[3] @ layer.column_factor[7]).item())
 
 
-def test_the_layer_is_projections_around_the_operator() -> None:
+def test_layer_is_projections_around_operator() -> None:
     layer = make_layer("aft_full")
     x, lengths = documents(17, 9)
     logits = layer.key(x)[:, None] + layer.position_bias()[None, :17, :17, None]
@@ -24,7 +25,7 @@ def test_the_layer_is_projections_around_the_operator() -> None:
     assert (layer(x, lengths) - expected)[valid].abs().max() < 1e-9
 
 
-def test_more_tokens_than_the_maximum_are_refused() -> None:
+def test_tokens_over_maximum_are_refused() -> None:
     layer = make_layer("aft_full")
     layer(*documents(MAX_LENGTH))
     with pytest.raises(ValueError, match=r"AftFull: 21 tokens.*position_bias.*20"):

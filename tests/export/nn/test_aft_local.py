@@ -8,9 +8,8 @@ from .layers import DIM, MAX_LENGTH, documents, make_layer
 
 @pytest.mark.parametrize("window", [1, 2, 4, 20, 25])
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
-def test_the_band_of_the_factors_is_the_whole_product_within_the_window(
-    window: int, causal: bool
-) -> None:
+def test_band_is_product_within_window(window: int, causal: bool) -> None:
+    """The band of the factors is their whole product within the window."""
     torch.manual_seed(0)
     layer = AftLocal(DIM, window, MAX_LENGTH, bias_rank=5, causal=causal)
     product = layer.row_factor @ layer.column_factor.T
@@ -24,7 +23,8 @@ def test_the_band_of_the_factors_is_the_whole_product_within_the_window(
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
-def test_it_is_aft_full_with_the_bias_masked_to_the_window(causal: bool) -> None:
+def test_layer_is_masked_aft_full(causal: bool) -> None:
+    """It is AFT-full with the bias masked to the window."""
     local = make_layer("aft_local factors", causal=causal)
     full = AftFull(DIM, MAX_LENGTH, bias_rank=5, causal=causal).double()
     full.load_state_dict(local.state_dict())
@@ -42,7 +42,7 @@ def test_a_relative_bias_serves_any_length() -> None:
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 20])
-def test_more_tokens_than_the_maximum_are_refused(max_length: int) -> None:
+def test_tokens_over_maximum_are_refused(max_length: int) -> None:
     layer = AftLocal(DIM, 4, max_length, bias_rank=5).double()
     layer(*documents(max_length))
     with pytest.raises(ValueError, match=f"AftLocal: {max_length + 1} tokens.*band.*{max_length}"):

@@ -39,7 +39,7 @@ every_mechanism = pytest.mark.parametrize("mechanism", LAYERS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 @pytest.mark.parametrize("causal", [False, True], ids=["global", "causal"])
 @pytest.mark.parametrize("max_length", [20, None], ids=["bounded", "unbounded"])
-def test_a_document_scores_the_same_alone_and_in_a_padded_batch(
+def test_document_scores_same_in_padded_batch(
     mechanism: str, pooling: str, causal: bool, max_length: int | None
 ) -> None:
     if mechanism == "aft_full" and max_length is None:
@@ -83,7 +83,7 @@ def test_an_empty_document_has_finite_scores(mechanism: str, pooling: str) -> No
 
 
 @every_mechanism
-def test_it_learns_to_tell_documents_apart(mechanism: str) -> None:
+def test_classifier_learns_two_kinds_of_documents(mechanism: str) -> None:
     model = make_classifier(mechanism).float().train()
     ids, lengths = batch(*LENGTHS)
     labels = torch.tensor([0, 1, 2, 0])
@@ -98,7 +98,7 @@ def test_it_learns_to_tell_documents_apart(mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["aft_full", "aft_local"])
-def test_documents_longer_than_the_learned_positions_are_refused(mechanism: str) -> None:
+def test_documents_beyond_learned_positions_are_refused(mechanism: str) -> None:
     model = make_classifier(mechanism)
     assert model.max_length == 20
     model(*batch(20))
@@ -114,7 +114,7 @@ def test_without_learned_positions_any_length_goes(mechanism: str) -> None:
 
 
 @every_mechanism
-def test_settings_of_the_configuration_reach_the_layers(mechanism: str) -> None:
+def test_settings_of_configuration_reach_layers(mechanism: str) -> None:
     model = make_classifier(
         mechanism, depth=3, gate="tanh", normalization="scaling", feature_map="relu", causal=True
     )

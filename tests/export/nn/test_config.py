@@ -43,15 +43,13 @@ def test_a_configuration_survives_json(mechanism: str) -> None:
     ],
     ids=str,
 )
-def test_a_configuration_that_cannot_be_is_refused_with_its_remedy(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_impossible_configuration_error_has_remedy(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as refusal:
         ClassifierConfig.from_dict(NEEDED | changes)
     assert refusal.value.problem
     assert refusal.value.remedy
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_field_is_named() -> None:
     with pytest.raises(UsageError, match=r"lacks num_labels, vocab_size"):
         ClassifierConfig.from_dict({"mechanism": "aft_simple"})

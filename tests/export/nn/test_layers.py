@@ -1,4 +1,4 @@
-"""What every layer does, with a causal flag or without."""
+"""Properties of every layer, with and without the causal flag."""
 
 import copy
 from collections.abc import Callable
@@ -25,7 +25,7 @@ either_direction = pytest.mark.parametrize("causal", [False, True], ids=["global
 
 @every_layer
 @either_direction
-def test_it_gives_every_token_a_vector_of_the_same_width(name: str, causal: bool) -> None:
+def test_layer_keeps_width_of_every_token(name: str, causal: bool) -> None:
     x, lengths = documents(17, 9, 1, 0)
     result = make_layer(name, causal=causal)(x, lengths)
     assert result.shape == x.shape
@@ -34,7 +34,7 @@ def test_it_gives_every_token_a_vector_of_the_same_width(name: str, causal: bool
 
 
 @every_layer
-def test_a_token_sees_later_ones_unless_the_layer_is_causal(name: str) -> None:
+def test_only_causal_layer_hides_later_tokens(name: str) -> None:
     x, lengths = documents(17, 17)
     changed = torch.cat((x[:, :10], 3 * x[:, 10:]), 1)
     for causal in (False, True):
@@ -56,7 +56,7 @@ def test_padding_does_not_change_a_document(name: str, causal: bool) -> None:
 
 
 def used_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """All but the query of a layer whose gate leaves the query out."""
+    """Return all parameters, without the query of a layer whose gate ignores the query."""
     gate = getattr(layer, "gate", "sigmoid")
     return {
         name: parameter
@@ -85,7 +85,7 @@ def test_gradients_reach_every_parameter(name: str, causal: bool) -> None:
 
 @every_layer
 @either_direction
-def test_gradients_are_finite_at_the_start_of_training(name: str, causal: bool) -> None:
+def test_initial_gradients_are_finite(name: str, causal: bool) -> None:
     torch.manual_seed(0)
     layer = MAKERS[name](causal=causal)
     x, lengths = documents(17, 0)
@@ -97,7 +97,7 @@ def test_gradients_are_finite_at_the_start_of_training(name: str, causal: bool) 
 
 @every_layer
 @either_direction
-def test_folding_does_not_change_the_output_nor_what_is_saved(name: str, causal: bool) -> None:
+def test_folding_keeps_output_and_state_dict(name: str, causal: bool) -> None:
     layer = make_layer(name, causal=causal)
     if not hasattr(layer, "fold"):
         return
@@ -165,6 +165,6 @@ def test_a_count_below_one_is_refused(make: Callable[[], nn.Module], why: str) -
         lambda: LinearAttention(8, 3),
     ],
 )
-def test_heads_that_do_not_divide_the_channels_are_refused(make: Callable[[], nn.Module]) -> None:
+def test_heads_must_divide_channels(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ValueError, match="num_heads 3 does not divide dim 8; choose one of 1, 2"):
         make()

@@ -6,7 +6,7 @@ from aftexport.nn.pooling import AttentionPooling, MeanPooling
 from .layers import DIM, documents
 
 
-def test_the_mean_is_of_a_documents_own_tokens() -> None:
+def test_mean_takes_only_own_tokens() -> None:
     x, lengths = documents(7, 3, 0)
     pooled = MeanPooling()(x, lengths)
     assert torch.allclose(pooled[0], x[0].mean(0))
@@ -14,7 +14,7 @@ def test_the_mean_is_of_a_documents_own_tokens() -> None:
     assert not pooled[2].any()
 
 
-def test_attention_pooling_weighs_a_documents_own_tokens() -> None:
+def test_attention_pooling_weighs_only_own_tokens() -> None:
     x, lengths = documents(7, 3, 0)
     pooling = AttentionPooling(DIM).double()
     pooled = pooling(x, lengths)
@@ -27,9 +27,7 @@ def test_attention_pooling_weighs_a_documents_own_tokens() -> None:
 @pytest.mark.parametrize(
     "pooling", [MeanPooling(), AttentionPooling(DIM)], ids=["mean", "attention"]
 )
-def test_sums_of_long_documents_in_16_bits_are_taken_in_32(
-    pooling: torch.nn.Module, dtype: torch.dtype
-) -> None:
+def test_long_16_bit_sums_use_float32(pooling: torch.nn.Module, dtype: torch.dtype) -> None:
     x = torch.full((1, 70_000, DIM), 1.5, dtype=dtype)
     pooled = pooling.to(dtype)(x, torch.tensor([70_000]))
     assert pooled.dtype == dtype

@@ -24,7 +24,7 @@ def compared(output: object, expected: object, subject: str = "model") -> Compar
     )
 
 
-def test_the_error_is_relative_only_to_what_is_larger_than_one() -> None:
+def test_error_is_relative_only_above_one() -> None:
     assert compared([[1000.05, 0.0]], [[1000.0, 0.0]]).error == pytest.approx(5e-5)
     assert compared([[0.05, 0.0]], [[0.0, 0.0]]).error == pytest.approx(0.05)
     assert compared([[2.0, 1.0]], [[1.0, 2.0]]).label_flips == 1
@@ -43,7 +43,7 @@ def test_the_error_is_relative_only_to_what_is_larger_than_one() -> None:
         ([[1.0, 0.0]] * 2, [[1.0, 0.0]]),
     ],
 )
-def test_what_cannot_be_compared_never_passes(output: object, expected: object) -> None:
+def test_incomparable_outputs_never_pass(output: object, expected: object) -> None:
     result = compared(output, expected)
     assert not result.passed
     fine = compared([[1.0]], [[1.0]])
@@ -51,7 +51,7 @@ def test_what_cannot_be_compared_never_passes(output: object, expected: object) 
     assert worst([result, fine]) is result
 
 
-def test_every_measure_is_what_its_name_says() -> None:
+def test_measures_match_their_names() -> None:
     found = compared(np.float32([[1.5, 4.0], [0.0, 3.0]]), [[1.0, 4.0], [0.0, 2.0]])
     assert found.max_absolute == 1.0
     assert found.mean_absolute == pytest.approx(1.5 / 4)
@@ -62,14 +62,15 @@ def test_every_measure_is_what_its_name_says() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_ulps_are_counted_in_the_type_of_the_output(dtype: type[np.floating]) -> None:
+def test_ulps_use_type_of_output(dtype: type[np.floating]) -> None:
     one = np.ones((1, 2), dtype)
     after = np.nextafter(one, dtype(2))
     assert compared(np.nextafter(after, dtype(2)), np.ones((1, 2))).max_ulps == 2
     assert compared(one, np.ones((1, 2))).max_ulps == 0
 
 
-def test_the_margin_is_that_of_the_reference_label_in_the_closest_row() -> None:
+def test_margin_is_of_closest_row() -> None:
+    """The margin is that of the reference label."""
     near = compared([[5.0, 1.0], [2.0, 1.75]], [[5.0, 1.0], [2.0, 1.5]])
     assert (near.label_flips, near.closest_margin) == (0, 0.25)
     flipped = compared([[5.0, 1.0], [1.5, 2.0]], [[5.0, 1.0], [2.0, 1.5]])
@@ -102,7 +103,7 @@ def test_a_comparison_survives_json(output: float, tmp_path: Path) -> None:
     assert content["error"] == (before.error if np.isfinite(output) else "inf")
 
 
-def test_rows_of_padding_do_not_count_for_an_operator_alone() -> None:
+def test_operator_comparison_ignores_padding_rows() -> None:
     expected, output = np.zeros((2, 3, 1)), np.zeros((2, 3, 1))
     output[1, 1:] = np.nan
     assert compared(output, expected, "AftSimple").passed

@@ -1,4 +1,4 @@
-"""The stock session, and what becomes of a model that it crashes on, refuses or differs in."""
+"""The stock session, and models on which it crashes, refuses or differs."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_short_cases_are_compared(bundle_folder: Path) -> None:
     ids=["crash", "timeout", "refusal"],
 )
 @pytest.mark.usefixtures("child")
-def test_a_failure_is_refused_with_its_reason(said: str, bundle_folder: Path) -> None:
+def test_failure_is_refused_with_reason(said: str, bundle_folder: Path) -> None:
     bundle = Bundle.open(bundle_folder)
     with pytest.raises(EngineError, match=f"stock session of ONNX Runtime .* {said}"):
         verify_stock(bundle, bundle.golden(), seconds=1 if "within 1 s" in said else 60)
@@ -65,9 +65,7 @@ def test_a_failure_is_refused_with_its_reason(said: str, bundle_folder: Path) ->
 
 @pytest.mark.parametrize("child", [CRASHING], indirect=True)
 @pytest.mark.usefixtures("child")
-def test_an_export_that_crashes_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_crashing_export_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
     outcome = run_here(words, capsys)
     assert outcome.code == 2
@@ -94,7 +92,7 @@ class Transformer(toy.Bag):
         return self.head(self.layer(self.embedding(input_ids)).mean(1))
 
 
-def test_a_transformer_in_float16_runs_with_its_weights_beside_it(tmp_path: Path) -> None:
+def test_float16_transformer_runs_with_external_weights(tmp_path: Path) -> None:
     module = Transformer().eval()
     model = finish(lower(capture(module, dtype=torch.float16)), precision="fp16")
     write_model(tmp_path, model, max_bytes=0)

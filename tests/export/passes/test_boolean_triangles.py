@@ -8,7 +8,7 @@ TEXT = """<ir_version: 8, opset_import: ["": 18]>
 g (bool[n,n] x) => (bool[n,n] y) { y = Trilu<upper=0>(x) }"""
 
 
-def test_a_triangle_of_booleans_is_one_of_integers() -> None:
+def test_boolean_triangle_becomes_integer_triangle() -> None:
     model = onnx.parser.parse_model(TEXT)
     widen_boolean_triangles(model)
     assert [node.op_type for node in model.graph.node] == ["Cast", "Trilu", "Cast"]

@@ -1,4 +1,4 @@
-"""What each token adds to the logit of the class that a document gets."""
+"""Evidence: the part of each token in the logit of the predicted class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -40,7 +40,7 @@ def classifier(mechanism: str, pooling: str = "mean") -> DocumentClassifier:
 def explained(
     model: nn.Module, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, np.ndarray[Any, Any]], tuple[float, ...]]:
-    """The outputs of a model with evidence, and its offsets."""
+    """Return the outputs of a model with evidence, and its offsets."""
     lowered = lower(capture(model, dtype=dtype))
     offsets = add_evidence(lowered)
     onnx.checker.check_model(lowered)
@@ -50,7 +50,7 @@ def explained(
 
 
 def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
-    """Logits, and what each token adds to the largest, ``[B, T]``; in float64."""
+    """Return float64 logits and the part of each token in the largest one, ``[B, T]``."""
     wide = model.double().eval()
     with torch.no_grad():
         x = wide.encoder(wide.embedding(IDS), LENGTHS)
@@ -67,7 +67,7 @@ def by_definition(model: DocumentClassifier) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
-def test_it_is_what_each_token_adds(mechanism: str, pooling: str) -> None:
+def test_evidence_is_contribution_of_each_token(mechanism: str, pooling: str) -> None:
     model = classifier(mechanism, pooling=pooling)
     outputs, offsets = explained(model)
     logits, added = by_definition(model)
@@ -77,7 +77,7 @@ def test_it_is_what_each_token_adds(mechanism: str, pooling: str) -> None:
     np.testing.assert_allclose(offsets, model.head.bias.detach(), atol=1e-6)
 
 
-def test_it_is_float32_where_the_model_is_not() -> None:
+def test_evidence_is_float32_for_any_model() -> None:
     model = classifier("aft_simple")
     outputs, offsets = explained(model, torch.float16)
     logits, evidence = outputs["logits"], outputs[EVIDENCE]
@@ -160,7 +160,7 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
         (lambda x: torch.cat([x, x], 1).sum(1), nn.Linear(8, 3), "other tokens"),
     ],
 )
-def test_what_stands_against_it_is_said(
+def test_evidence_obstacle_is_named(
     pool: Callable[[Tensor], Tensor], head: nn.Module, why: str
 ) -> None:
     lowered = lower(capture(Pooled(pool, head)))
@@ -170,7 +170,7 @@ def test_what_stands_against_it_is_said(
     assert lowered.SerializeToString() == before
 
 
-def test_a_bundle_has_it_and_checks_it(checkpoint_file: Path, tmp_path: Path) -> None:
+def test_bundle_holds_and_checks_evidence(checkpoint_file: Path, tmp_path: Path) -> None:
     bundle = export(checkpoint_file, out=tmp_path / "model.bundle")
     assert bundle.manifest.evidence is not None
     results = [r for r in verify(bundle) if r.subject == "evidence"]
@@ -179,7 +179,7 @@ def test_a_bundle_has_it_and_checks_it(checkpoint_file: Path, tmp_path: Path) ->
     assert all(result.passed for result in results)
 
 
-def test_evidence_that_is_wrong_is_found(bundle_folder: Path) -> None:
+def test_wrong_evidence_is_found(bundle_folder: Path) -> None:
     bundle = Bundle.open(bundle_folder)
     manifest = bundle.manifest
     assert manifest.evidence is not None

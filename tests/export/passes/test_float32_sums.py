@@ -1,4 +1,4 @@
-"""A mean of more tokens than float16 can count."""
+"""Means of more tokens than float16 can count."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The encoder's rewrites: what they find, what they leave alone, and that nothing changes."""
+"""The encoder's rewrites: their matches, their exceptions, and equal results."""
 
 from collections.abc import Callable, Sequence
 
@@ -101,7 +101,7 @@ def assert_unchanged(module: nn.Module, model: onnx.ModelProto) -> None:
         (Projections, {"LayerNormQueryKeyValue": 1, "LinearResidual": 1}),
     ],
 )
-def test_what_surrounds_the_attention_becomes_one_operator_each(
+def test_surroundings_of_attention_become_single_operators(
     build: Callable[[], nn.Module], expected: dict[str, int]
 ) -> None:
     module = build()
@@ -124,7 +124,7 @@ def test_what_surrounds_the_attention_becomes_one_operator_each(
     ],
     ids=lambda value: getattr(value, "change", ""),
 )
-def test_a_look_alike_is_left_as_it_is(module: nn.Module, absent: str) -> None:
+def test_look_alike_stays_unchanged(module: nn.Module, absent: str) -> None:
     model = fused(exported(module))
     assert absent not in counts(model)
     assert_unchanged(module, model)
@@ -132,7 +132,8 @@ def test_a_look_alike_is_left_as_it_is(module: nn.Module, absent: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("widths", [[DIM], [DIM, 4], [DIM, 4, DIM, 7]], ids=len)
-def test_linear_layers_that_are_not_three_become_one_operator_each(widths: list[int]) -> None:
+def test_other_linear_layers_fuse_one_each(widths: list[int]) -> None:
+    """Linear layers that are not three become one operator each."""
     module = Projections(widths=widths)
     model = fused(exported(module))
     assert counts(model) == {"LayerNormLinear": len(widths), "LinearResidual": 1}
@@ -141,7 +142,8 @@ def test_linear_layers_that_are_not_three_become_one_operator_each(widths: list[
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("widths", [[DIM, DIM, DIM], [DIM, 4, DIM]], ids=str)
-def test_query_key_and_value_of_any_width_are_outputs_of_their_own(widths: list[int]) -> None:
+def test_query_key_value_have_own_outputs(widths: list[int]) -> None:
+    """Their widths may be any."""
     module = Projections(widths=widths)
     model = fused(exported(module))
     assert counts(model)["LayerNormQueryKeyValue"] == 1
@@ -155,7 +157,7 @@ def test_query_key_and_value_of_any_width_are_outputs_of_their_own(widths: list[
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("widths", [[DIM, 4], [DIM, 4, DIM]], ids=len)
-def test_fused_linear_layers_leave_nothing_unread_behind(widths: list[int]) -> None:
+def test_fused_linear_layers_leave_nothing_unread(widths: list[int]) -> None:
     model = fused(exported(Projections(widths=widths)))
     read = {name for node in model.graph.node for name in node.input}
     assert {i.name for i in model.graph.initializer} <= read

@@ -1,4 +1,4 @@
-"""The collapse of Fastformer layers: what it finds, what it leaves, and that nothing changes."""
+"""The collapse of Fastformer layers: its matches, its exceptions, and equal results."""
 
 import numpy as np
 import onnx
@@ -124,7 +124,7 @@ def test_a_layer_becomes_one_operator() -> None:
         "inner sum is read again",
     ],
 )
-def test_a_look_alike_is_left_as_it_is(change: str) -> None:
+def test_look_alike_stays_unchanged(change: str) -> None:
     module = Layer(change)
     model = fused(exported(module))
     attention = "CausalFastformer" if change == "causal" else "Fastformer"
@@ -133,7 +133,7 @@ def test_a_look_alike_is_left_as_it_is(change: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_weights_of_the_logits_leave_no_copies_behind() -> None:
+def test_logit_weights_leave_no_copies() -> None:
     model = fused(exported(Layer()))
     read = {name for node in model.graph.node for name in node.input}
     assert {i.name for i in model.graph.initializer} <= read

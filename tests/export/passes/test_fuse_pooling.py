@@ -125,7 +125,8 @@ def test_a_million_tokens_are_pooled_exactly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CENTRED)
-def test_deviations_of_a_million_nearly_equal_tokens_are_exact(name: str) -> None:
+def test_deviations_of_million_tokens_are_exact(name: str) -> None:
+    """The tokens are nearly equal."""
     assert_million_pooled(CENTRED[name], noise=1e-2, kinds=(50,))
 
 
@@ -148,7 +149,7 @@ def assert_million_pooled(
 
 
 @pytest.mark.parametrize("number", [-np.inf, np.inf, np.nan])
-def test_infinities_and_nan_are_pooled_as_by_pytorch(number: float) -> None:
+def test_infinities_and_nan_pool_like_pytorch(number: float) -> None:
     def pool(x: Tensor) -> Tensor:
         mean = x.mean(1, keepdim=True)
         return torch.cat([x.logsumexp(1, keepdim=True), mean, (x - mean)[:, :4]], 1)
@@ -172,9 +173,10 @@ def test_infinities_and_nan_are_pooled_as_by_pytorch(number: float) -> None:
     [lambda x: x[:, 5:].sum(1), lambda x: (x[:, 5:, :1].sigmoid() * x[:, 5:]).sum(1)],
     ids=["sum", "weighted"],
 )
-def test_documents_that_are_left_without_tokens_stay_as_many_and_have_a_sum_of_zero(
+def test_emptied_documents_sum_to_zero(
     pool: Callable[[Tensor], Tensor],
 ) -> None:
+    """Documents that are left without tokens stay in the batch."""
     module = Pooled(pool)
     engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)
     # Longer ones first: their numbers are then in the memory that the empty sums get.
@@ -188,7 +190,7 @@ def test_documents_that_are_left_without_tokens_stay_as_many_and_have_a_sum_of_z
         np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-def test_a_mean_of_a_million_tokens_is_exact() -> None:
+def test_mean_of_million_tokens_is_exact() -> None:
     module = Pooled(lambda x: x.mean(1))
     engine = OnnxRuntimeEngine(exported(module).SerializeToString(), threads=1)
     ids = torch.randint(50, (1, 1_000_000), generator=torch.Generator().manual_seed(0))

@@ -87,7 +87,7 @@ def probe(*paths: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_rewritten_graphs_run_in_a_stock_session(tmp_path: Path) -> None:
+def test_rewritten_graphs_run_in_stock_session(tmp_path: Path) -> None:
     paths = []
     for number, name in enumerate(GRAPHS):
         model = graph(name)
@@ -101,7 +101,7 @@ def test_rewritten_graphs_run_in_a_stock_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["half", "largest of padding"])
-def test_the_probe_notices_a_graph_as_it_was(name: str, tmp_path: Path) -> None:
+def test_probe_notices_original_graph(name: str, tmp_path: Path) -> None:
     onnx.save(graph(name), tmp_path / "model.onnx")
     assert probe(tmp_path / "model.onnx").returncode != 0
 
@@ -115,7 +115,7 @@ def test_the_probe_notices_a_graph_as_it_was(name: str, tmp_path: Path) -> None:
     ],
     ids=["float32", "one rank", "no pooling"],
 )
-def test_other_graphs_stay_as_they_are(
+def test_other_graphs_stay_unchanged(
     inputs: str, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GRAPHS, "other", (inputs, body))

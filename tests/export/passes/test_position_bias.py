@@ -29,7 +29,7 @@ TOKENS = 20
 
 
 def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
-    """One layer for each range, whose biases fall along every row from it to 0."""
+    """Return one layer per range; its biases fall from the range to 0 along every row."""
     torch.manual_seed(0)
     config = {"mechanism": "aft_full", "max_length": TOKENS, "depth": len(ranges), "causal": causal}
     model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
@@ -41,7 +41,7 @@ def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
 
 
 def written_in(model: onnx.ModelProto) -> list[str]:
-    """What the kernels read, node by node."""
+    """Return the precision that the kernel of each node reads."""
     nodes = [node for node in model.graph.node if node.op_type == "AftFull"]
     return [a.s.decode() for node in nodes for a in node.attribute if a.name == "precision"]
 
@@ -52,7 +52,7 @@ def traced(model: DocumentClassifier, precision: str) -> onnx.ModelProto:
 
 
 @given(st.data())
-def test_the_range_of_a_row_is_that_of_the_keys_it_sees(data: st.DataObject) -> None:
+def test_row_range_covers_visible_keys(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 12))
     numbers = st.floats(-1000, 1000, width=16)
     row = st.lists(numbers, min_size=tokens, max_size=tokens)
@@ -68,7 +68,8 @@ def test_the_range_of_a_row_is_that_of_the_keys_it_sees(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_a_bias_that_is_not_finite_has_no_range(number: float) -> None:
+def test_infinite_bias_has_no_range(number: float) -> None:
+    """Neither has a bias with NaN."""
     bias = np.zeros((3, 3), np.float32)
     bias[1, 2] = number
     assert row_range(bias, causal=False) is None
@@ -85,9 +86,10 @@ def test_a_bias_that_is_not_finite_has_no_range(number: float) -> None:
         ("fp32", ["fp32", "fp32", "fp32", "fp32"]),
     ],
 )
-def test_the_cheapest_safe_precision_is_chosen_on_both_sides_of_each_border(
+def test_cheapest_safe_precision_at_every_border(
     precision: str, chosen: list[str], causal: bool
 ) -> None:
+    """The precision is checked on both sides of each border."""
     borders = [LARGEST_RANGE[name] for name in ("int8", "fp16", "bf16")]
     assert borders == [1.0, 8.0, 75.0]
     below, above = [0.0, *borders], [*borders, 1e30]
@@ -107,7 +109,7 @@ def test_the_cheapest_safe_precision_is_chosen_on_both_sides_of_each_border(
         ("fp32", ["fp32", "fp32", "fp32", "fp32", "fp32"]),
     ],
 )
-def test_every_node_says_what_its_own_bias_allows(precision: str, chosen: list[str]) -> None:
+def test_nodes_follow_their_own_bias(precision: str, chosen: list[str]) -> None:
     ranges = [0.9, 7.9, 8.1, 74.5, 75.5]
     biases = position_biases(traced(classifier(*ranges), precision))
     assert [bias.precision for bias in biases] == chosen
@@ -115,14 +117,14 @@ def test_every_node_says_what_its_own_bias_allows(precision: str, chosen: list[s
     assert len({bias.node for bias in biases}) == len(ranges)
 
 
-def test_an_engine_in_bfloat16_is_measured_in_its_own_type() -> None:
+def test_bfloat16_engine_is_measured_in_bfloat16() -> None:
     model = classifier(74.5, 75.5)
     program = capture(model, dtype=ENGINE_PRECISIONS["bf16"], max_tokens=TOKENS)
     biases = position_biases(finish(lower(program), precision="bf16", fuse=False))
     assert [(b.row_range, b.precision) for b in biases] == [(74.5, "bf16"), (75.5, "fp32")]
 
 
-def test_a_causal_row_ends_at_the_diagonal() -> None:
+def test_causal_row_ends_at_diagonal() -> None:
     model = classifier(100.0, causal=True)
     with torch.no_grad():  # rows reach 100, but above the diagonal
         model.encoder.layers[0].attention.column_factor[:-1, 0] = 0.0
@@ -132,7 +134,7 @@ def test_a_causal_row_ends_at_the_diagonal() -> None:
     assert (bias.row_range, bias.precision) == (0.0, "fp16")
 
 
-def test_a_bias_that_the_graph_computes_is_taken_for_the_worst() -> None:
+def test_computed_bias_counts_as_worst_case() -> None:
     model = traced(classifier(1.0), "fp16")
     node = next(n for n in model.graph.node if n.op_type == "AftFull")
     constant = node.input[3]
@@ -157,7 +159,7 @@ def test_other_mechanisms_have_no_position_bias() -> None:
         ("int8", ["int8", "bf16", "bf16", "fp32"]),
     ],
 )
-def test_the_bundle_and_inspect_say_what_was_measured_and_chosen(
+def test_bundle_and_inspect_report_chosen_precision(
     precision: str,
     chosen: list[str],
     tmp_path: Path,

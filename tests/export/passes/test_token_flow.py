@@ -1,4 +1,4 @@
-"""What a chunk may not compute is refused by name."""
+"""A computation that a chunk cannot do is refused, and the error names it."""
 
 import pytest
 import torch
@@ -136,18 +136,18 @@ class Filled(Masked):
         (AttendsToThousands, "attends to other tokens than the document has"),
     ],
 )
-def test_what_stands_against_it_is_named(module: type[nn.Module], reason: str) -> None:
+def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> None:
     with pytest.raises(WholeOnlyError, match=reason):
         classify(lower(capture(module(), max_tokens=4096)))
 
 
 @pytest.mark.parametrize("module", [Masked, LeastLength, OfPadding, Filled])
-def test_masks_of_padding_say_the_same_of_a_chunk(module: type[nn.Module]) -> None:
+def test_padding_masks_allow_chunks(module: type[nn.Module]) -> None:
     assert classify(lower(capture(module())))["logits"] is Kind.POOLED
 
 
 @pytest.mark.parametrize("mechanism", sorted(LAYERS))
-def test_models_of_ours_are_what_they_are(mechanism: str) -> None:
+def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None
     settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
     model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings))

@@ -54,7 +54,7 @@ def test_the_choice_holds_the_tolerance(
 
 
 @needs_kernels
-def test_more_tolerance_never_makes_a_node_dearer(bundle: Bundle, model: onnx.ModelProto) -> None:
+def test_tolerance_never_makes_node_dearer(bundle: Bundle, model: onnx.ModelProto) -> None:
     cheapest: dict[str, int] = {}
     for tolerance in (1e-4, 2e-3, 5e-2):
         ranks = {
@@ -102,9 +102,10 @@ def supposed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aftplugins, "missing", lambda _: None)
 
 
-def test_what_holds_alone_may_be_too_much_together(
+def test_precisions_can_fail_only_together(
     supposed: None, bundle: Bundle, model: onnx.ModelProto
 ) -> None:
+    """Precisions that hold separately may err too much together."""
     found = advise(model, bundle.golden(), 6.5e-3)
     assert sorted(chosen(found).values()) == ["bf16", "bf16", "int8"]
     assert found.error == pytest.approx(6e-3)
@@ -112,7 +113,7 @@ def test_what_holds_alone_may_be_too_much_together(
     assert found.coarsest == "int8"
 
 
-def test_a_precision_that_errs_too_much_alone_is_named(
+def test_int8_error_over_tolerance_is_named(
     supposed: None, bundle: Bundle, model: onnx.ModelProto
 ) -> None:
     found = advise(model, bundle.golden(), 3.5e-3)
@@ -127,7 +128,7 @@ def test_even_fp32_may_be_too_coarse(
         advise(model, bundle.golden(), 1e-9)
 
 
-def test_what_the_processor_cannot_do_is_not_chosen(
+def test_unsupported_precision_is_not_chosen(
     supposed: None, bundle: Bundle, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Supposed, "errors", dict.fromkeys(CHEAPEST_FIRST, 1e-6))
@@ -137,7 +138,7 @@ def test_what_the_processor_cannot_do_is_not_chosen(
 
 
 @needs_kernels
-def test_the_bundle_says_what_was_chosen_and_why(
+def test_bundle_explains_chosen_precision(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "auto.bundle"
@@ -172,7 +173,7 @@ def test_the_bundle_says_what_was_chosen_and_why(
         (["--to", "trt-rtx", "--precision", "auto"], "one precision"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_unfit_settings_are_refused(
     words: list[str],
     why: str,
     checkpoint_file: Path,

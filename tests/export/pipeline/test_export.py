@@ -26,7 +26,7 @@ from aftexport.report.report import Report
 def second_export(
     checkpoint_file: Path, bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The same checkpoint exported elsewhere, by another process with other hash seeds."""
+    """Export the same checkpoint elsewhere, in another process with other hash seeds."""
     folder = tmp_path_factory.mktemp("another place")
     words = ["-m", "aftexport", checkpoint_file, "--to", "onnx", "--out", "deep/er/result"]
     outcome = run_python(*words, cwd=folder, PYTHONHASHSEED="4242")
@@ -34,15 +34,13 @@ def second_export(
     return folder / "deep" / "er" / "result"
 
 
-def test_two_exports_of_a_checkpoint_are_the_same_byte_for_byte(
-    bundle_folder: Path, second_export: Path
-) -> None:
+def test_two_exports_are_identical(bundle_folder: Path, second_export: Path) -> None:
+    """The bundles of one checkpoint are the same byte for byte."""
     assert listing(bundle_folder) == listing(second_export)
 
 
-def test_an_export_after_others_in_one_process_is_the_same_too(
-    checkpoint_file: Path, bundle_copy: Path
-) -> None:
+def test_export_is_independent_of_earlier_exports(checkpoint_file: Path, bundle_copy: Path) -> None:
+    """An export after others in one process is the same too."""
     before = listing(bundle_copy)
     manifest = bundle_copy / "manifest.json"
     manifest.write_text(manifest.read_text("utf-8") + " ", "utf-8")
@@ -53,14 +51,14 @@ def test_an_export_after_others_in_one_process_is_the_same_too(
     }  # fmt: skip
 
 
-def test_a_bundle_says_nothing_of_where_it_was_made(second_export: Path) -> None:
+def test_bundle_omits_place_of_export(second_export: Path) -> None:
     for file in second_export.iterdir():
         content = file.read_bytes()
         for secret in (b"another place", str(Path.home()).encode() + b"/", b"site-packages"):
             assert secret not in content, file.name
 
 
-def test_a_folder_gives_the_model_its_checkpoint_gives(
+def test_folder_and_checkpoint_give_same_model(
     checkpoint_file: Path, bundle_folder: Path, tmp_path: Path
 ) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
@@ -105,9 +103,8 @@ def test_every_option_reaches_the_bundle(
     assert verified.code == 0, verified.out
 
 
-def test_half_precision_is_in_the_weights_and_within_its_bound(
-    checkpoint_file: Path, tmp_path: Path
-) -> None:
+def test_half_precision_stays_within_bound(checkpoint_file: Path, tmp_path: Path) -> None:
+    """The weights are in half precision too."""
     bundle = export(checkpoint_file, out=tmp_path / "half", precision="fp16")
     assert bundle.manifest.precision == "fp16"
     types = {t.data_type for t in onnx.load(bundle.model_path).graph.initializer}
@@ -130,8 +127,8 @@ def make():
 """
 
 
-def test_half_precision_of_pytorchs_own_layer_does_not_crash_the_runtime(tmp_path: Path) -> None:
-    """As ONNX Runtime 1.31 did while it optimized the graph, and the process with it."""
+def test_half_precision_pytorch_layer_runs(tmp_path: Path) -> None:
+    """ONNX Runtime 1.31 crashed the process while it optimized this graph."""
     (tmp_path / "own.py").write_text(_LAYER_OF_PYTORCH)
     words = ["--factory", "own:make", "--to", "onnx", "--precision", "fp16", "--out", "own.bundle"]
     outcome = run_python("-m", "aftexport", *words, cwd=tmp_path)
@@ -139,7 +136,7 @@ def test_half_precision_of_pytorchs_own_layer_does_not_crash_the_runtime(tmp_pat
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_aft_full_with_rounded_products_is_within_its_bound(tmp_path: Path, precision: str) -> None:
+def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -> None:
     torch.manual_seed(0)
     config = ClassifierConfig(**toy.CONFIG | {"mechanism": "aft_full", "max_length": 300})
     aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
@@ -149,7 +146,7 @@ def test_aft_full_with_rounded_products_is_within_its_bound(tmp_path: Path, prec
     assert "AftFull" in {case["subject"] for case in record["cases"]}
 
 
-def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
+def test_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
     torch.save(toy.Dropout().state_dict(), tmp_path / "model.pt")
     export(tmp_path / "model.pt", factory="toy:Dropout")
     assert Bundle.open(tmp_path / "model.bundle").manifest.labels[0] == "class_0"
@@ -162,7 +159,7 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
         ("toy:RunningMean", ("changes its buffer running", "self.training")),
     ],
 )
-def test_a_forward_that_cannot_be_compared_is_refused(
+def test_incomparable_forward_is_refused(
     factory: str, named: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--factory", factory, "--to", "onnx", "--out", tmp_path / "b"]
@@ -170,10 +167,10 @@ def test_a_forward_that_cannot_be_compared_is_refused(
     assert not listing(tmp_path)
 
 
-def test_a_module_of_fixed_types_is_compared_in_them(
+def test_module_of_fixed_types_keeps_types(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is left out of its parameters is said too, and none of this needs a comparison."""
+    """The report also names parameters that are left out. None of this needs a comparison."""
     words = ["--factory", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
     outcome = run_here(words, capsys)
     assert (outcome.code, outcome.err) == (0, "")
@@ -190,7 +187,7 @@ def test_a_module_of_fixed_types_is_compared_in_them(
     assert (verified.code, "float32 reference" in verified.out) == (0, True)
 
 
-def test_a_module_whose_own_weights_are_not_numbers_is_refused(
+def test_module_with_nan_weights_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--factory", "toy:NotANumber", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
@@ -201,7 +198,7 @@ def test_a_module_whose_own_weights_are_not_numbers_is_refused(
     assert (refused.code, "NaN in head.bias" in refused.err) == (2, True)
 
 
-def test_a_pickled_module_is_exported_where_it_is_allowed(
+def test_pickled_module_exports_when_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(toy.Bag(), tmp_path / "model.pt")
@@ -222,7 +219,7 @@ def test_a_pickled_module_is_exported_where_it_is_allowed(
         ("LogitsByToken", "logits"),
     ],
 )
-def test_a_module_that_cannot_be_exported_is_refused(
+def test_unexportable_module_is_refused(
     factory: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(getattr(toy, factory)().state_dict(), tmp_path / "model.pt")
@@ -266,7 +263,7 @@ OUTS: dict[str, tuple[Any, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", OUTS)
-def test_an_out_that_cannot_be_used_is_refused_and_untouched(
+def test_unusable_out_is_refused_and_untouched(
     kind: str, state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, out, options = OUTS[kind]
@@ -277,7 +274,7 @@ def test_an_out_that_cannot_be_used_is_refused_and_untouched(
     assert listing(tmp_path) == before
 
 
-def test_a_folder_that_may_not_be_written_is_refused(
+def test_unwritable_folder_is_refused(
     state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if os.geteuid() == 0:
@@ -289,7 +286,7 @@ def test_a_folder_that_may_not_be_written_is_refused(
     assert not listing(tmp_path / "locked")
 
 
-def test_a_bundle_that_is_there_stays_unless_forced(
+def test_existing_bundle_stays_unless_forced(
     checkpoint_file: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = listing(bundle_copy.parent)
@@ -307,7 +304,7 @@ def test_force_never_removes_the_model_itself(
     assert model.exists()
 
 
-def test_the_model_itself_is_not_written_over(
+def test_model_itself_is_not_overwritten(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
@@ -330,9 +327,11 @@ def test_a_failure_while_checking_leaves_nothing(
     assert not listing(tmp_path)
 
 
-def test_a_graph_that_fails_where_pytorch_does_not_is_refused_with_the_size_it_fails_on(
+def test_failing_graph_is_refused_with_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """PyTorch does not fail at this size."""
+
     class Squeezed(toy.Bag):
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             x = self.embedding(input_ids).squeeze(1)
@@ -346,7 +345,7 @@ def test_a_graph_that_fails_where_pytorch_does_not_is_refused_with_the_size_it_f
     assert not listing(tmp_path)
 
 
-def test_the_folder_one_stands_in_can_be_exported(
+def test_current_folder_can_be_exported(
     checkpoint_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -358,15 +357,13 @@ def test_the_folder_one_stands_in_can_be_exported(
 
 
 @pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
-def test_labels_that_are_no_list_of_names_are_refused(
-    labels: Any, checkpoint_file: Path, tmp_path: Path
-) -> None:
+def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="labels are not"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bundle_that_came_meanwhile_is_not_replaced(
+def test_concurrent_bundle_is_not_replaced(
     checkpoint_file: Path, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "model.bundle"
@@ -383,7 +380,7 @@ def test_a_bundle_that_came_meanwhile_is_not_replaced(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are of any bytes on Linux")
-def test_names_that_are_no_unicode_do(checkpoint_file: Path, tmp_path: Path) -> None:
+def test_names_outside_unicode_work(checkpoint_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xfcber")
     folder.mkdir()
     shutil.copy(checkpoint_file, folder / "model.pt")

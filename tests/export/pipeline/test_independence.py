@@ -46,7 +46,7 @@ def transposed_softmax(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def in_windows(x: Tensor) -> Tensor:
-    """Windows of 4 tokens, each less its mean."""
+    """Subtract from each window of 4 tokens its mean."""
     count = -(-x.shape[1] // 4)
     y = nn.functional.pad(x, (0, 0, 0, count * 4 - x.shape[1])).unflatten(1, (count, 4))
     y = (y - y.mean(2, keepdim=True)).flatten(1, 2)
@@ -113,7 +113,7 @@ def test_independent_documents_are_accepted(name: str) -> None:
     cases_of(BY_ITSELF[name])
 
 
-def test_breach_is_measured_between_alone_and_batch() -> None:
+def test_breach_compares_alone_with_batch() -> None:
     module = Pooled(OVER_THE_BATCH["max"]).double()
     reference = TorchEngine(module, ("input_ids", "lengths"))
     spec = input_spec(capture(Pooled(OVER_THE_BATCH["max"])))

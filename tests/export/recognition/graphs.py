@@ -20,7 +20,7 @@ BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 
 
 def exported(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS)) -> onnx.ModelProto:
-    """A module of one tensor; ``axes`` are those of its dims that are dynamic, from the first."""
+    """Export a module of one tensor; ``axes`` are its dynamic dims, from the first."""
     shapes = (dict(enumerate(axes)),) if axes else None
     program = torch.export.export(module.eval(), (example,), dynamic_shapes=shapes)
     converted = torch.onnx.export(program, (), dynamo=True, opset_version=20, verbose=False)
@@ -29,7 +29,7 @@ def exported(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS))
 
 
 def scripted(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS)) -> onnx.ModelProto:
-    """The same by torch.onnx's older exporter: other nodes, and thirty times faster.
+    """Export with torch.onnx's older exporter: other nodes, and thirty times faster.
 
     ``axes`` may be by dim, too.
     """
@@ -48,7 +48,7 @@ def scripted(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS))
 
 
 def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:
-    """What was recognised, and the model with its portable bodies."""
+    """Return the recognition result and the model with its portable bodies."""
     graph = normalised(model)
     found = recognise(graph)
     return found, attach_bodies(ir.to_proto(graph))
@@ -59,7 +59,7 @@ def operators(found: Recognition) -> list[str]:
 
 
 def assert_equal(module: nn.Module, model: onnx.ModelProto, *examples: Tensor) -> None:
-    """The model runs as the module does, by its bodies and by the kernels."""
+    """Check that the model equals the module, by its bodies and by the kernels."""
     for kernels in (False, True):
         engine = OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=kernels)
         (name,) = engine.input_names

@@ -1,4 +1,4 @@
-"""A layer around a function of query, key and value, and what such functions are written with."""
+"""A layer around a function of query, key and value, and helpers for such functions."""
 
 from collections.abc import Callable
 
@@ -44,5 +44,5 @@ def elu_features(x: Tensor) -> Tensor:
 
 
 def matrix(seed: int, columns: int = TOKENS) -> Tensor:
-    """``[TOKENS, columns]``, normal."""
+    """Draw a normal matrix ``[TOKENS, columns]``."""
     return torch.randn(TOKENS, columns, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""What resembles a mechanism and is another function: none of it may be rewritten."""
+"""Functions that resemble a mechanism but compute something else: none may be rewritten."""
 
 import torch
 from torch import Tensor, nn
@@ -260,7 +260,7 @@ class FastformerOtherLogits(FastformerPoolsKeys):
 
 
 def layers() -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     torch.manual_seed(0)
     w = torch.randn(TOKENS, TOKENS)
     plain = [
@@ -291,7 +291,7 @@ def layers() -> dict[str, nn.Module]:
 
 
 def of_long_documents() -> dict[str, nn.Module]:
-    """By name, what is a mechanism for documents of a few tokens."""
+    """Return by name the layers that equal a mechanism only for documents of a few tokens."""
     few = [simple_of_the_first_50_keys, simple_in_blocks, simple_scaled_beyond_64,
            simple_scaled_by_blocks, linear_of_the_last_64_keys]  # fmt: skip
     return {f.__name__: Layer(f) for f in few}

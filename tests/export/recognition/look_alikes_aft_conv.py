@@ -1,4 +1,4 @@
-"""What resembles AFT-conv and is another function: another window, filter, weight or sum."""
+"""Functions that resemble AFT-conv, with another window, filter, weight or sum."""
 
 import torch
 from torch import Tensor, nn
@@ -152,7 +152,7 @@ class ConvMeanOfAll(Windowed):
 
 
 def layers(filters: Tensor) -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     windowed = [
         ConvShifted, ConvEvenTapsShifted, ConvDilated, ConvStrided, ConvCircular, ConvReflected,
         ConvPaddedByOnes, ConvOfAllChannels, ConvBackwards, ConvCentredOverPast, ConvAlone,

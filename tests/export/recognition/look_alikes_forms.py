@@ -1,4 +1,4 @@
-"""What resembles a form of a mechanism that is found, and is another function.
+"""Functions that resemble a recognised form of a mechanism but compute something else.
 
 Masks of rows and numbers that are not outside, keys that channels share, weights that nothing
 normalises.
@@ -124,7 +124,7 @@ class FastformerWeighed(nn.Module):
 
 
 def layers() -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     plain = [
         linear_rows_masked_below_alone, linear_rows_masked_by_others, linear_rows_halved,
         linear_scaled_below_alone, simple_rows_filled_with_one, simple_numbers_added,
@@ -166,6 +166,6 @@ def queries_cut_at_a_thousand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def of_longer_documents() -> dict[str, nn.Module]:
-    """By name, what is a mechanism for documents of up to a thousand tokens."""
+    """Return by name the layers that equal a mechanism only up to a thousand tokens."""
     few = [cut_at_a_thousand, in_blocks_of_a_thousand, queries_cut_at_a_thousand]
     return {f.__name__: Layer(f) for f in few}

@@ -1,4 +1,4 @@
-"""Masks that make a mechanism another function: none of it may be rewritten."""
+"""Masks that turn a mechanism into another function: none may be rewritten."""
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def full_mask_of_queries_and_keys(q: Tensor, k: Tensor, v: Tensor, w: Tensor) ->
 
 
 def layers(w: Tensor) -> dict[str, nn.Module]:
-    """By name; ``w`` is a position bias."""
+    """Return the layers by name; ``w`` is a position bias."""
     plain = [
         linear_of_keys_before, linear_of_keys_up_to_the_next, linear_of_keys_from_here,
         linear_of_keys_after, linear_of_positions_before, linear_causal_above_alone,

@@ -1,4 +1,4 @@
-"""Parts of products that make linear attention another function: none of it may be rewritten."""
+"""Parts of products that turn linear attention into another function: none may be rewritten."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ def linear_padded_as_the_last_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linear_padded_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As if the tokens came before the channels: a query more, whose output divides the others."""
+    """Add a query whose output divides the others, as if tokens came before channels."""
     q, k, v = map(heads, (q, k, v))
     out = pad(q.relu(), (0, 0, 0, 1), value=1.0) @ (k.relu().transpose(2, 3) @ v)
     return merged(out[:, :, :-1] / (out[:, :, -1:] + 1e-3))
@@ -80,7 +80,7 @@ def linear_padded_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, nn.Module]:
-    """By name."""
+    """Return the layers by name."""
     found = [
         linear_padded_with_a_half, linear_padded_with_a_half_and_no_eps, linear_padded_with_zeros,
         linear_padded_in_front, linear_padded_by_two_numbers, linear_padded_as_the_last_key,

@@ -1,4 +1,4 @@
-"""Formulas: equal ones are one, and in one order, wherever their parts lie in memory."""
+"""Equal formulas are one object with one order, wherever their parts lie in memory."""
 
 import random
 
@@ -17,7 +17,7 @@ def leaves(axis: Axis, order: list[str]) -> list[Product]:
     return [one(Leaf(ir.val(name), ((axis,),))) for name in order]
 
 
-def test_factors_and_terms_are_in_an_order_of_their_own() -> None:
+def test_factors_and_terms_have_canonical_order() -> None:
     axis = Axis((3, 4))
     given = leaves(axis, NAMES)
     shuffled = leaves(axis, random.Random(0).sample(NAMES, len(NAMES)))
@@ -27,13 +27,13 @@ def test_factors_and_terms_are_in_an_order_of_their_own() -> None:
     assert factors == NAMES
 
 
-def test_the_orders_of_many_axes_are_not_tried() -> None:
+def test_orders_of_many_axes_are_skipped() -> None:
     axes = tuple(Axis((2, 3)) for _ in range(7))
     with pytest.raises(ValueError):  # noqa: PT011, it is not told to anybody
         key(one(Over(axes, one(Leaf(ir.val("x"), tuple((axis,) for axis in axes))))))
 
 
-def test_summed_axes_are_in_the_order_they_were_made_in() -> None:
+def test_summed_axes_keep_creation_order() -> None:
     axes = [Axis((size, size + 1)) for size in range(2, 8)]
     random.Random(0).shuffle(axes)
     total = sole(over(axes, one(Leaf(ir.val("x"), tuple((axis,) for axis in axes)))))

@@ -1,4 +1,4 @@
-"""``aftexport fuse``, and what the exporter does with modules that are not of ours."""
+"""``aftexport fuse``, and the export of other people's modules."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_fuse_writes_the_model_and_the_report(
+def test_fuse_writes_model_and_report(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, report = tmp_path / "fused.onnx", tmp_path / "report.json"
@@ -82,7 +82,7 @@ def test_fuse_refuses_random_outputs(
 
 
 @pytest.mark.parametrize(("name", "operators"), [("simple", {"AftSimple"}), ("eps", set())])
-def test_weights_in_another_file_are_taken_in(
+def test_weights_in_another_file_are_loaded(
     name: str,
     operators: set[str],
     files: Path,
@@ -99,7 +99,7 @@ def test_weights_in_another_file_are_taken_in(
     assert set(operator_paths(out)) == operators
 
 
-def test_where_nothing_is_recognised_the_file_is_copied_and_said_why(
+def test_unrecognised_file_is_copied_with_reason(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "same.onnx"
@@ -111,7 +111,7 @@ def test_where_nothing_is_recognised_the_file_is_copied_and_said_why(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model"])
-def test_bad_files_are_refused_and_nothing_is_written(
+def test_bad_files_are_refused_without_output(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
@@ -132,7 +132,7 @@ def test_nothing_is_written_into_a_bundle(
     assert listing(bundle_copy) == before
 
 
-def test_a_report_over_one_of_the_models_is_refused(
+def test_report_over_model_is_refused(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = tmp_path / "simple.onnx", tmp_path / "fused.onnx"
@@ -144,7 +144,7 @@ def test_a_report_over_one_of_the_models_is_refused(
     assert not out.exists()
 
 
-def test_a_fused_file_is_not_fused_again(
+def test_fused_file_is_not_fused_again(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "fused.onnx"
@@ -153,16 +153,19 @@ def test_a_fused_file_is_not_fused_again(
     assert (done.code, "already" in done.err) == (2, True)
 
 
-def test_a_module_by_its_factory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_from_factory_without_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = export(factory="theirs:simple", out=tmp_path / "simple.bundle")
     assert bundle.manifest.operators["AftSimple"] == 1
     assert "AftSimple" in capsys.readouterr().out
     assert all(result.passed for result in verify(Bundle.open(bundle.path)))
 
 
-def test_weights_and_a_table_of_positions_that_bounds_the_length(
+def test_position_table_bounds_loaded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The weights of the model are loaded as well."""
     module = theirs.full()
     with torch.no_grad():
         for weight in module.parameters():
@@ -176,7 +179,7 @@ def test_weights_and_a_table_of_positions_that_bounds_the_length(
     assert manifest.max_tokens == 35
 
 
-def test_a_pooling_by_softmax_without_lengths_runs_in_chunks_too(tmp_path: Path) -> None:
+def test_softmax_pooling_without_lengths_runs_chunked(tmp_path: Path) -> None:
     bundle = export(factory="theirs:pooled", out=tmp_path / "pooled.bundle")
     assert bundle.manifest.inputs == ("input_ids",)
     assert bundle.manifest.chunked is not None
@@ -185,7 +188,7 @@ def test_a_pooling_by_softmax_without_lengths_runs_in_chunks_too(tmp_path: Path)
     assert all(result.passed for result in results)
 
 
-def test_models_with_nothing_to_recognise_are_exported_and_say_so(
+def test_export_reports_unrecognised_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
@@ -198,7 +201,7 @@ def test_models_with_nothing_to_recognise_are_exported_and_say_so(
     assert all(np.isfinite(r.error) and r.passed for r in verify(bundle))
 
 
-def test_modules_of_embeddings_are_told_what_to_do(
+def test_embedding_module_error_has_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(

@@ -1,4 +1,4 @@
-"""Weighted sums that are no mechanism: the reason is the condition that they fail, and true."""
+"""Weighted sums that match no mechanism: the reason is the condition that fails."""
 
 from collections.abc import Callable
 from typing import Any
@@ -173,23 +173,25 @@ def test_one_true_reason_is_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Sinkhorn of many steps", "keys through nan_to_num"])
-def test_reason_is_that_of_the_other_exporter(name: str) -> None:
+def test_reason_matches_other_exporter(name: str) -> None:
     function, reason = REASONS[name]
     assert reasons(Layer(function), exported) == [reason]
 
 
-def test_guard_between_bias_and_values_is_named() -> None:
+def test_guard_between_bias_and_values_named() -> None:
     assert reasons(Layer(guarded_bias, matrix(0)), scripted) == [NAN]
 
 
-def test_axes_of_one_size_are_told_apart() -> None:
-    """Channels and tokens are 16: a guard on the keys is none on pairs."""
+def test_axes_of_one_size_stay_distinct() -> None:
+    """Channels and tokens are both 16. A guard on the keys does not guard pairs."""
     layer = Layer(REASONS["keys through nan_to_num"][0])
     found, _ = fused(scripted(layer, torch.randn(2, DIM, DIM), axes=()))
     assert [miss.reason for miss in found.near_misses] == [NAN]
 
 
-def test_quotient_of_sums_is_no_weighted_sum() -> None:
+def test_quotient_of_sums_is_rejected() -> None:
+    """It is not a weighted sum."""
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q.sigmoid() * k.sum(1, keepdim=True) / v.square().sum(1, keepdim=True)
 

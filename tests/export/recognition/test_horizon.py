@@ -1,4 +1,4 @@
-"""What a formula reads stays small, whatever the graph: chains of any depth are read in time."""
+"""A formula reads a small part of any graph, so chains of any depth are read in time."""
 
 import onnx_ir as ir
 import pytest
@@ -12,7 +12,7 @@ from .chains import CHAINS, Graph, model_of
 
 
 def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """How many keys were computed, and for how many nodes."""
+    """Return the numbers of computed keys and of nodes."""
     count = 0
     compute = keys.compute_text
 
@@ -43,7 +43,7 @@ def test_keys_are_near_linear_in_nodes(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["pseudo_inverse", "softmax_product", "attention"])
-def test_a_mechanism_above_a_chain_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mechanism_above_chain_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count, nodes = computations(name, 4, monkeypatch)
     assert count < 3000 * nodes
 
@@ -59,7 +59,8 @@ def test_thousands_of_nodes_in_a_row(
     assert count < 100 * nodes
 
 
-def test_what_is_shared_is_beyond_the_horizon_for_all_or_none() -> None:
+def test_shared_part_beyond_horizon_is_consistent() -> None:
+    """A shared part is beyond the horizon for all of its readers or for none."""
     graph = Graph()
     value = "x"
     for _ in range(40):

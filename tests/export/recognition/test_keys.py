@@ -1,4 +1,4 @@
-"""Keys: the same for equal formulas, whatever their axes are called and were split into since."""
+"""Equal formulas have equal keys, whatever the names and splits of their axes."""
 
 import onnx_ir as ir
 
@@ -26,14 +26,16 @@ def scores(row: Axis, column: Axis, *, crossed: bool = False) -> Product:
     return over([summed], one(Exp(times(logits, leaf("a", row, summed)))))
 
 
-def test_sums_within_sums_are_equal_by_any_names() -> None:
+def test_nested_sums_equal_by_any_names() -> None:
     row, column = axes(2)
     assert key(scores(row, column)) == key(scores(row, column))
     assert key(scores(row, column)) != key(scores(row, column, crossed=True))
     assert key(scores(row, column)) != key(scores(column, row))
 
 
-def test_axes_in_the_same_places_are_tried_in_every_order() -> None:
+def test_axes_in_same_places_are_permuted() -> None:
+    """They are tried in every order."""
+
     def cycle(first: int) -> Product:
         around = axes(3)
         order = [around[(first + i) % 3] for i in range(3)]
@@ -43,7 +45,7 @@ def test_axes_in_the_same_places_are_tried_in_every_order() -> None:
     assert len({key(cycle(first)) for first in range(3)}) == 1
 
 
-def test_key_changes_once_an_axis_is_split() -> None:
+def test_key_changes_after_axis_split() -> None:
     whole, row = Axis((4, 4)), Axis((3, 3))
     remembered = over([whole], times(leaf("a", row, whole), leaf("b", whole, whole)))
     before = key(remembered)
@@ -52,7 +54,7 @@ def test_key_changes_once_an_axis_is_split() -> None:
     assert key(remembered) == key(made_after) != before
 
 
-def test_long_keys_are_digests_that_differ() -> None:
+def test_long_keys_are_distinct_digests() -> None:
     axis = Axis((4, 4))
     exponentials = [
         one(Exp(plus([leaf("a", axis), Product(coefficient=float(n))]))) for n in range(400)

@@ -133,7 +133,7 @@ def test_images_of_any_size(layer: type[nn.Module], attend: Attend, expected: st
 
 
 @pytest.mark.parametrize("layer", [Convolved, Projected])
-def test_linear_attention_of_images_of_any_width(layer: type[nn.Module]) -> None:
+def test_image_linear_attention_of_any_width(layer: type[nn.Module]) -> None:
     module = layer(linear)
     model = scripted(module, example(2, CHANNELS, 2, 6), axes={0: "b", 3: "w"})
     check(module, model, "NormalizedLinearAttention", example(3, CHANNELS, 2, 5))
@@ -185,8 +185,8 @@ def test_images_of_one_size(attend: Attend) -> None:
     assert_equal(module, changed, x)
 
 
-def test_the_last_axis_of_unknown_tensors_may_be_the_channels() -> None:
-    """Whether a mean is over tokens or channels is not told by the numbers."""
+def test_last_axis_may_be_channels() -> None:
+    """Numbers do not tell whether the mean of an unknown tensor is over tokens or channels."""
     x = example(2, 3, HEADS, 5, 7)
     found, _ = fused(
         scripted(Given(lambda q, k, v: q.sigmoid() * (k.softmax(-1) * v).sum(-1, True)), x, axes={})

@@ -1,4 +1,4 @@
-"""A guard of NaN after a masked mechanism: rows without keys would pass it."""
+"""A NaN guard after a masked mechanism, which rows without keys would pass."""
 
 import io
 from collections.abc import Callable

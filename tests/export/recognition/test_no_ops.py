@@ -1,4 +1,4 @@
-"""Nodes that do nothing are gone before a graph is read; those that may do something stay."""
+"""Nodes without effect are removed before a graph is read; all others stay."""
 
 import onnx
 import onnx.parser
@@ -32,7 +32,7 @@ g (float[batch, tokens, 8] x) => (float[batch, tokens, 8] y)
 
 
 def left(line: str) -> tuple[list[str], int]:
-    """The operators that are left of a line between two others, and how many are doubtful."""
+    """Return the operators left between two others, and the number of doubtful ones."""
     model = normalised(onnx.parser.parse_model(_TEXT % line))
     doubtful = remove_no_ops(model, measure(ir.to_proto(model)))
     return [node.op_type for node in model.graph], len(doubtful)
@@ -82,14 +82,14 @@ def test_nothing_is_left_of_no_ops(line: str) -> None:
         ("c = Cast <to = 10> (a)  b = Cast <to = 1> (c)", "Cast", 0),
     ],
 )
-def test_what_may_do_something_stays(line: str, last: str, doubtful: int) -> None:
+def test_nodes_with_effect_stay(line: str, last: str, doubtful: int) -> None:
     found, count = left(line)
     assert (found[-2:], count) == ([last, "Sigmoid"], doubtful)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["simple_shifted", "conv_causal", "linear_padded_tokens_last"])
-def test_graphs_that_nothing_optimized(name: str) -> None:
+def test_unoptimized_graphs_are_recognised(name: str) -> None:
     operator, layer = implementations.layers()[name]
     x = torch.randn(2, 12, DIM, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(layer.eval(), (x,), dynamic_shapes=({0: BATCH, 1: TOKENS},))

@@ -1,4 +1,4 @@
-"""Decomposed mechanisms in every style are found; what only resembles them is left alone."""
+"""Decomposed mechanisms in every style are found; look-alikes stay unchanged."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def example(tokens: int = 12, batch: int = 2) -> torch.Tensor:
 
 
 def operator_of(name: str) -> str:
-    """By which the tables of styles are sampled."""
+    """Return the operator by which the tables of styles are sampled."""
     return LAYERS[name][0]
 
 
@@ -68,7 +68,7 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
 
 
 @pytest.mark.parametrize(("most", "constant"), [(10, False), (250**2, True)])
-def test_factors_of_a_longer_bias_stay_factors(
+def test_factors_of_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aftexport.recognition.patterns._constants._MOST", most)
@@ -79,7 +79,8 @@ def test_factors_of_a_longer_bias_stay_factors(
     assert_equal(layer, model, example(), example(1, 1), example(31, 3), example(60, 1))
 
 
-def test_a_sum_over_more_axes_than_any_mechanism_has_is_left_alone() -> None:
+def test_sum_over_excess_axes_is_ignored() -> None:
+    """No mechanism sums over so many axes."""
     axes = ", ".join(["2"] * 8)
     model = onnx.parser.parse_model(
         f"""<ir_version: 9, opset_import: ["": 18]>
@@ -93,7 +94,7 @@ def test_a_sum_over_more_axes_than_any_mechanism_has_is_left_alone() -> None:
     assert found.matches == []
 
 
-def test_a_bias_without_an_end_gets_none() -> None:
+def test_bias_without_end_gets_none() -> None:
     _, layer = LAYERS["full_relative"]
     _, model = fused(scripted(layer, example()))
     assert_equal(layer, model, example(60, 1))
@@ -110,7 +111,8 @@ def test_look_alikes_are_left_alone(name: str, axes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", look_alikes_forms.of_longer_documents())
-def test_what_only_longer_documents_show_is_left_alone(name: str) -> None:
+def test_effect_of_longer_documents_prevents_fusion(name: str) -> None:
+    """The effect shows only in documents longer than were tried."""
     found, _ = fused(scripted(look_alikes_forms.of_longer_documents()[name], example()))
     assert operators(found) == []
     assert "documents longer than were tried" in found.near_misses[0].reason
@@ -123,7 +125,7 @@ def test_no_weighted_sum_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_LONG_DOCUMENTS)
-def test_what_long_documents_show_is_seen(name: str) -> None:
+def test_fusion_keeps_effect_of_long_documents(name: str) -> None:
     original = scripted(OF_LONG_DOCUMENTS[name], example())
     _, model = fused(original)
     x = {"x": example(76).numpy()}
@@ -202,7 +204,7 @@ def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
-def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
+def test_image_efficient_attention_has_heads(axes: Any) -> None:
     module = EfficientImages()
     x = torch.randn(2, DIM, 5, 6)
     found, model = fused(scripted(module, x, axes=axes))
@@ -212,9 +214,7 @@ def test_the_heads_of_the_efficient_attention_of_images(axes: Any) -> None:
 
 @pytest.mark.parametrize("axes", [(BATCH,), ()], ids=["any batch", "one batch"])
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_the_linear_attention_of_images_with_a_column_of_ones(
-    channels_last: bool, axes: Any
-) -> None:
+def test_image_linear_attention_with_ones_column(channels_last: bool, axes: Any) -> None:
     module = LiteImages(channels_last=channels_last)
     x = torch.randn(2, DIM, 5, 6, generator=torch.Generator().manual_seed(0))
     found, model = fused(scripted(module, x, axes=axes))
@@ -224,7 +224,7 @@ def test_the_linear_attention_of_images_with_a_column_of_ones(
     assert_equal(module, model, x)
 
 
-def test_half_precision_is_read_through_its_casts() -> None:
+def test_half_precision_is_read_through_casts() -> None:
     class Half(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             weight = x.float().softmax(1).half()
@@ -260,12 +260,13 @@ def test_the_smallest_eps_is_not_dropped(tiny: str) -> None:
     assert "added to the denominator" in found.near_misses[0].reason
 
 
-def test_inputs_of_the_graph_and_an_addition_of_nothing() -> None:
+def test_zero_addition_to_graph_inputs_fuses() -> None:
     found, _ = fused(onnx.parser.parse_model(_TEXT % (20, "0", *_SUMS)))
     assert operators(found) == ["AftSimple"]
 
 
-def test_queries_and_keys_of_different_sequences_are_left_alone() -> None:
+def test_queries_of_other_sequence_are_ignored() -> None:
+    """Queries and keys of different sequences are left as they are."""
     text = _TEXT % (20, "0", *_SUMS)
     for name in "kv":
         text = text.replace(f"tokens, 8] {name}", f"others, 8] {name}")
@@ -280,7 +281,7 @@ def test_one_axis_may_have_several_names() -> None:
     assert operators(found) == ["AftSimple"]
 
 
-def test_a_graph_may_have_sequences_of_tensors() -> None:
+def test_graph_may_hold_sequences() -> None:
     joined = """whole = Mul(gate, mean)
   parts = SplitToSequence <axis = 2> (whole)
   y = ConcatFromSequence <axis = 2> (parts)"""
@@ -289,7 +290,8 @@ def test_a_graph_may_have_sequences_of_tensors() -> None:
     assert operators(found) == ["AftSimple"]
 
 
-def test_what_is_made_of_a_size_by_many_ways_is_read_once() -> None:
+def test_deep_size_expression_is_read_quickly() -> None:
+    """Each part of the expression is read once, however many ways lead to it."""
     # A size is squared and its root taken, 40 times: there are 2^40 ways from the last to it.
     steps = "\n".join(f"b{n} = Mul(a{n}, a{n})  a{n + 1} = Sqrt(b{n})" for n in range(40))
     scaled = f"""shape = Shape(q)
@@ -318,13 +320,13 @@ def _masked(mask: str, weigh: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["bool", "int64"])
-def test_an_input_of_truth_values_or_integers_may_be_a_mask(kind: str) -> None:
+def test_boolean_or_integer_input_is_mask(kind: str) -> None:
     text = _masked(kind, "ones = Cast <to = 1> (mask)\ne = Mul(all, ones)")
     found, _ = fused(onnx.parser.parse_model(text))
     assert operators(found) == ["AftSimple"], found.near_misses
 
 
-def test_a_mask_and_what_is_made_of_it_are_one_mask() -> None:
+def test_derived_mask_equals_mask() -> None:
     lines = (
         "not = Not(mask)\nleft_out = Cast <to = 9> (not)\nzero = Constant <value_float = 0.0> ()\n"
         "some = Where(mask, all, zero)\ne = Where(left_out, zero, some)"
@@ -333,7 +335,7 @@ def test_a_mask_and_what_is_made_of_it_are_one_mask() -> None:
     assert operators(found) == ["AftSimple"], found.near_misses
 
 
-def test_an_input_of_any_numbers_is_no_mask() -> None:
+def test_float_input_is_not_mask() -> None:
     found, _ = fused(onnx.parser.parse_model(_masked("float", "e = Mul(all, mask)")))
     assert operators(found) == []
     assert "the input mask, which may be any number" in found.near_misses[0].reason
@@ -362,7 +364,7 @@ g (float[batch, tokens, 8] q, float[batch, tokens, 8] k, float[batch, tokens, 8]
 
 
 @pytest.mark.parametrize(("kind", "found_too"), [("bool", True), ("int64", True), ("float", False)])
-def test_a_mask_of_query_rows_has_to_be_known_for_one(kind: str, found_too: bool) -> None:
+def test_query_row_mask_must_be_boolean(kind: str, found_too: bool) -> None:
     found, _ = fused(onnx.parser.parse_model(_MASKED_ROWS % kind))
     assert operators(found) == ["NormalizedLinearAttention"] * found_too, found.near_misses
     if not found_too:
@@ -370,8 +372,8 @@ def test_a_mask_of_query_rows_has_to_be_known_for_one(kind: str, found_too: bool
 
 
 @pytest.mark.parametrize(("ir_version", "expected"), [(3, ["AftFull"]), (8, [])])
-def test_weights_that_are_inputs_too(ir_version: int, expected: list[str]) -> None:
-    """Before version 4 of the format all of them are; since then they are what may be changed."""
+def test_weights_may_also_be_inputs(ir_version: int, expected: list[str]) -> None:
+    """Before version 4 of the format all weights are inputs; since then only changeable ones."""
     _, layer = LAYERS["full_matmul"]
     model = scripted(layer, example())
     for weight in model.graph.initializer:

@@ -1,4 +1,4 @@
-"""An eps that an exporter dropped, or that float32 cannot tell from 0, is made a safe one."""
+"""An eps that an exporter dropped, or that float32 rounds to 0, becomes a safe one."""
 
 import numpy as np
 import onnx.parser
@@ -29,7 +29,7 @@ linear (float[batch, tokens, 4] q, float[batch, tokens, 4] k, float[batch, token
 
 
 @pytest.mark.parametrize("eps", ["0", "1e-30", "1e-20", "1e-15"])
-def test_small_eps_is_written_as_a_safe_one(eps: str) -> None:
+def test_small_eps_becomes_safe(eps: str) -> None:
     found, model = fused(onnx.parser.parse_model(_TEXT % eps))
     assert operators(found) == ["NormalizedLinearAttention"], found.near_misses
     (match,) = found.matches

@@ -20,7 +20,7 @@ DIM = 16
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports one of the packages; skips, by name, where it is missing."""
+    """Import one of the packages; skip, by name, where it is missing."""
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
 
@@ -94,7 +94,7 @@ def test_aft_pytorch(package: Any, axes: Any, export: Any) -> None:
     check(layers.AFTSimple(36, DIM, 8), ["AftSimple"], axes=axes, export=export)
 
 
-def test_aft_pytorch_local_with_its_band_as_a_product(package: Any) -> None:
+def test_aft_pytorch_local_with_band_product(package: Any) -> None:
     layers = package("aft_pytorch.aft_pytorch")
 
     class Local(layers.AFTFull):
@@ -140,7 +140,8 @@ def test_linear_attention(package: Any) -> None:
     check(layers.LinearSelfAttention(DIM, 4, False, one_kv_head=True), [])
 
 
-def test_fast_transformer_pytorch_pools_other_keys_and_is_left_alone(package: Any) -> None:
+def test_fast_transformer_pytorch_is_not_fused(package: Any) -> None:
+    """It pools other keys."""
     layers = package("fast_transformer_pytorch")
 
     class Masked(nn.Module):

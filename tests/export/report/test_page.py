@@ -14,7 +14,7 @@ from aftexport.report.report import Report
 
 
 class Outline(HTMLParser):
-    """What an accessibility check looks at."""
+    """The tags and attributes that an accessibility check reads."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def written(bundle_folder: Path, tmp_path: Path, results: list[Comparison]) -> s
     return (tmp_path / "page.html").read_text("utf-8")
 
 
-def test_the_verdict_comes_first_with_its_reason(passing: str, failing: str) -> None:
+def test_verdict_comes_first_with_reason(passing: str, failing: str) -> None:
     for page, verdict in ((passing, "Ship"), (failing, "Do not ship")):
         body = page[page.index("<body>") :]
         text = re.sub(r"<[^>]*>|\s+", " ", body).split()
@@ -63,7 +63,7 @@ def test_the_verdict_comes_first_with_its_reason(passing: str, failing: str) -> 
     assert "All 2 comparisons with PyTorch are within" in passing
 
 
-def test_what_is_shown_is_escaped(failing: str) -> None:
+def test_shown_text_is_escaped(failing: str) -> None:
     assert "<script>" not in failing
     assert "&lt;script&gt;" in failing
     assert "a &amp; b" in failing
@@ -76,13 +76,13 @@ def test_a_bundle_not_checked_says_so(bundle_folder: Path, tmp_path: Path) -> No
     assert "within tolerance" not in page
 
 
-def test_it_needs_nothing_but_the_file(failing: str) -> None:
+def test_page_needs_no_other_file(failing: str) -> None:
     outline = Outline(failing)
     assert not outline.all("script", "link", "img", "iframe")
     assert not re.search(r"https?://|url\(|@import", failing)
 
 
-def test_it_can_be_read_by_those_who_do_not_see_it(passing: str, failing: str) -> None:
+def test_page_has_accessible_outline(passing: str, failing: str) -> None:
     for page in (passing, failing):
         outline = Outline(page)
         assert outline.all("html")[0]["lang"] == "en"
@@ -108,8 +108,6 @@ def test_a_failure_shows_without_colour(failing: str) -> None:
     assert failing.count(">OUTSIDE</td>") == 2
 
 
-def test_the_same_report_gives_the_same_page(
-    passing: str, bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_same_report_gives_same_page(passing: str, bundle_folder: Path, tmp_path: Path) -> None:
     again = written(bundle_folder, tmp_path, [comparison("a", 1e-6), comparison("b", 3e-6, 4000)])
     assert again == passing

@@ -1,4 +1,4 @@
-"""The report as a browser shows it. Skipped where there is no Chromium."""
+"""The report in a real browser; skipped if Chromium is not installed."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def report(bundle_folder: Path) -> Report:
 
 
 def measured(report: Report, folder: Path, width: int, height: int) -> dict[str, Any]:
-    """What a browser with a window of that size makes of the page."""
+    """Measure the page in a browser window of the given size."""
     write_page(folder / "page.html", report)
     script = files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
     page = (folder / "page.html").read_text("utf-8")
@@ -75,15 +75,14 @@ def measured(report: Report, folder: Path, width: int, height: int) -> dict[str,
     return result
 
 
-def test_it_passes_an_accessibility_check(report: Report, tmp_path: Path) -> None:
+def test_page_passes_accessibility_check(report: Report, tmp_path: Path) -> None:
     found = measured(report, tmp_path, 1000, 800)
     assert found["violations"] == []
     assert {"color-contrast", "html-has-lang", "document-title"} <= set(found["passed"])
 
 
-def test_a_phone_shows_the_verdict_at_once_and_nothing_beside_the_screen(
-    report: Report, tmp_path: Path
-) -> None:
+def test_phone_shows_verdict_without_scrolling(report: Report, tmp_path: Path) -> None:
+    """Nothing lies beside the screen either."""
     found = measured(report, tmp_path, 500, 900)
     assert found["overflow"] <= 0
     assert found["verdict"] < found["height"]

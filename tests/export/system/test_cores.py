@@ -23,7 +23,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 @NEEDS_PROC
 @pytest.mark.skipif(os.cpu_count() == 1, reason="this machine has one core anyway")
-def test_an_engine_has_no_more_threads_than_the_process_may_use(bundle_folder: Path) -> None:
+def test_engine_threads_stay_within_allowed_cores(bundle_folder: Path) -> None:
     words = [sys.executable, "-c", PROGRAM, str(bundle_folder / "model.onnx")]
     ended = subprocess.run(words, capture_output=True, text=True, check=True)
     assert ended.stdout == "0\n"  # beside the one that calls it

@@ -36,7 +36,7 @@ def fill_and_move(folder: Path, content: str) -> None:
         move_into_place(aside, folder)
 
 
-def test_a_file_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_file_is_replaced_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     with replacing_file(path) as aside:
         aside.write_text("first")
@@ -48,7 +48,7 @@ def test_a_file_is_replaced_once_the_new_one_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [replace_whole, fill_and_move])
-def test_what_replaces_another_is_on_the_disk_before(
+def test_replacement_reaches_disk_first(
     write: Callable[[Path, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "place"
@@ -63,7 +63,7 @@ def test_what_replaces_another_is_on_the_disk_before(
     assert len(beside) > len(before)
 
 
-def test_of_a_link_the_file_is_replaced_that_it_leads_to(tmp_path: Path) -> None:
+def test_link_target_is_replaced(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("elsewhere/file")
     with replacing_file(link) as aside:
@@ -72,14 +72,14 @@ def test_of_a_link_the_file_is_replaced_that_it_leads_to(tmp_path: Path) -> None
     assert (tmp_path / "elsewhere" / "file").read_text() == "new"
 
 
-def test_a_replaced_file_has_the_rights_of_any_new_file(tmp_path: Path) -> None:
+def test_replaced_file_has_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "usual").touch()
     with replacing_file(tmp_path / "file"):
         pass
     assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_a_moved_folder_has_the_rights_of_any_new_folder(tmp_path: Path) -> None:
+def test_moved_folder_has_default_permissions(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         (tmp_path / "usual").mkdir()
@@ -90,9 +90,9 @@ def test_a_moved_folder_has_the_rights_of_any_new_folder(tmp_path: Path) -> None
     assert (tmp_path / "folder").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_the_rights_of_what_other_threads_make_are_never_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replacement_never_changes_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The umask belongs to the whole process, so other threads would see the change."""
+
     def fail(mask: int) -> int:
         raise AssertionError("the mask is the whole process's")
 
@@ -102,28 +102,26 @@ def test_the_rights_of_what_other_threads_make_are_never_changed(
     fill_and_move(tmp_path / "folder", "new")
 
 
-def test_an_aside_folder_leaves_nothing_when_its_block_fails(tmp_path: Path) -> None:
+def test_failing_block_leaves_no_aside_folder(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         fill_half(tmp_path / "folder")
     assert not listing(tmp_path)
 
 
-def test_folders_made_on_the_way_go_when_the_block_fails(tmp_path: Path) -> None:
+def test_failing_block_removes_parent_folders(tmp_path: Path) -> None:
     with pytest.raises(Stop):
         fill_half(tmp_path / "a" / "b" / "folder")
     assert not listing(tmp_path)
 
 
-def test_a_folder_takes_the_place_of_another_whole(tmp_path: Path) -> None:
+def test_folder_replaces_another_whole(tmp_path: Path) -> None:
     target = tmp_path / "folder"
     fill_and_move(target, "old")
     fill_and_move(target, "new")
     assert listing(tmp_path).keys() == {"folder", "folder/new"}
 
 
-def test_the_old_folder_is_back_when_the_new_one_cannot_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_move_restores_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "folder"
     fill_and_move(target, "old")
     rename = Path.rename
@@ -144,7 +142,7 @@ def test_a_digest_is_of_the_bytes(tmp_path: Path) -> None:
     assert sha256(tmp_path / "file").startswith("ba7816bf")
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

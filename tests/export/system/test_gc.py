@@ -22,7 +22,7 @@ ring = Ring()
 """
 
 
-def test_nothing_is_collected_within_and_afterwards_it_is_as_before() -> None:
+def test_collection_stops_only_within_block() -> None:
     assert gc.isenabled()
     with collection_paused():
         with collection_paused():

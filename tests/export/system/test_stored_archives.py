@@ -31,7 +31,7 @@ def overstating(name: str) -> Change:
     return lambda path: archives.overstated(path, name, 3_000_000_000)
 
 
-def test_members_that_are_stored_are_taken(bundle_folder: Path, checkpoint_file: Path) -> None:
+def test_stored_members_are_accepted(bundle_folder: Path, checkpoint_file: Path) -> None:
     for path in (bundle_folder / CHUNKED, checkpoint_file):
         with zipfile.ZipFile(path) as archive:
             assert unstored_member(archive, path.stat().st_size) is None
@@ -47,7 +47,7 @@ def test_chunked_archive_is_refused(kind: str, bundle_copy: Path) -> None:
         ChunkedModel(bundle_copy / CHUNKED, plan)
 
 
-def test_graph_beyond_a_message_is_not_read(
+def test_graph_over_message_limit_is_unread(
     bundle_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Bundle.open(bundle_copy).manifest.chunked
@@ -77,7 +77,7 @@ def test_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000])
-def test_archive_that_is_cut_is_refused(size: int, bundle_copy: Path) -> None:
+def test_cut_archive_is_refused(size: int, bundle_copy: Path) -> None:
     plan = Bundle.open(bundle_copy).manifest.chunked
     assert plan is not None
     os.truncate(bundle_copy / CHUNKED, size)

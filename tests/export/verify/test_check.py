@@ -43,13 +43,14 @@ def differing(
     return request.param
 
 
-def test_a_model_that_differs_is_kept_aside_and_reported(
+def test_differing_model_is_set_aside(
     differing: object,
     checkpoint_file: Path,
     bundle_copy: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """It is also reported."""
     before = listing(bundle_copy)
     words = [checkpoint_file, "--to", "onnx", "--out", bundle_copy, "--force"]
     outcome = run_here(words, capsys)
@@ -70,12 +71,13 @@ def test_a_model_that_differs_is_kept_aside_and_reported(
     assert run_here(["verify", kept.path], capsys).code == 1
 
 
-def test_a_folder_that_is_no_bundle_is_not_replaced_by_a_failed_one(
+def test_failed_bundle_spares_other_folders(
     checkpoint_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A failed bundle does not replace a folder without a bundle."""
     strict_table(monkeypatch)
     (tmp_path / "out.failed").mkdir()
     (tmp_path / "out.failed" / "notes.txt").write_text("mine")
@@ -96,7 +98,7 @@ def altered(folder: Path) -> Path:
     return resealed(folder)
 
 
-def test_a_bundle_altered_after_export_fails_verification(
+def test_altered_bundle_fails_verification(
     bundle_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run_here(["verify", altered(bundle_copy)], capsys)
@@ -104,14 +106,14 @@ def test_a_bundle_altered_after_export_fails_verification(
     assert "OUTSIDE" in outcome.out
 
 
-def test_the_cases_strain_every_operator_and_many_lengths(bundle_folder: Path) -> None:
+def test_cases_strain_operators_and_lengths(bundle_folder: Path) -> None:
     results = verify(Bundle.open(bundle_folder), fused=False)
     assert all(result.passed for result in results)
     assert {result.subject for result in results} >= {"model", "AftSimple"}
     assert {"one token", "padded batch", "prime length", "long"} <= {r.case for r in results}
 
 
-def test_a_failure_of_another_kind_keeps_what_the_engine_says(
+def test_other_failure_keeps_engine_message(
     bundle_folder: Path,
 ) -> None:
     model = onnx.helper.make_model(
@@ -141,13 +143,13 @@ def test_a_failure_of_another_kind_keeps_what_the_engine_says(
     assert "squeeze" not in failed.value.remedy
 
 
-def test_the_cases_have_several_documents_of_few_tokens(bundle_folder: Path) -> None:
+def test_cases_have_several_short_documents(bundle_folder: Path) -> None:
     cases = [c for c in Bundle.open(bundle_folder).golden() if c.subject == "model"]
     shapes = {c.inputs["input_ids"].shape for c in cases}
     assert shapes >= {(batch, tokens) for batch in (2, 3) for tokens in (1, 2, 3)}
 
 
-def test_documents_and_lengths_are_compared_with_pytorch_itself(
+def test_documents_are_compared_with_pytorch(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "docs.jsonl").write_text('{"text": "a contract of sale"}')
@@ -184,15 +186,16 @@ def test_the_stored_outputs_need_no_torch(bundle_folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "words", [["--against", "torch"], ["--lengths", "5"], ["--data", "docs.jsonl"]]
 )
-def test_what_needs_pytorch_says_so(
+def test_missing_pytorch_is_reported(
     words: list[str], bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_refused(run_here(["verify", bundle_folder, *words], capsys), "--model")
 
 
-def test_a_factory_alone_is_the_module_of_a_bundle_that_had_no_file(
+def test_factory_is_module_of_fileless_bundle(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A factory without a file is the module of a bundle that had no file."""
     path = tmp_path / "bag.bundle"
     assert run_here(["--factory", "toy:Bag", "--to", "onnx", "--out", path], capsys).code == 0
     words = ["--factory", "toy:Bag"]
@@ -209,14 +212,14 @@ def test_a_factory_alone_is_the_module_of_a_bundle_that_had_no_file(
         assert_refused(alone, "--allow-pickle is for a file", "--model")
 
 
-def test_more_tokens_than_a_document_may_have_are_refused(
+def test_documents_over_maximum_are_refused(
     bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--model", checkpoint_file, "--lengths", str(2**20 + 1)]
     assert_refused(run_here(["verify", bundle_folder, *words], capsys), "1048577", "1048576")
 
 
-def test_a_report_is_not_written_into_another_bundle(
+def test_report_into_other_bundle_is_refused(
     bundle_folder: Path, bundle_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = listing(bundle_copy)
@@ -225,7 +228,7 @@ def test_a_report_is_not_written_into_another_bundle(
     assert listing(bundle_copy) == before
 
 
-def test_an_altered_bundle_is_outside_against_pytorch_too(
+def test_altered_bundle_fails_against_pytorch(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     altered(bundle_copy)
@@ -240,9 +243,10 @@ def test_an_altered_bundle_is_outside_against_pytorch_too(
     assert record["worst_tokens"]
 
 
-def test_what_is_not_of_the_model_file_is_noted(
+def test_content_from_elsewhere_is_noted(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The report notes what does not come from the model file."""
     words = ["verify", bundle_copy, "--model", checkpoint_file]
     outcome = run_here([*words, "--json", tmp_path / "whole.json"], capsys)
     assert outcome.code == 0, outcome.err
@@ -265,7 +269,7 @@ def test_what_is_not_of_the_model_file_is_noted(
     ] == ["labels", "tokenizer", "'long'"]
 
 
-def test_an_engine_that_cannot_run_here_is_told(
+def test_unavailable_engine_is_reported(
     rtx_bundle: Path, no_gpu: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run_here(["verify", rtx_bundle], capsys)
@@ -273,7 +277,7 @@ def test_an_engine_that_cannot_run_here_is_told(
     assert "engine was not compared" in outcome.out.replace("\n", " ")
 
 
-def test_a_report_never_takes_the_place_of_what_it_is_of(
+def test_report_never_replaces_its_subject(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model.pt"

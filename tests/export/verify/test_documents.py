@@ -10,9 +10,8 @@ from aftexport.errors import UsageError
 from aftexport.verify.documents import random_documents, read_documents
 
 
-def test_texts_and_ids_become_inputs_named_by_their_line(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_inputs_are_named_by_line(bundle_folder: Path, tmp_path: Path) -> None:
+    """Texts and ids become inputs."""
     bundle = Bundle.open(bundle_folder)
     lines = ['{"text": "an invoice", "label": "invoice"}', "", '{"input_ids": [1, 2, 3]}']
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
@@ -25,7 +24,7 @@ def test_texts_and_ids_become_inputs_named_by_their_line(
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_lines_end_where_json_lines_do(
+def test_lines_end_like_json_lines(
     mark: str, ending: str, bundle_folder: Path, tmp_path: Path
 ) -> None:
     bundle = Bundle.open(bundle_folder)
@@ -55,9 +54,7 @@ def test_lines_end_where_json_lines_do(
         ("", "no documents"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_named(
-    line: str, why: str, bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_unusable_line_is_named(line: str, why: str, bundle_folder: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(bundle_folder)
     manifest = bundle.manifest.model_copy(update={"max_tokens": 8})
     (tmp_path / "docs.jsonl").write_text(line)
@@ -71,7 +68,7 @@ def test_a_text_needs_a_tokenizer(bundle_folder: Path, tmp_path: Path) -> None:
         read_documents(tmp_path / "docs.jsonl", Bundle.open(bundle_folder).manifest, None)
 
 
-def test_random_documents_are_the_same_every_time(bundle_folder: Path) -> None:
+def test_random_documents_are_reproducible(bundle_folder: Path) -> None:
     manifest = Bundle.open(bundle_folder).manifest
     first, again = (random_documents([5, 9], manifest) for _ in range(2))
     assert [inputs["input_ids"].shape for inputs in first.values()] == [(1, 5), (1, 9)]

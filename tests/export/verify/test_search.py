@@ -25,7 +25,7 @@ class Answering:
         return {"logits": np.array([[self.answer(row) for row in inputs["input_ids"]]]).T}  # type: ignore[operator]
 
     def release(self) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def manifest(bundle_folder: Path) -> Manifest:
 
 
 def longest_run(ids: np.ndarray) -> float:
-    """Of token 7, in thousandths."""
+    """Return the length of the longest run of token 7, in thousandths."""
     best = count = 0
     for token in ids:
         count = count + 1 if token == 7 else 0
@@ -42,7 +42,7 @@ def longest_run(ids: np.ndarray) -> float:
     return best / 1000
 
 
-def test_it_finds_what_an_engine_gets_wrong(manifest: Manifest) -> None:
+def test_search_finds_wrong_engine(manifest: Manifest) -> None:
     engine, reference = Answering(longest_run), Answering(lambda _: 0.0)
     norms = np.ones(manifest.vocab_size)
     norms[7] = 3.0
@@ -51,7 +51,7 @@ def test_it_finds_what_an_engine_gets_wrong(manifest: Manifest) -> None:
     assert len(engine.seen) == 60
 
 
-def test_every_input_it_tries_is_valid(manifest: Manifest) -> None:
+def test_search_tries_only_valid_inputs(manifest: Manifest) -> None:
     limited = manifest.model_copy(update={"max_tokens": 70})
     engine = Answering(lambda row: float(row.sum()) / 1e4)
     Search(limited, engine, Answering(lambda _: 0.0), None).run(80)
@@ -66,7 +66,7 @@ def test_every_input_it_tries_is_valid(manifest: Manifest) -> None:
     assert {batch for batch, _ in shapes} == {1, 2, 3}
 
 
-def test_a_model_without_lengths_is_never_given_padding(manifest: Manifest) -> None:
+def test_model_without_lengths_gets_no_padding(manifest: Manifest) -> None:
     plain = manifest.model_copy(update={"inputs": ("input_ids",)})
     engine = Answering(lambda row: float(row.sum()) / 1e4)
     Search(plain, engine, Answering(lambda _: 0.0), None).run(20)
@@ -84,15 +84,13 @@ def test_the_same_seed_finds_the_same(manifest: Manifest) -> None:
     assert found(0) != found(1)
 
 
-def test_the_norms_are_those_of_the_embedding(bundle_folder: Path, classifier: object) -> None:
+def test_norms_match_embedding(bundle_folder: Path, classifier: object) -> None:
     norms = token_norms(Bundle.open(bundle_folder).model_path)
     table = classifier.embedding.weight  # type: ignore[attr-defined]
     np.testing.assert_allclose(norms, table.norm(dim=1).detach().numpy(), rtol=1e-6)
 
 
-def test_it_compares_the_real_engine_with_pytorch(
-    bundle_folder: Path, checkpoint_file: Path
-) -> None:
+def test_search_compares_engine_with_pytorch(bundle_folder: Path, checkpoint_file: Path) -> None:
     from aftexport.verify.reference_model import load_source, torch_engine
 
     bundle = Bundle.open(bundle_folder)
@@ -106,7 +104,7 @@ def test_it_compares_the_real_engine_with_pytorch(
     assert np.abs(output - case.expected).max() > 0
 
 
-def test_what_was_found_is_shown(
+def test_search_shows_findings(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["verify", bundle_folder, "--model", checkpoint_file, "--search", "5"]

@@ -1,4 +1,4 @@
-"""Builds the CUDA kernels for the emulated GPU and runs their test programs."""
+"""Build the CUDA kernels for the emulated GPU and run their test programs."""
 
 import os
 import re
@@ -27,7 +27,7 @@ CASES = re.compile(r"^(\d+) of (\d+) cases, 0 failures$", re.MULTILINE)
 
 @cache
 def build(sanitizer: str = "") -> Path:
-    """Builds all test programs and returns their folder; ``sanitizer`` as for -fsanitize.
+    """Build all test programs and return their folder; ``sanitizer`` as for -fsanitize.
 
     Once for all processes that run tests.
     """
@@ -44,7 +44,7 @@ def build(sanitizer: str = "") -> Path:
 
 
 def run(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs a test program; it exits with 0 if the kernel was right in every case."""
+    """Run a test program; it exits with 0 if the kernel was right in every case."""
     return subprocess.run(
         [program, *BOUNDS, *options], capture_output=True, text=True, timeout=300, check=False
     )
@@ -63,5 +63,5 @@ def cases(printed: str) -> tuple[int, int]:
 
 
 def missing() -> str | None:
-    """What this machine lacks to build the test programs."""
+    """Return the missing requirement for building the test programs, or None."""
     return None if shutil.which(os.environ.get("CXX", "g++")) else "no g++"

@@ -1,7 +1,7 @@
 """Faults planted in the kernels; the tests must notice every one.
 
-Each is a substitution of text that occurs exactly once in the file. None is harmless: what only
-reads too much, or loses precision that the exact sums then make up for, is no fault.
+Each substitutes text that occurs exactly once in the file. None is harmless: a kernel that only
+reads too much, or loses precision that the exact sums make up for, is not faulty.
 """
 
 from typing import NamedTuple

@@ -4,6 +4,7 @@ AFT_SANITIZE=thread or address,undefined builds and runs them under that sanitiz
 """
 
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def programs() -> Path:
     return emulated.build(emulated.SANITIZER)
 
 
-def test_the_emulator_does_what_the_instructions_do(programs):
+def test_emulator_executes_instructions_correctly(programs: Path) -> None:
     done = subprocess.run(
         [programs / "instructions_test"], capture_output=True, text=True, check=False
     )
@@ -26,13 +27,15 @@ def test_the_emulator_does_what_the_instructions_do(programs):
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_kernel_computes_its_definition(programs, stem, count_cases):
+def test_kernel_matches_definition(
+    programs: Path, stem: str, count_cases: Callable[[int, int], None]
+) -> None:
     done = emulated.run(programs / f"{stem}_test", emulated.share())
     assert done.returncode == 0, done.stdout + done.stderr
     count_cases(*emulated.cases(done.stdout))
 
 
-def test_the_interface_is_plain_c(tmp_path):
+def test_the_interface_is_plain_c(tmp_path: Path) -> None:
     source = tmp_path / "interface.c"
     source.write_text('#include "kernels.h"\n')
     command = ["g++", "-x", "c", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]

@@ -1,4 +1,4 @@
-"""What of ``make gpu-check`` needs no GPU: its binding, on the emulated library, and its report."""
+"""The parts of ``make gpu-check`` without a GPU: the emulated library's binding and the report."""
 
 import argparse
 import os
@@ -67,8 +67,10 @@ def small(mechanism: str, precision: str = "fp32", *, causal: bool = False) -> W
     return Workload(mechanism, 2, 2 * WINDOW, 8 * HEADS, DTYPES[precision], causal)
 
 
-def defined(workload: Workload, tensors: dict[str, torch.Tensor], **settings: object):
-    """The mechanism's operator in float64."""
+def defined(
+    workload: Workload, tensors: dict[str, torch.Tensor], **settings: object
+) -> torch.Tensor:
+    """Compute the mechanism's operator in float64."""
     if workload.mechanism == LAYER:
         operator = ALL_OPERATORS["LayerNormFastformer"]
         inputs = [tensors["query" if name == "x" else name] for name in operator.inputs]
@@ -96,7 +98,9 @@ def assert_close(output: torch.Tensor, expected: torch.Tensor, precision: str) -
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("mechanism", KERNELS)
-def test_the_kernels_are_called_as_they_are_declared(kernels, mechanism, precision):
+def test_binding_matches_kernel_declarations(
+    kernels: Kernels, mechanism: str, precision: str
+) -> None:
     workload = small(mechanism, precision)
     tensors = workload.tensors("cpu")
     tensors["lengths"] = torch.tensor([workload.tokens, 77])
@@ -107,7 +111,7 @@ def test_the_kernels_are_called_as_they_are_declared(kernels, mechanism, precisi
 
 
 @pytest.mark.parametrize("mechanism", KERNELS)
-def test_every_member_of_a_call_arrives(kernels, mechanism):
+def test_every_member_of_a_call_arrives(kernels: Kernels, mechanism: str) -> None:
     workload = small(mechanism, causal=mechanism != LAYER)
     tensors = workload.tensors("cpu")
     both = torch.cat((tensors["query"], tensors["value"]), 2)
@@ -120,7 +124,7 @@ def test_every_member_of_a_call_arrives(kernels, mechanism):
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-def test_aft_full_around_a_product(kernels, precision):
+def test_aft_full_around_a_product(kernels: Kernels, precision: str) -> None:
     workload = small("aft_full", precision)
     tensors = workload.tensors("cpu")
     output = workload.product(kernels, tensors)()
@@ -128,7 +132,7 @@ def test_aft_full_around_a_product(kernels, precision):
 
 
 @pytest.mark.parametrize("stem", ["linear_attention", "efficient_attention"])
-def test_heads_of_more_channels_than_a_kernel_takes_are_refused(kernels, stem):
+def test_heads_over_kernel_maximum_are_refused(kernels: Kernels, stem: str) -> None:
     query = torch.zeros(1, 1, 257)
     own = {"linear_attention": {"feature_map": 0, "eps": 1.0},
            "efficient_attention": {"normalization": 0, "scale": 1.0}}[stem]  # fmt: skip
@@ -137,7 +141,7 @@ def test_heads_of_more_channels_than_a_kernel_takes_are_refused(kernels, stem):
         call()
 
 
-def test_a_call_that_is_refused_says_so(kernels):
+def test_refused_call_reports_refusal(kernels: Kernels) -> None:
     workload = small("aft_full")
     run = workload.kernel(kernels, workload.tensors("cpu"), precision=ExpPrecision.BFLOAT16)
     with pytest.raises(RuntimeError, match="refused"):
@@ -145,14 +149,15 @@ def test_a_call_that_is_refused_says_so(kernels):
 
 
 @pytest.mark.parametrize("mechanism", KERNELS)
-def test_what_the_kernels_are_timed_against_computes_the_same(mechanism):
+def test_timing_baselines_compute_same_results(mechanism: str) -> None:
     workload = replace(small(mechanism), tokens=5 * WINDOW)
     tensors = workload.tensors("cpu")
     output = workload.baseline()(*workload.baseline_inputs(tensors))
     assert_close(output, defined(workload, tensors), "fp32")
 
 
-def test_without_a_gpu_it_says_so_and_exits_with_3():
+def test_check_without_gpu_exits_with_3() -> None:
+    """The program also says that it found no GPU."""
     if not machine.missing():
         pytest.skip("this machine can run the check")
     done = subprocess.run(
@@ -174,9 +179,15 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
         (Outcome("aft_conv", "right"), [f"memcheck: {report.NO_TIME}"], 4, "--continue"),
     ],
 )
-def test_exit_status_tells_skips_and_what_is_left(
-    outcome, left_out, status, said, tmp_path, monkeypatch, capsys
-):
+def test_exit_status_reports_skips_and_omissions(
+    outcome: Outcome,
+    left_out: list[str],
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = report.Record("GPU", [], [outcome], [], left_out)
     monkeypatch.setattr(machine, "missing", list)
     monkeypatch.setattr(check, "check", lambda options: found)
@@ -185,7 +196,9 @@ def test_exit_status_tells_skips_and_what_is_left(
     assert said in capsys.readouterr().err
 
 
-def test_every_sanitizer_tool_runs_or_is_skipped_by_name(tmp_path, monkeypatch):
+def test_sanitizer_tools_run_or_report_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(programs, "program", lambda name: None)
     absent = list(programs.sanitized(tmp_path))
     assert [outcome.what for outcome in absent] == list(programs.SANITIZERS)
@@ -196,7 +209,7 @@ def test_every_sanitizer_tool_runs_or_is_skipped_by_name(tmp_path, monkeypatch):
     assert len(runs) == len(stems) * len(programs.SANITIZERS)
 
 
-def test_kernels_need_few_packages():
+def test_kernels_need_few_packages() -> None:
     """A GPU machine has torch, NumPy and onnx, and few of the packages that this project needs."""
     absent = ("pydantic", "pydantic_core", "loky", "rich", "tensorrt", "jinja2", "filelock",
               "safetensors", "tokenizers", "matplotlib", "onnxscript", "onnx_ir")  # fmt: skip
@@ -215,7 +228,7 @@ print(next(models.run(programs.ROOT, ["aft_simple"])))
     assert "--no-models leaves it out" in done.stdout
 
 
-def test_its_help_needs_no_gpu_and_no_torch():
+def test_help_needs_no_gpu_or_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-m", "benchmarks.gpu", "--help"],  # without site-packages
         cwd=emulated.REPOSITORY / "tests", capture_output=True, text=True, timeout=60, check=False,
@@ -225,7 +238,7 @@ def test_its_help_needs_no_gpu_and_no_torch():
 
 
 @pytest.mark.parametrize("stem", ["aft_simple", "aft_full"])
-def test_the_outcome_of_a_program_is_its_last_line(kernels, stem):
+def test_program_outcome_is_last_line(kernels: Kernels, stem: str) -> None:
     program = emulated.build() / f"{stem}_test"
     right = programs.Program(stem, (program, *programs.BOUNDS, "12")).run()
     assert right.passed
@@ -236,7 +249,7 @@ def test_the_outcome_of_a_program_is_its_last_line(kernels, stem):
     assert str(wrong).startswith(f"{stem}: FAILED, exit status 1; FAILED: case")
 
 
-def test_a_program_that_hangs_is_stopped_with_what_it_started():
+def test_hanging_program_is_stopped_with_children() -> None:
     begun = time.monotonic()
     said = programs.Program("hangs", ("sh", "-c", "echo begun; sleep 600; true")).run(0.5)
     assert time.monotonic() - begun < 300
@@ -244,7 +257,7 @@ def test_a_program_that_hangs_is_stopped_with_what_it_started():
 
 
 @pytest.mark.parametrize("mechanism", timing.LAST_ROW_SEES_ALL)
-def test_the_last_row_of_a_causal_form_is_that_of_the_other(kernels, mechanism):
+def test_last_causal_row_equals_full_row(kernels: Kernels, mechanism: str) -> None:
     causal = small(mechanism, causal=True)
     tensors = causal.tensors("cpu")
     last, whole = (
@@ -255,7 +268,7 @@ def test_the_last_row_of_a_causal_form_is_that_of_the_other(kernels, mechanism):
 
 
 @pytest.mark.parametrize("mechanism", KERNELS)
-def test_long_documents_are_compared_with_float64(kernels, mechanism):
+def test_long_documents_are_compared_with_float64(kernels: Kernels, mechanism: str) -> None:
     assert accuracy.long_documents(mechanism).batch * HEADS >= 512
     outcome = accuracy.check(small(mechanism), kernels, "cpu")
     assert outcome.passed, outcome
@@ -263,7 +276,7 @@ def test_long_documents_are_compared_with_float64(kernels, mechanism):
     assert float(bound) == TOLERANCES["fp32"].bound
 
 
-def test_outputs_of_which_a_part_is_missing_disagree():
+def test_outputs_with_missing_parts_disagree() -> None:
     workload = replace(small("aft_simple"), tokens=1 << 16)
     tensors = workload.tensors("cpu")
     inputs = workload.baseline_inputs(tensors)
@@ -305,14 +318,18 @@ class FakeGpu:
             raise RuntimeError("no memory")
         return Outcome(accuracy.title(workload), "error 0")
 
-    def _measure(self, workload: Workload, kernels: None, rounds: int):
+    def _measure(
+        self, workload: Workload, kernels: None, rounds: int
+    ) -> tuple[dict[str, float], list[str], list[str]]:
         self.timed.append(str(workload))
         if workload.tokens == self.fails:
             raise RuntimeError("no kernel image")
         return {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5}, [f"{workload}: flash SDPA, no"], []
 
 
-def options(folder, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None):
+def options(
+    folder: Path, *, tokens: tuple[int, ...], go_on: bool = False, seconds: float | None = None
+) -> argparse.Namespace:
     return argparse.Namespace(
         mechanism=["aft_simple"], tokens=tokens, batch=1, dim=64, rounds=1, no_kernels=False,
         no_sanitizer=True, no_timing=False, no_models=True, no_bindings=True,
@@ -320,9 +337,10 @@ def options(folder, *, tokens: tuple[int, ...], go_on: bool = False, seconds: fl
     )  # fmt: skip
 
 
-def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended(
-    tmp_path, monkeypatch
-):
+def test_failure_is_isolated_and_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure takes nothing else with it, and a run goes on where the last one ended."""
     gpu = FakeGpu(monkeypatch)
     found = check.check(options(tmp_path, tokens=(1024, 4096, 16384)))
     assert {outcome.what for outcome in found.outcomes if not outcome.passed} >= {"false"}
@@ -344,7 +362,8 @@ def test_what_fails_takes_nothing_else_with_it_and_a_run_goes_on_where_one_ended
     assert text.count("| 1,024 |") == text.count("| 65,536 |") == 2
 
 
-def test_after_its_time_a_run_begins_nothing_and_says_so(tmp_path, monkeypatch):
+def test_time_limit_stops_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run also reports it."""
     gpu = FakeGpu(monkeypatch)
     check.check(options(tmp_path, tokens=(1024,), seconds=1e-9))
     assert gpu.timed == []
@@ -355,7 +374,7 @@ def test_after_its_time_a_run_begins_nothing_and_says_so(tmp_path, monkeypatch):
     assert report.NO_TIME not in path.read_text()
 
 
-def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
+def test_lost_gpu_ends_only_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
     gpu.lost = True
     check.check(options(tmp_path, tokens=(1024, 16384)))
@@ -368,7 +387,8 @@ def test_a_gpu_that_is_lost_ends_the_timing_alone(tmp_path, monkeypatch):
     assert "- the GPU" not in (tmp_path / "nvidia-sample-1000.md").read_text()
 
 
-def test_a_record_of_other_software_is_not_added_to(tmp_path):
+def test_record_of_other_software_stays(tmp_path: Path) -> None:
+    """A run does not add to a record of other software."""
     report.keep(record(), tmp_path)
     kept = record()
     kept.outcomes[:] = [outcome for outcome in kept.outcomes if not outcome.skipped]
@@ -377,7 +397,7 @@ def test_a_record_of_other_software_is_not_added_to(tmp_path):
         report.load(replace(record(), software=["CUDA 13.1"]), tmp_path)
 
 
-def test_without_a_gpu_the_bindings_say_what_is_missing():
+def test_bindings_without_gpu_name_missing_part() -> None:
     outcome = bindings.check()
     if not machine.missing():
         assert outcome.passed
@@ -386,7 +406,7 @@ def test_without_a_gpu_the_bindings_say_what_is_missing():
 
 
 @pytest.mark.parametrize("mechanism", ["aft_full", "fastformer"])
-def test_a_model_is_exported_and_verified_by_its_kernel(mechanism, monkeypatch):
+def test_kernel_verifies_exported_model(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "TOKENS", 128)
     monkeypatch.setattr(
         models, "CONFIG", models.CONFIG | {"dim": 16, "depth": 1, "max_length": 128}
@@ -399,7 +419,9 @@ def test_a_model_is_exported_and_verified_by_its_kernel(mechanism, monkeypatch):
     assert "a kernel was not used: " in str(models.outcome(mechanism, way))
 
 
-def test_runtimes_that_are_not_here_are_skipped_by_name(tmp_path, monkeypatch):
+def test_missing_runtimes_are_skipped_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(aftplugins, "__path__", aftplugins.__path__)
     monkeypatch.setenv("AFTEXPORT_CACHE", "")
     if models.lacks_tensorrt() is None:
@@ -414,7 +436,7 @@ def test_runtimes_that_are_not_here_are_skipped_by_name(tmp_path, monkeypatch):
 
 
 def record() -> report.Record:
-    """Two lengths of a mechanism bound by memory and one of another, bound by arithmetic."""
+    """Return two lengths of a memory-bound mechanism and one of an arithmetic-bound one."""
     seconds = {COPY: 1e-5, GEMM: 1e-3, OURS: 2e-5, COMPILED: 7e-5, SDPA: 1e-4}
     workloads = [
         Workload("aft_simple", 1, 1024, 512, torch.bfloat16, causal=False),
@@ -434,7 +456,8 @@ def record() -> report.Record:
     )  # fmt: skip
 
 
-def test_the_record_has_checks_limits_ratios_and_what_was_left_out(tmp_path):
+def test_record_holds_checks_limits_and_ratios(tmp_path: Path) -> None:
+    """The record also lists the skipped checks."""
     path = report.write(record(), tmp_path)
     assert path == tmp_path / "nvidia-sample-1000.md"
     text = path.read_text()
@@ -451,6 +474,6 @@ def test_the_record_has_checks_limits_ratios_and_what_was_left_out(tmp_path):
     assert path.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_a_run_without_timing_is_recorded(tmp_path):
+def test_a_run_without_timing_is_recorded(tmp_path: Path) -> None:
     empty = replace(record(), times=[], left_out=[])
     assert "Nothing was timed." in report.write(empty, tmp_path).read_text()

@@ -1,4 +1,4 @@
-"""Would the tests of the CUDA kernels notice a fault? Every one planted here must be.
+"""The tests of the CUDA kernels must notice every fault planted here.
 
 AFT_TEST_ALL=1 plants all of them, and else a part of each file's.
 """
@@ -6,6 +6,7 @@ AFT_TEST_ALL=1 plants all of them, and else a part of each file's.
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +27,7 @@ TESTS = Path(__file__).parent
 
 
 def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
-    """Builds the kernel with the fault against the test built without it, and runs that."""
+    """Build the kernel with the fault, link the test to it, and run the test."""
     sources = folder / "sources"
     shutil.copytree(emulated.KERNELS, sources)
     file = sources / mutation.file
@@ -49,7 +50,9 @@ def survives(mutation: Mutation, programs: Path, folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_every_planted_fault_is_noticed(stem, tmp_path, count_cases):
+def test_every_planted_fault_is_noticed(
+    stem: str, tmp_path: Path, count_cases: Callable[[int, int], None]
+) -> None:
     planted = [mutation for mutation in MUTATIONS if mutation.kernel == stem]
     assert planted, f"no faults are planted in {stem}"
     mutations = part_of(planted, lambda mutation: (str(mutation), {mutation.file}))

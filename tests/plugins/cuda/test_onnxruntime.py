@@ -5,6 +5,7 @@ the CPU, whose memory the emulated GPU shares.
 """
 
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +38,9 @@ def library() -> Path:
     return emulated.build() / "libaftplugins_onnxruntime_emulated.so"
 
 
-def check_on_device(library, op, inputs, element, **attributes):
+def check_on_device(
+    library: Path, op: str, inputs: list[np.ndarray], element: str, **attributes: Any
+) -> np.ndarray:
     rounded = [x.astype(ELEMENTS[element]) if x.dtype == np.float32 else x for x in inputs]
     if element == "bf16":  # as float32, which is cast inside
         rounded = [x.astype(np.float32) if x.dtype == ELEMENTS["bf16"] else x for x in rounded]
@@ -52,14 +55,16 @@ def check_on_device(library, op, inputs, element, **attributes):
     ("batch", "tokens", "dim", "heads", "window"),
     [(1, 1, 1, 1, 1), (2, 33, 24, 2, 5), (1, 131, 20, 5, 40)],
 )
-def test_an_operator_equals_its_definition(library, op, element, batch, tokens, dim, heads, window):
+def test_operator_equals_definition(
+    library: Path, op: str, element: str, batch: int, tokens: int, dim: int, heads: int, window: int
+) -> None:
     inputs = random_inputs(op, batch, tokens, dim, heads=heads, window=window)
     check_on_device(library, op, inputs, element, **attributes_of(op, heads))
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("op", OPS)
-def test_lengths_and_extreme_keys(library, op, element):
+def test_lengths_and_extreme_keys(library: Path, op: str, element: str) -> None:
     inputs = random_inputs(op, 4, 70, 16, heads=2, window=8, scale=100.0, lengths=[0, 1, 33, 70])
     check_on_device(library, op, inputs, element, **attributes_of(op, 2))
 
@@ -69,7 +74,7 @@ LONG = {op: 2048 if "Full" in op else 8192 if op.endswith("Attention") else 65_5
 
 
 @pytest.mark.parametrize(("op", "tokens"), LONG.items())
-def test_rounding_of_equal_tokens_does_not_pile_up(library, op, tokens):
+def test_rounding_of_equal_tokens_stays_small(library: Path, op: str, tokens: int) -> None:
     """The mean of equal values is the value, whatever the weights."""
     inputs = random_inputs(op, 1, tokens, 8, heads=2, window=3)
     for x in inputs[:3]:
@@ -86,7 +91,9 @@ def test_rounding_of_equal_tokens_does_not_pile_up(library, op, tokens):
     assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def error_of_equal_tokens(library, op, tokens, dim, lost=False):
+def error_of_equal_tokens(
+    library: Path, op: str, tokens: int, dim: int, lost: bool = False
+) -> float:
     """Return the relative error of the mean of equal values with equal weights.
 
     All its sums round to the same side. With `lost`, a key beyond the length has a bias beside
@@ -107,76 +114,76 @@ def error_of_equal_tokens(library, op, tokens, dim, lost=False):
     ("op", "dim", "lost"),
     [("AftFull", 4, False), ("AftFull", 1, True), ("CausalAftFull", 1, False)],
 )
-def test_error_of_aft_full_stays_that_of_a_segment(library, op, dim, lost):
-    """One segment of keys, and three: 1.7e-4 at 16,384 tokens if it grew."""
+def test_aft_full_error_does_not_grow(library: Path, op: str, dim: int, lost: bool) -> None:
+    """Three segments of keys err as one; a growing error would be 1.7e-4 at 16,384 tokens."""
     short, long = (error_of_equal_tokens(library, op, n, dim, lost) for n in (2048, 4200))
     assert long <= 1.1 * short <= 3e-5
 
 
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
-def test_segments_of_keys_equal_the_definition(library, op):
+def test_segments_of_keys_equal_the_definition(library: Path, op: str) -> None:
     inputs = random_inputs(op, 2, 2100, 5, lengths=[2100, 2050])
     check_on_device(library, op, inputs, "fp32")
 
 
 @pytest.mark.parametrize("gate", ["tanh", "none"])
 @pytest.mark.parametrize("op", [op for op in OPS if "Aft" in op])
-def test_gates(library, op, gate):
+def test_gates(library: Path, op: str, gate: str) -> None:
     inputs = random_inputs(op, 1, 33, 20, heads=2, window=4)
     check_on_device(library, op, inputs, "fp32", gate=gate, **attributes_of(op, 2))
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalEfficientAttention"])
-def test_efficient_attention_by_scaling(library, op):
+def test_efficient_attention_by_scaling(library: Path, op: str) -> None:
     inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
     chosen = {"num_heads": 2, "normalization": "scaling", "scale": 0.5}
     check_on_device(library, op, inputs, "fp32", **chosen)
 
 
 @pytest.mark.parametrize("op", ["NormalizedLinearAttention", "CausalNormalizedLinearAttention"])
-def test_linear_attention_settings(library, op):
+def test_linear_attention_settings(library: Path, op: str) -> None:
     inputs = random_inputs(op, 2, 75, 32, lengths=[75, 20])
     chosen = {"num_heads": 2, "feature_map": "relu", "eps": 0.5}
     check_on_device(library, op, inputs, "fp32", **chosen)
 
 
 @pytest.mark.parametrize("op", ["EfficientAttention", "CausalNormalizedLinearAttention"])
-def test_heads_wider_than_the_kernels_take_are_refused(library, op):
+def test_heads_over_kernel_maximum_are_refused(library: Path, op: str) -> None:
     check_on_device(library, op, random_inputs(op, 1, 9, 256), "fp32", num_heads=1)
     with pytest.raises(Exception, match="heads of 257 channels, more than the 256 of the CUDA ker"):
         run(op, random_inputs(op, 1, 9, 257), library=library, num_heads=1)
 
 
-def test_one_row_of_band_serves_every_token(library):
+def test_one_band_row_serves_every_token(library: Path) -> None:
     inputs = random_inputs("AftLocal", 2, 40, 16, window=9)
     inputs[3] = inputs[3][:1]
     check_on_device(library, "AftLocal", inputs, "fp32")
 
 
-def test_a_session_runs_shapes_that_shrink_and_grow(library):
-    """The workspace is the run's own."""
+def test_session_runs_changing_shapes(library: Path) -> None:
+    """The workspace belongs to the run and may shrink and grow."""
     for tokens in (300, 1, 7, 600):
         for op in ("AftSimple", "CausalNormalizedLinearAttention"):
             inputs = random_inputs(op, 2, tokens, 16, heads=2)
             check_on_device(library, op, inputs, "fp32", **attributes_of(op, 2))
 
 
-def test_no_tokens(library):
+def test_no_tokens(library: Path) -> None:
     assert run("AftSimple", random_inputs("AftSimple", 1, 0, 8), library=library).shape == (1, 0, 8)
 
 
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_every_precision_of_the_exponentials_is_taken_for_every_element(
-    library, op, precision, element
-):
+def test_exponential_precisions_support_every_element_type(
+    library: Path, op: str, precision: str, element: str
+) -> None:
     inputs = random_inputs(op, 1, 100, 16)
     check_on_device(library, op, inputs, element, precision=precision)
 
 
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
-def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
+def test_node_sets_exponential_precision(library: Path, op: str) -> None:
     inputs = [
         x.astype(np.float16) if x.dtype == np.float32 else x for x in random_inputs(op, 1, 100, 16)
     ]
@@ -191,7 +198,9 @@ def test_the_precision_of_the_exponentials_is_what_the_node_says(library, op):
 @pytest.mark.parametrize("op", ["AftFull", "CausalAftFull"])
 @pytest.mark.parametrize("element", ["fp16", "bf16"])
 @pytest.mark.parametrize("reach", [1.0, 7.9, 8.1, 20.0, 74.0, 76.0, 150.0])
-def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element, reach):
+def test_precision_chosen_by_range_is_safe(
+    library: Path, op: str, element: str, reach: float
+) -> None:
     """The largest keys meet the smallest biases of their rows, the case that loses most."""
     inputs = random_inputs(op, 1, 150, 16)
     inputs[3] = np.random.default_rng(1).uniform(-reach, 0, inputs[3].shape).astype(np.float32)
@@ -204,7 +213,9 @@ def test_the_precision_that_is_chosen_by_the_range_is_safe(library, op, element,
 
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_collapsed_fastformer_layer_equals_the_layer_as_written(library, dtype, constant):
+def test_collapsed_fastformer_layer_equals_original(
+    library: Path, dtype: type[np.floating], constant: bool
+) -> None:
     layer = {name: x.astype(dtype) for name, x in fastformer.random_layer(48, 3).items()}
     x, lengths = fastformer.documents(3, 70, 48, [70, 1, 33])
     given = (layer, x.astype(dtype), lengths)
@@ -216,7 +227,7 @@ def test_a_collapsed_fastformer_layer_equals_the_layer_as_written(library, dtype
     assert np.isfinite(actual).all()
 
 
-def test_a_collapsed_layer_of_wrong_shapes_is_refused(library):
+def test_collapsed_layer_refuses_wrong_shapes(library: Path) -> None:
     layer, given = fastformer.random_layer(12, 4), fastformer.documents(1, 5, 12)
     inputs = fastformer.operator_inputs(layer, *given)
     wrong = inputs | {"alpha_weight": np.zeros((12, 2), np.float32)}
@@ -242,9 +253,13 @@ def test_a_collapsed_layer_of_wrong_shapes_is_refused(library):
         ("fastformer", {"LayerNormFastformer": "fused"}),
     ],
 )
-def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
-    library, tmp_path, monkeypatch, mechanism, attention
-):
+def test_operators_without_kernel_run_by_body(
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mechanism: str,
+    attention: dict[str, str],
+) -> None:
     monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
     model = toy.classifier(mechanism)
     path = tmp_path / "model.onnx"
@@ -258,7 +273,7 @@ def test_in_a_model_what_has_no_kernel_on_the_device_runs_by_its_body(
     np.testing.assert_allclose(logits, expected.numpy(), rtol=0, atol=bound)
 
 
-def test_errors_name_operator_shapes_and_reason(library):
+def test_errors_name_operator_shapes_and_reason(library: Path) -> None:
     inputs = random_inputs("AftFull", 1, 10, 4)
     inputs[3] = inputs[3][:6, :6]
     message = r"AftFull: query has shape \[1, 10, 4\], longer than position_bias \[6, 6\] allows"

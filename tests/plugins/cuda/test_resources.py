@@ -1,4 +1,4 @@
-"""What ptxas says of every kernel, on every architecture that build/cuda is for.
+"""Check the resources that ptxas reports for every kernel on every architecture of build/cuda.
 
 A kernel's occupancy is claimed by its ``__launch_bounds__(threads, blocks)``: the compiler keeps
 registers within it, by spilling if it must, and the static shared memory must fit as well.
@@ -46,7 +46,7 @@ BUILD = emulated.REPOSITORY / "build" / "cuda"
 
 @pytest.fixture(scope="module")
 def architectures() -> set[str]:
-    """Those that build/cuda is for, after it is brought up to date; all of them in a new one."""
+    """Return the architectures of an updated build/cuda; a new folder has all of them."""
     cache = BUILD / "CMakeCache.txt"
     pattern = re.compile(r"^AFT_CUDA_ARCH:STRING=(.*)$", re.MULTILINE)
     asked = pattern.findall(cache.read_text())[0].split(";") if cache.exists() else list(SHARED)
@@ -78,14 +78,14 @@ def kernels_of(report: str) -> list[Kernel]:
 
 
 def source_of(stem: str) -> str:
-    """The kernels' file and the headers it includes."""
+    """Return the text of the kernels' file and of the headers that it includes."""
     source = next(emulated.KERNELS.rglob(f"{stem}.cu")).read_text()
     headers = re.findall(r'#include "([\w/]+\.cuh)"', source)
     return source + "".join((emulated.KERNELS / header).read_text() for header in headers)
 
 
 def claims_of(source: str) -> dict[str, tuple[int, int]]:
-    """Threads and blocks a multiprocessor by kernel name."""
+    """Return threads and blocks per multiprocessor by kernel name."""
     constants = dict(re.findall(r"constexpr int (k\w+) = (\d+);", source))
     return {
         name: (int(constants.get(threads, threads)), int(blocks))
@@ -94,7 +94,9 @@ def claims_of(source: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("stem", emulated.STEMS)
-def test_kernels_keep_their_occupancy_without_spilling(reports, architectures, stem):
+def test_kernels_keep_occupancy_without_spilling(
+    reports: Path, architectures: set[str], stem: str
+) -> None:
     source = source_of(stem)
     claims = claims_of(source)
     assert len(claims) == source.count("__global__"), "a kernel has no __launch_bounds__"

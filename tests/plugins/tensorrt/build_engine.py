@@ -1,4 +1,4 @@
-"""Parses a model with TensorRT-RTX, builds an engine of it and prints what came of that, as JSON.
+"""Parse a model with TensorRT-RTX, build an engine of it and print the result as JSON.
 
     python build_engine.py MODEL [PLUGIN_LIBRARY]
 
@@ -37,7 +37,7 @@ def description(tensors: list[trt.ITensor]) -> dict[str, Any]:
 
 
 def profile(builder: trt.Builder, inputs: list[trt.ITensor]) -> trt.IOptimizationProfile:
-    """Every axis the model leaves open: the first is the batch, the second the tokens."""
+    """Set a range for every open axis: the first is the batch, the second the tokens."""
     made = builder.create_optimization_profile()
     for tensor in inputs:
         least_best_most = [

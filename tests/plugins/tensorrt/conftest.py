@@ -10,7 +10,7 @@ BUILT = emulated.REPOSITORY / "build" / "cuda" / "tensorrt" / "libaftplugins_ten
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """The folder of the plugin library over the emulated kernels and of its test programs."""
+    """Build the plugin library over the emulated kernels and its test programs."""
     if emulated.missing() is not None:
         pytest.skip(str(emulated.missing()))
     return emulated.build(emulated.SANITIZER) / "tensorrt"
@@ -18,13 +18,13 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def library(programs: Path) -> Path:
-    """The plugin library over the emulated kernels."""
+    """Return the plugin library over the emulated kernels."""
     return programs / "libaftplugins_tensorrt.so"
 
 
 @pytest.fixture(params=["emulated", "cuda"])
 def each_library(request: pytest.FixtureRequest, library: Path) -> Path:
-    """That, and the one over the CUDA kernels."""
+    """Return the plugin library over the emulated or over the CUDA kernels."""
     if request.param == "emulated":
         return library
     name = BUILT.relative_to(emulated.REPOSITORY)

@@ -36,7 +36,7 @@ def one_of_each(
     without_last: bool = False,
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """A model of one node for each operator, on inputs of its own.
+    """Return a model with one node for each operator, on inputs of its own.
 
     Args:
         op_types: of the nodes, which have these names too.
@@ -101,7 +101,7 @@ class Both(nn.Module):
 
 
 def exported(mechanism: str) -> onnx.ModelProto:
-    """A small PyTorch model of a mechanism, exported."""
+    """Export a small PyTorch model of a mechanism."""
     torch.manual_seed(0)
     most = 32 if mechanism == "aft_full" else None
     config = ClassifierConfig(

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("build_engine.py")
 
 
 def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any]:
-    """What the builder made of a model, see build_engine.py; the process must come to its end."""
+    """Return the builder's result for a model (see build_engine.py); the process must end."""
     path = folder / "model.onnx"
     onnx.save(model, path)
     done = subprocess.run(
@@ -37,7 +37,8 @@ def build(model: onnx.ModelProto, folder: Path, *plugins: Path) -> dict[str, Any
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_an_exported_model_builds_with_plugins_and_without(mechanism, library, tmp_path):
+def test_exported_model_builds_either_way(mechanism: str, library: Path, tmp_path: Path) -> None:
+    """It builds with and without the plugins."""
     model = models.exported(mechanism)
     nodes = {n.name: n.op_type for n in model.graph.node if n.op_type in OPERATORS}
     assert Counter(OPERATORS[op_type].stem for op_type in nodes.values()) == {mechanism: 2}
@@ -53,7 +54,7 @@ def test_an_exported_model_builds_with_plugins_and_without(mechanism, library, t
 
 
 @pytest.mark.parametrize("element", ["FLOAT", "FLOAT16", "BFLOAT16"])
-def test_every_operator_builds_in_every_type(element, library, tmp_path):
+def test_every_operator_builds_in_every_type(element: str, library: Path, tmp_path: Path) -> None:
     model = models.one_of_each(*OPERATORS, element=TensorProto.DataType.Value(element))
     result = build(model, tmp_path, library)
     assert result["errors"] == []
@@ -95,7 +96,9 @@ def test_every_operator_builds_in_every_type(element, library, tmp_path):
         ),
     ],
 )
-def test_a_node_the_parser_refuses_is_explained(op_type, changes, message, library, tmp_path):
+def test_parser_refusal_is_explained(
+    op_type: str, changes: dict[str, Any], message: str, library: Path, tmp_path: Path
+) -> None:
     result = build(models.one_of_each(op_type, **changes), tmp_path, library)
     assert not result["parsed"]
     assert result["errors"][0].startswith(f"{op_type}: {message}")
@@ -129,7 +132,9 @@ def test_a_node_the_parser_refuses_is_explained(op_type, changes, message, libra
         ),
     ],
 )
-def test_a_node_the_builder_refuses_is_explained(op_type, changes, message, library, tmp_path):
+def test_builder_refusal_is_explained(
+    op_type: str, changes: dict[str, Any], message: str, library: Path, tmp_path: Path
+) -> None:
     result = build(models.one_of_each(op_type, **changes), tmp_path, library)
     assert result["parsed"]
     assert not result["engine"]

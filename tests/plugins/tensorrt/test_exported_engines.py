@@ -21,16 +21,14 @@ from aftexport.system.files import sha256
 
 @pytest.fixture
 def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library as ``aftplugins`` finds it."""
+    """Return the library that ``aftplugins`` finds."""
     monkeypatch.setattr(aftplugins, "__path__", [str(library.parent), *aftplugins.__path__])
     monkeypatch.delenv(aftplugins.DISABLE_VARIABLE, raising=False)
     return library
 
 
 @pytest.mark.parametrize("mechanism", sorted({o.stem for o in OPERATORS.values()}))
-def test_every_mechanism_has_an_engine_with_its_plugin(
-    mechanism: str, installed: Path, tmp_path: Path
-) -> None:
+def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = ClassifierConfig(**toy.CONFIG | {"mechanism": mechanism, "max_length": 100})
     aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
@@ -42,9 +40,8 @@ def test_every_mechanism_has_an_engine_with_its_plugin(
     assert bundle.files["model.trt-rtx.engine"] > installed.stat().st_size
 
 
-def test_a_build_without_the_plugins_after_one_with_them_has_none(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_build_without_plugins_contains_none(installed: Path, tmp_path: Path) -> None:
+    """A build with the plugins came before in the same process."""
     model, runtime = engines.graph(tmp_path), load("tensorrt_rtx")
     ways = [
         build(runtime, model, engines.SETTINGS, precision="fp16", plugins=plugins).operators
@@ -53,9 +50,8 @@ def test_a_build_without_the_plugins_after_one_with_them_has_none(
     assert ways == [{"AftSimple": "plugin"}, {"AftSimple": "portable"}]
 
 
-def test_the_plugins_are_left_out_for_gpus_they_have_no_kernels_for(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_unsupported_gpus_omit_plugins(installed: Path, tmp_path: Path) -> None:
+    """The plugins have no kernels for these GPUs."""
     from aftexport.deploy.build_engine import plugin_library
 
     old = EngineOptions(compute_capabilities=(75, 86))

@@ -1,4 +1,4 @@
-"""What the plugin library asks of a machine, and what it shows to a runtime that loads it."""
+"""The libraries that the plugin library needs, and the symbols that it exports."""
 
 import re
 import shutil
@@ -16,12 +16,12 @@ def output_of(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_two_functions_are_visible(each_library):
+def test_two_functions_are_visible(each_library: Path) -> None:
     symbols = output_of("nm", "--dynamic", "--defined-only", each_library).splitlines()
     assert sorted(line.split()[-1] for line in symbols) == ["getCreators", "setLoggerFinder"]
 
 
-def test_neither_tensorrt_nor_cuda_is_needed_to_load_it(each_library):
+def test_library_loads_without_tensorrt_or_cuda(each_library: Path) -> None:
     entries = output_of("readelf", "--dynamic", each_library)
     needed = set(re.findall(r"\(NEEDED\).*\[(.+?)\.so", entries))
     assert "libc" in needed

@@ -1,4 +1,4 @@
-"""Our declaration of TensorRT's plugin interface against the real headers, where they are."""
+"""Our declaration of TensorRT's plugin interface against the real headers, where present."""
 
 import subprocess
 from pathlib import Path
@@ -10,7 +10,7 @@ from .test_plugins import run
 
 @pytest.fixture(scope="module")
 def versions(programs: Path) -> list[str]:
-    """Those of the headers that the build has found."""
+    """Return the versions of the headers that the build found."""
     found = [v for v in (programs / "nvinfer_versions").read_text().split(";") if v]
     if not found:
         pytest.skip(
@@ -21,18 +21,19 @@ def versions(programs: Path) -> list[str]:
 
 
 def listing(program: Path) -> str:
-    """Virtual tables, signatures, sizes, offsets and enumerators that a program was built with."""
+    """Return a program's virtual tables, signatures, sizes, offsets and enumerators."""
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout
 
 
-def test_declaration_equals_the_headers(programs, versions):
+def test_declaration_equals_the_headers(programs: Path, versions: list[str]) -> None:
     for version in versions:
         declared = listing(programs / f"abi_listing_{version.partition('.')[0]}")
         assert declared.count("\n") > 90
         assert listing(programs / f"abi_listing_nvinfer_{version}") == declared, version
 
 
-def test_host_and_plugins_of_any_headers_understand_each_other(programs, versions):
+def test_host_and_plugins_mix_headers(programs: Path, versions: list[str]) -> None:
+    """A host and plugins of any headers understand each other."""
     builds = ["", *(f"_nvinfer_{version}" for version in versions)]
     for host in builds:
         for plugins in builds:

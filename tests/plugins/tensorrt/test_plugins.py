@@ -1,4 +1,4 @@
-"""The TensorRT plugins in the hands of a C++ host that plays TensorRT, over the emulated kernels.
+"""The TensorRT plugins in a C++ host that plays TensorRT, over the emulated kernels.
 
 The host loads them itself, or through the plugin registry of a real TensorRT. AFT_SANITIZE as in
 test_cuda_kernels.
@@ -7,6 +7,7 @@ test_cuda_kernels.
 import importlib.util
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ RUNTIMES = {
 
 
 def library_of(wheel: str) -> Path:
-    """The library of a wheel that has a plugin registry."""
+    """Return the library of a wheel that has a plugin registry."""
     package, name = RUNTIMES[wheel]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -41,7 +42,7 @@ def library_of(wheel: str) -> Path:
 
 
 def run(program: Path, library: Path, *options: str, wheel: str | None = None) -> str:
-    """Runs a test program on a plugin library, which must succeed."""
+    """Run a test program on a plugin library; it must succeed."""
     environment = os.environ | {"AFT_TENSORRT_LIBRARY": str(library)}
     if wheel is not None:
         environment["AFT_TENSORRT_RUNTIME"] = str(library_of(wheel))
@@ -53,22 +54,29 @@ def run(program: Path, library: Path, *options: str, wheel: str | None = None) -
 
 
 @pytest.mark.parametrize("wheel", [None, *RUNTIMES])
-def test_every_method_of_every_plugin(programs, each_library, wheel):
+def test_every_method_of_every_plugin(
+    programs: Path, each_library: Path, wheel: str | None
+) -> None:
     output = run(programs / "plugin_test", each_library, wheel=wheel)
     assert "14 operators, 0 failures" in output
     if wheel == "tensorrt-rtx":
         assert "with its logger" in output
 
 
-def test_precision_says_how_exponentials_are_multiplied(programs, library):
+def test_precision_says_how_exponentials_are_multiplied(programs: Path, library: Path) -> None:
     assert "0 failures" in run(programs / "precision_test", library)
 
 
 @pytest.mark.parametrize(("wheel", "every"), [(None, 4), ("tensorrt-dispatch-cu13-libs", 8)])
 @pytest.mark.parametrize("stem", STEMS)
-def test_kernel_computes_its_definition_through_the_plugin(
-    programs, library, stem, wheel, every, count_cases
-):
+def test_plugin_matches_definition(
+    programs: Path,
+    library: Path,
+    stem: str,
+    wheel: str | None,
+    every: int,
+    count_cases: Callable[[int, int], None],
+) -> None:
     words = [*emulated.BOUNDS, emulated.share(every)]
     output = run(programs / f"{stem}_through_plugin", library, *words, wheel=wheel)
     count_cases(*emulated.cases(output))

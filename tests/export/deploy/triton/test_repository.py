@@ -25,7 +25,7 @@ from aftexport.pipeline.export import export
 
 @pytest.fixture(scope="module")
 def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of a repository that is at its own path, as where Triton runs."""
+    """Return a model of a repository that is at its own path, as where Triton runs."""
     out = tmp_path_factory.mktemp("repository")
     return write_repository(
         Bundle.open(bundle_folder), out, name="toy", mounted=str(out), console=Console()
@@ -33,11 +33,11 @@ def written(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def shape(tensor: Any) -> list[int]:
-    """What the model gets, or puts out, by Triton's rules."""
+    """Return the shape of a model input or output by Triton's rules."""
     return [-1, *(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)]
 
 
-def test_the_configuration_is_that_of_the_graph(written: Path, bundle_folder: Path) -> None:
+def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None:
     config = parsed(written)
     assert (config.name, config.backend, config.max_batch_size) == ("toy", "onnxruntime", 8)
     graph = onnx.load(bundle_folder / "model.onnx").graph
@@ -55,7 +55,7 @@ def test_the_configuration_is_that_of_the_graph(written: Path, bundle_folder: Pa
     assert (written / "1" / config.default_model_filename).is_file()
 
 
-def test_documents_of_different_lengths_never_share_a_run(written: Path) -> None:
+def test_documents_of_different_lengths_run_apart(written: Path) -> None:
     config = parsed(written)
     assert config.HasField("dynamic_batching")
     assert not any(tensor.allow_ragged_batch for tensor in config.input)
@@ -68,7 +68,7 @@ def test_documents_of_different_lengths_never_share_a_run(written: Path) -> None
     aftplugins.library("onnxruntime") is None,
     reason=str(aftplugins.missing("onnxruntime")),
 )
-def test_model_and_kernels_answer_as_pytorch_does(written: Path, bundle_folder: Path) -> None:
+def test_model_and_kernels_answer_like_pytorch(written: Path, bundle_folder: Path) -> None:
     config = parsed(written)
     [library] = config.model_operations.op_library_filename
     options = onnxruntime.SessionOptions()
@@ -88,7 +88,7 @@ def test_model_and_kernels_answer_as_pytorch_does(written: Path, bundle_folder: 
         np.testing.assert_allclose(logits, alone[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_file_and_its_bundle_give_the_same(
+def test_model_file_and_bundle_agree(
     checkpoint_file: Path,
     bundle_folder: Path,
     tmp_path: Path,
@@ -128,7 +128,7 @@ def test_half_precision_is_said(
     assert config.max_batch_size == 3
 
 
-def test_without_kernels_it_runs_by_the_bodies(
+def test_model_without_kernels_runs_bodies(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -141,7 +141,7 @@ def test_without_kernels_it_runs_by_the_bodies(
     assert [path.name for path in (folder / "1").iterdir()] == ["model.onnx"]
 
 
-def test_a_repository_keeps_its_other_models(
+def test_repository_keeps_other_models(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [bundle_folder, "--to", "triton", "--out", tmp_path]
@@ -156,7 +156,7 @@ def test_a_repository_keeps_its_other_models(
     assert listing(tmp_path) == before
 
 
-def test_what_is_not_ours_stays(
+def test_foreign_files_stay(
     bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs = tmp_path / "theirs"
@@ -191,7 +191,8 @@ def test_options_of_something_else_are_refused(
     assert said in outcome.err
 
 
-def test_a_label_of_two_lines_would_move_those_after_it(bundle_copy: Path, tmp_path: Path) -> None:
+def test_label_of_two_lines_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
+    """Its second line would move the labels after it."""
     changed_manifest(bundle_copy, {"labels": ["a\nb", "c", "d"]})
     with pytest.raises(UsageError, match=r"'a\\nb' has a line break"):
         write_repository(
@@ -200,7 +201,7 @@ def test_a_label_of_two_lines_would_move_those_after_it(bundle_copy: Path, tmp_p
     assert not (tmp_path / "r").exists()
 
 
-def test_an_engine_that_triton_cannot_have_is_refused(
+def test_unsupported_engine_is_refused(
     rtx_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [rtx_bundle, "--to", "triton", "--out", tmp_path / "r"]
@@ -215,7 +216,7 @@ def trt_bundle(checkpoint_file: Path, tmp_path_factory: pytest.TempPathFactory) 
     return export(checkpoint_file, to="trt", out=out, precision="fp16", engine=options)
 
 
-def test_an_engine_that_cannot_be_built_here_is_said(
+def test_unbuildable_engine_is_reported(
     no_gpu: None, trt_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [trt_bundle.path, "--to", "triton", "--out", tmp_path / "r"]

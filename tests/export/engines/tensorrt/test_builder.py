@@ -31,9 +31,7 @@ def built(rtx: TensorRt, model: Path, precision: str, **options: object) -> Buil
 
 
 @pytest.mark.parametrize("precision", LOGIT_TYPES)
-def test_an_engine_has_the_types_of_the_graph(
-    precision: str, rtx: TensorRt, tmp_path: Path
-) -> None:
+def test_engine_has_types_of_graph(precision: str, rtx: TensorRt, tmp_path: Path) -> None:
     engine = built(rtx, engines.graph(tmp_path, precision), precision)
     assert engine.types == {
         "input_ids": "int64", "lengths": "int64", "logits": LOGIT_TYPES[precision]
@@ -42,14 +40,14 @@ def test_an_engine_has_the_types_of_the_graph(
     assert len(engine.engine) > 10_000
 
 
-def test_only_fp32_keeps_every_bit_of_a_product(rtx: TensorRt, tmp_path: Path) -> None:
+def test_only_fp32_keeps_product_bits(rtx: TensorRt, tmp_path: Path) -> None:
     ways = {p: built(rtx, engines.graph(tmp_path, p), p).engine for p in LOGIT_TYPES}
     assert {p: b"tf32=0" in engine for p, engine in ways.items()} == {
         "fp32": True, "fp16": False, "bf16": False
     }  # fmt: skip
 
 
-def test_other_types_than_were_asked_for_are_refused(rtx: TensorRt, model: Path) -> None:
+def test_types_other_than_requested_are_refused(rtx: TensorRt, model: Path) -> None:
     with pytest.raises(EngineError, match="logits float16; bf16 asks for bfloat16"):
         built(rtx, model, "bf16")
 
@@ -58,7 +56,7 @@ def test_other_types_than_were_asked_for_are_refused(rtx: TensorRt, model: Path)
     ("mechanism", "works"),
     [("aft_simple", True), ("aft_conv", True), ("efficient_attention", False)],
 )
-def test_capability_75_takes_bodies_without_float32_products(
+def test_capability_75_bodies_avoid_float32_products(
     mechanism: str, works: bool, rtx: TensorRt, tmp_path: Path
 ) -> None:
     model = engines.graph(tmp_path, mechanism=mechanism)
@@ -69,9 +67,7 @@ def test_capability_75_takes_bodies_without_float32_products(
             built(rtx, model, "fp16", compute_capabilities=(75, 86))
 
 
-def test_several_lengths_to_be_fast_at_and_a_workspace_are_taken(
-    rtx: TensorRt, model: Path
-) -> None:
+def test_several_fast_lengths_and_workspace_work(rtx: TensorRt, model: Path) -> None:
     options = {"opt_lengths": (10, 200), "max_batch": 2, "workspace_mib": 64}
     assert built(rtx, model, "fp16", **options).engine
 
@@ -94,13 +90,14 @@ def wrong_type(model: onnx.ModelProto) -> None:
     ("damage", "said"),
     [(unknown_operator, "Telepathy"), (missing_body, "AftSimple"), (wrong_type, "type")],
 )
-def test_a_graph_the_parser_or_the_builder_refuses_is_an_error_with_the_reason(
+def test_refused_graph_error_has_reason(
     damage: Callable[[onnx.ModelProto], None],
     said: str,
     rtx: TensorRt,
     model: Path,
     tmp_path: Path,
 ) -> None:
+    """The parser or the builder refuses the graph."""
     graph = onnx.load(model)
     damage(graph)
     onnx.save(graph, tmp_path / "model.onnx")
@@ -108,13 +105,13 @@ def test_a_graph_the_parser_or_the_builder_refuses_is_an_error_with_the_reason(
         built(rtx, tmp_path / "model.onnx", "fp16")
 
 
-def test_a_file_that_is_no_model_is_an_error(rtx: TensorRt, tmp_path: Path) -> None:
+def test_file_without_model_is_refused(rtx: TensorRt, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(EngineError, match=r"cannot parse model\.onnx"):
         built(rtx, tmp_path / "model.onnx", "fp16")
 
 
-def test_progress_is_told_and_can_end_the_build(rtx: TensorRt, model: Path) -> None:
+def test_progress_is_reported_and_can_stop(rtx: TensorRt, model: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     options = {"precision": "fp16"}
     build(rtx, model, engines.SETTINGS, **options, progress=lambda *step: seen.append(step))  # type: ignore[arg-type]
@@ -129,9 +126,8 @@ def test_progress_is_told_and_can_end_the_build(rtx: TensorRt, model: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Use Deprecated")  # this builder times nothing
-def test_timings_are_kept_and_another_file_is_not_overwritten(
-    rtx: TensorRt, model: Path, tmp_path: Path
-) -> None:
+def test_timings_spare_foreign_file(rtx: TensorRt, model: Path, tmp_path: Path) -> None:
+    """Timings are kept, and a file of another kind is not overwritten."""
     timings = tmp_path / "timings"
     build(rtx, model, engines.SETTINGS, precision="fp16", timing_cache=timings)
     assert timings.stat().st_size > 0
@@ -141,9 +137,7 @@ def test_timings_are_kept_and_another_file_is_not_overwritten(
     assert timings.read_bytes() == b"something else"
 
 
-def test_a_library_that_is_no_plugin_library_is_refused(
-    rtx: TensorRt, model: Path, tmp_path: Path
-) -> None:
+def test_library_without_plugins_is_refused(rtx: TensorRt, model: Path, tmp_path: Path) -> None:
     (tmp_path / "libaftplugins_tensorrt.so").write_bytes(b"no library")
     with pytest.raises(EngineError, match="plugins"):
         build(
@@ -161,7 +155,7 @@ def test_the_network_is_read_by_name(rtx: TensorRt) -> None:
     assert network_types(network) == {"ids": "int64"}
 
 
-def test_a_runtime_that_is_not_installed_names_the_command(
+def test_missing_runtime_names_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)

@@ -16,7 +16,7 @@ def cache(tmp_path: Path) -> EngineCache:
     return EngineCache(tmp_path / "engines")
 
 
-def test_the_variable_says_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_sets_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "here"))
     assert engine_cache("0" * 64).folder.is_relative_to(tmp_path / "here")
     monkeypatch.delenv(VARIABLE)
@@ -24,7 +24,7 @@ def test_the_variable_says_where_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert engine_cache("0" * 64).folder.is_relative_to(tmp_path / "there" / "aftexport")
 
 
-def test_engines_for_different_places_stand_side_by_side(cache: EngineCache) -> None:
+def test_engines_of_different_settings_coexist(cache: EngineCache) -> None:
     places = [WANTED, replace(WANTED, version="1.8"), replace(WANTED, plugins="digest")]
     for index, wanted in enumerate(places):
         content = bytes([index])
@@ -34,7 +34,7 @@ def test_engines_for_different_places_stand_side_by_side(cache: EngineCache) -> 
         assert len(cache.others(wanted)) == 2
 
 
-def test_a_half_written_engine_never_replaces_a_good_one(
+def test_half_written_engine_replaces_nothing(
     cache: EngineCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.put(WANTED, b"good", engines.record(b"good"))
@@ -70,7 +70,7 @@ def test_one_builds_while_the_others_wait(cache: EngineCache) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path) -> None:
+def test_unwritable_cache_error_names_variable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = EngineCache(tmp_path / "file" / "engines")
     with pytest.raises(EngineError, match=VARIABLE), cache.locked(WANTED, pytest.fail):

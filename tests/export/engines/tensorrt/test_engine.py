@@ -1,4 +1,4 @@
-"""What the runner decides; running it takes a GPU."""
+"""Decisions of the engine runner; the runs themselves need a GPU."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ PROFILES = [
 
 
 @given(st.integers(1, 1 << 20))
-def test_a_bucket_holds_the_document_and_little_padding(tokens: int) -> None:
+def test_bucket_holds_document_with_little_padding(tokens: int) -> None:
     padded = bucket(tokens, 1 << 20)
     assert tokens <= padded <= max(32, tokens * 1.25)
     assert bucket(padded, 1 << 20) == padded
 
 
 @given(st.integers(1, 1 << 14), st.integers(1, 1 << 14))
-def test_a_bucket_ends_where_the_engine_does(tokens: int, longest: int) -> None:
+def test_bucket_ends_at_engine_maximum(tokens: int, longest: int) -> None:
     if tokens <= longest:
         assert tokens <= bucket(tokens, longest) <= longest
 
@@ -55,19 +55,17 @@ def test_there_are_few_buckets() -> None:
 @pytest.mark.parametrize(
     ("batch", "tokens", "chosen"), [(1, 1, 0), (4, 200, 0), (2, 700, 1), (1, 1000, 1), (1, 5000, 2)]
 )
-def test_the_profile_of_the_nearest_length_is_chosen(batch: int, tokens: int, chosen: int) -> None:
+def test_profile_of_nearest_length_is_chosen(batch: int, tokens: int, chosen: int) -> None:
     assert choose_profile(PROFILES, batch, tokens) == chosen
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 8001), (5, 10), (2, 4000)])
-def test_a_shape_the_engine_does_not_take_is_refused_with_its_ranges(
-    batch: int, tokens: int
-) -> None:
+def test_unsupported_shape_error_names_ranges(batch: int, tokens: int) -> None:
     with pytest.raises(EngineError, match=f"no {batch} documents of {tokens} tokens.*1 to 1000"):
         choose_profile(PROFILES, batch, tokens)
 
 
-def test_without_a_gpu_the_reason_is_said(no_gpu: None) -> None:
+def test_missing_gpu_is_reported(no_gpu: None) -> None:
     with pytest.raises(EngineError, match="No GPU was found here"):
         device()
     with pytest.raises(EngineError, match="CUDA"):
@@ -78,13 +76,14 @@ def documents(count: int) -> Tensors:
     return {"input_ids": np.ones((count, 3), np.int64), "lengths": np.full(count, 3)}
 
 
-def test_a_large_batch_runs_in_parts_that_the_engine_takes() -> None:
+def test_large_batch_runs_in_parts() -> None:
     engine = Parts()
     assert engine.run(documents(5))["logits"].shape == (5, 3)
     assert engine.parts == [2, 2, 1]
 
 
-def test_a_stop_is_seen_between_two_parts_and_before_the_first() -> None:
+def test_stop_is_seen_between_parts() -> None:
+    """It is seen before the first part too."""
     engine = Parts()
     with pytest.raises(RunStoppedError):
         engine.run(documents(5), engine.stop)

@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> EngineFile:
 
 
 @pytest.mark.parametrize("wanted", [WANTED, TRT])
-def test_what_was_written_is_read_where_it_fits(file: EngineFile, wanted: Wanted) -> None:
+def test_fitting_engine_is_read(file: EngineFile, wanted: Wanted) -> None:
     record = engines.record(wanted=wanted)
     file.write(b"engine", record)
     assert file.read(wanted) == (b"engine", record)
@@ -57,7 +57,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_an_engine_is_never_used_where_it_does_not_belong(kind: str, file: EngineFile) -> None:
+def test_unfit_engine_is_never_used(kind: str, file: EngineFile) -> None:
     built_for, change, reason = OTHERS[kind]
     file.write(b"engine", engines.record(wanted=built_for))
     with pytest.raises(EngineError, match=reason) as caught:
@@ -65,7 +65,7 @@ def test_an_engine_is_never_used_where_it_does_not_belong(kind: str, file: Engin
     assert "--rebuild" in caught.value.remedy
 
 
-def test_a_portable_engine_runs_on_the_gpus_of_its_list(file: EngineFile) -> None:
+def test_portable_engine_runs_on_listed_gpus(file: EngineFile) -> None:
     file.write(b"engine", engines.record())
     assert file.read(replace(WANTED, device=A10))[0] == b"engine"
 
@@ -82,7 +82,7 @@ DAMAGES: dict[str, tuple[Callable[[EngineFile], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_engine_is_refused_with_the_reason(kind: str, file: EngineFile) -> None:
+def test_damaged_engine_error_names_reason(kind: str, file: EngineFile) -> None:
     damage, reason = DAMAGES[kind]
     file.write(b"engine", engines.record())
     damage(file)
@@ -92,7 +92,7 @@ def test_a_damaged_engine_is_refused_with_the_reason(kind: str, file: EngineFile
 
 @pytest.mark.parametrize("place", ["engine", "record"])
 @pytest.mark.parametrize("kind", ["a folder", "a device", "too large"])
-def test_files_without_a_bound_are_not_read(kind: str, place: str, file: EngineFile) -> None:
+def test_unbounded_files_are_not_read(kind: str, place: str, file: EngineFile) -> None:
     file.write(b"engine", engines.record(wanted=WANTED))
     path: Path = getattr(file, place)
     path.unlink()

@@ -18,7 +18,7 @@ LENGTHS = st.none() | st.integers(1, 20_000)
 
 
 @given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.sampled_from(["trt", "trt-rtx"]))
-def test_settings_are_a_profile_or_are_refused(
+def test_settings_make_profile_or_are_refused(
     shortest: int | None, best: int | None, longest: int | None, limit: int | None, to: str
 ) -> None:
     options = EngineOptions(shortest, (best,) if best else (), longest)
@@ -56,7 +56,7 @@ def test_sizes_have_an_upper_bound(option: str, options: EngineOptions, most: in
         BuildSettings.model_validate_json(json.dumps(settings.model_dump() | {name: size}))
 
 
-def test_the_gpus_are_those_of_the_wheel() -> None:
+def test_gpus_match_wheel() -> None:
     known = load("tensorrt_rtx").module.ComputeCapability.__members__
     assert {f"SM{c}" for c in RTX_CAPABILITIES} == {n for n in known if n.startswith("SM")}
 
@@ -73,7 +73,7 @@ def test_the_gpus_are_those_of_the_wheel() -> None:
         ("trt", "fp16", (86,), "--to trt-rtx"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_alternative(
+def test_unbuildable_settings_suggest_alternative(
     to: str, precision: str, capabilities: tuple[int, ...], alternative: str
 ) -> None:
     options = EngineOptions(compute_capabilities=capabilities)

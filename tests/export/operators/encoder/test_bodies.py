@@ -22,7 +22,7 @@ SIZES = [
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"T{s['T']}")
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_an_encoder_operator_equals_its_definition(
+def test_encoder_operator_equals_definition(
     op_type: str, sizes: dict[str, int], precision: str, fused: bool
 ) -> None:
     if fused and (why := aftplugins.missing("onnxruntime")):

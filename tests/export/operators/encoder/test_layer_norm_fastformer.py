@@ -85,7 +85,7 @@ def test_equals_the_layer_as_written(
     assert error(found, expected) < 1e-11
 
 
-def test_equals_the_layer_to_the_last_digits_on_ordinary_numbers() -> None:
+def test_ordinary_numbers_agree_to_last_digits() -> None:
     torch.manual_seed(0)
     tested = layer(64, 8)
     x, lengths = torch.randn(3, 100, 64, dtype=torch.float64), torch.tensor([100, 1, 37])
@@ -93,7 +93,7 @@ def test_equals_the_layer_to_the_last_digits_on_ordinary_numbers() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])
-def test_what_stands_in_the_padding_does_not_matter(length: int) -> None:
+def test_padding_content_does_not_matter(length: int) -> None:
     torch.manual_seed(0)
     tested = layer(12, 3)
     x, lengths = torch.randn(1, 9, 12, dtype=torch.float64), torch.tensor([length])

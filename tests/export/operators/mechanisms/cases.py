@@ -1,4 +1,4 @@
-"""What the operators are tried on: every setting, a table of shapes, hard values."""
+"""Test cases of the operators: every setting, a table of shapes, hard values."""
 
 import zlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BOUND = {
 """Largest error allowed, as ``error`` measures it."""
 
 ATTRIBUTES = {"scale": 0.5, "eps": 1e-3}
-"""Not the defaults, so that an attribute nobody reads shows."""
+"""Values other than the defaults, so that an unread attribute changes the result."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Variant:
         return "-".join([self.operator.stem, self.op_type, *(v for _, v in self.settings)])
 
     def attributes(self, num_heads: int) -> dict[str, int | float | str]:
-        """By name, in the order of the torch op's arguments."""
+        """Return the attributes by name, in the order of the torch op's arguments."""
         chosen = {"num_heads": num_heads, **ATTRIBUTES, **dict(self.settings)}
         return {a.name: chosen[a.name] for a in self.operator.attributes}
 
@@ -92,7 +92,7 @@ class Case:
 
 
 def make_inputs(operator: Operator, case: Case, dtype: str = "float32") -> Inputs:
-    """Draws inputs that ``dtype`` holds exactly, the same ones for the same case.
+    """Draw inputs that ``dtype`` holds exactly, the same ones for the same case.
 
     Arrangements: ``dominating key``, one key of +100 that every bias holds down by
     100; ``opposed``, biases that undo the keys, so that the maxima of the two are
@@ -195,7 +195,7 @@ PAIRS = list(product(ONE_GATE, CASES)) + [
 
 
 def variant_of(op_type: str, **settings: str) -> Variant:
-    """The operator, with its default settings where none are given."""
+    """Return the operator, with default settings where none are given."""
     operator = OPERATORS[op_type]
     return Variant(
         op_type, tuple((a.name, settings.get(a.name, a.default)) for a in operator.settings)
@@ -203,7 +203,7 @@ def variant_of(op_type: str, **settings: str) -> Variant:
 
 
 def by_hand(lengths: tuple[int, ...], **tensors: list) -> Inputs:
-    """Inputs written out in the operator's order; of one axis, they are one channel's tokens."""
+    """Return inputs in the operator's order; with one axis they are one channel's tokens."""
     inputs = {n: np.array(x, dtype=np.float32) for n, x in tensors.items()}
     for name in ("query", "key", "value"):
         if inputs[name].ndim == 1:
@@ -212,7 +212,7 @@ def by_hand(lengths: tuple[int, ...], **tensors: list) -> Inputs:
 
 
 def named(pairs: list[tuple[Variant, Case]]) -> dict[str, object]:
-    """Arguments of ``pytest.mark.parametrize`` for pairs of a variant and a case."""
+    """Return arguments of ``pytest.mark.parametrize`` for pairs of a variant and a case."""
     return {
         "argnames": ("variant", "case"),
         "argvalues": pairs,
@@ -225,14 +225,14 @@ def as_tensors(inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 def run_torch(variant: Variant, inputs: Inputs, num_heads: int = 2) -> np.ndarray:
-    """Runs the torch op."""
+    """Run the torch op."""
     attributes = variant.attributes(num_heads).values()
     with torch.no_grad():
         return variant.operator.torch_op(*as_tensors(inputs), *attributes).numpy()
 
 
 def run_reference(variant: Variant, inputs: Inputs, num_heads: int = 2) -> np.ndarray:
-    """Runs the package's definition in float64."""
+    """Run the package's definition in float64."""
     *floats, lengths = as_tensors(inputs)
     with torch.no_grad():
         return variant.operator.reference(
@@ -242,7 +242,7 @@ def run_reference(variant: Variant, inputs: Inputs, num_heads: int = 2) -> np.nd
 
 @cache
 def truth(variant: Variant, case: Case, dtype: str = "float32") -> np.ndarray:
-    """The reference's result for the inputs of a case."""
+    """Return the reference's result for the inputs of a case."""
     return run_reference(variant, make_inputs(variant.operator, case, dtype), case.heads)
 
 
@@ -262,5 +262,5 @@ def error(result: np.ndarray, expected: np.ndarray, inputs: Inputs) -> float:
 
 
 def with_tokens(inputs: Inputs, tokens: slice) -> Inputs:
-    """The same documents, cut to some of their tokens."""
+    """Return the same documents, cut to some of their tokens."""
     return {n: x[:, tokens] if x.ndim == 3 else x for n, x in inputs.items()}

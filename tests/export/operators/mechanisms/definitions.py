@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 
 def counting_keys(lengths: Array, tokens: int, rows: Array, causal: bool) -> Array:
-    """Which keys count for which row: bool ``[B, R, T]``."""
+    """Return for each row the keys that count: bool ``[B, R, T]``."""
     keys = np.arange(tokens)
     counts = keys < np.clip(lengths, 0, tokens)[:, None, None]
     if causal:
@@ -38,7 +38,7 @@ def gated(gate: str, query: Array, mean: Array) -> Array:
 
 
 def aft(inputs: dict[str, Array], bias: Array, rows: Array, gate: str, causal: bool) -> Array:
-    """Any AFT: ``bias`` is ``[R, T, 1 or D]``, the key may lack heads' repetition."""
+    """Compute any AFT; ``bias`` is ``[R, T, 1 or D]``, keys need not be repeated by head."""
     query, key, value = inputs["query"], inputs["key"], inputs["value"]
     key = np.repeat(key, value.shape[2] // key.shape[2], axis=2)
     counts = counting_keys(inputs["lengths"], key.shape[1], rows, causal)

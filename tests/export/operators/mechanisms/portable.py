@@ -18,7 +18,7 @@ _RANKS = {"position_bias": 2, "band": 2, "filter": 2, "alpha_weight": 2, "beta_w
 def body_model(
     variant: Variant, num_heads: int = 2, opset: int = 20, dtype: str = "float32"
 ) -> onnx.ModelProto:
-    """One node, every axis dynamic."""
+    """Return a model of one node, every axis dynamic."""
     operator, helper = variant.operator, onnx.helper
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     values = [
@@ -59,7 +59,7 @@ def _session(
 def run_portable(
     variant: Variant, inputs: Inputs, num_heads: int = 2, opset: int = 20
 ) -> np.ndarray:
-    """Runs the body; one session serves every shape."""
+    """Run the body; one session serves every shape."""
     session = _session(variant, num_heads, opset, str(inputs["query"].dtype))
     (output,) = session.run(None, inputs)
     return output

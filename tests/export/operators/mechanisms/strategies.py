@@ -10,7 +10,7 @@ _HARD = [-1000.0, -100.0, -1.0, 0.0, 1.0, 88.0, 100.0, 1000.0]
 
 @st.composite
 def drawn_cases(draw: st.DrawFn) -> Case:
-    """Cases of up to 70 tokens: every combination of lengths, heads, windows and ranges."""
+    """Draw cases of up to 70 tokens: any lengths, heads, windows and ranges."""
     tokens = draw(st.integers(1, 70))
     heads = draw(st.integers(1, 4))
     return Case(
@@ -31,7 +31,7 @@ def drawn_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def hard_inputs(draw: st.DrawFn, variant: Variant) -> Inputs:
-    """Inputs of two channels and two heads whose every number is one of a few extremes."""
+    """Draw inputs of two channels and two heads; every number is one of a few extremes."""
     tokens = draw(st.integers(1, 5))
     lengths = (tokens, draw(st.integers(0, tokens)))
     inputs = make_inputs(variant.operator, Case("hard", tokens, lengths, channels=2, window=3))

@@ -14,7 +14,7 @@ def impulse(taps: list[float]) -> dict[str, np.ndarray]:
 
 
 @every_form
-def test_an_odd_filter_is_centred_and_not_flipped(run: Callable) -> None:
+def test_odd_filter_is_centred_and_unflipped(run: Callable) -> None:
     inputs = impulse(np.log([2, 3, 4]).tolist())
     assert run(CONV, inputs, 1)[0, :, 0] == pytest.approx(
         [
@@ -27,7 +27,7 @@ def test_an_odd_filter_is_centred_and_not_flipped(run: Callable) -> None:
 
 
 @every_form
-def test_an_even_filter_reaches_one_further_to_the_right(run: Callable) -> None:
+def test_even_filter_reaches_further_right(run: Callable) -> None:
     inputs = impulse(np.log([2, 3]).tolist())
     assert run(CONV, inputs, 1)[0, :2, 0] == pytest.approx(
         [(2 * 1 + 3 * 10 + 100 + 1000) / 7, (1 + 2 * 10 + 3 * 100 + 1000) / 7]
@@ -35,7 +35,7 @@ def test_an_even_filter_reaches_one_further_to_the_right(run: Callable) -> None:
 
 
 @every_form
-def test_the_last_tap_of_a_causal_filter_is_the_token_itself(run: Callable) -> None:
+def test_last_causal_tap_is_own_token(run: Callable) -> None:
     inputs = impulse(np.log([2, 3]).tolist())
     assert run(CAUSAL, inputs, 1)[0, :, 0] == pytest.approx(
         [1, (2 * 1 + 3 * 10) / 5, (1 + 2 * 10 + 3 * 100) / 6, (11 + 2 * 100 + 3 * 1000) / 7]
@@ -43,7 +43,8 @@ def test_the_last_tap_of_a_causal_filter_is_the_token_itself(run: Callable) -> N
 
 
 @every_form
-def test_a_filter_of_zeros_leaves_aft_simple_with_one_key_for_a_head(run: Callable) -> None:
+def test_zero_filter_gives_aft_simple(run: Callable) -> None:
+    """It has one key for each head."""
     for prefix in ("", "Causal"):
         variant = variant_of(f"{prefix}AftConv")
         inputs = make_inputs(variant.operator, Case("no filter", 40, (40, 25)))
@@ -55,7 +56,8 @@ def test_a_filter_of_zeros_leaves_aft_simple_with_one_key_for_a_head(run: Callab
 
 
 @every_form
-def test_each_head_is_aft_local_with_a_relative_bias(run: Callable) -> None:
+def test_head_equals_relative_aft_local(run: Callable) -> None:
+    """Each head is AFT-local with a relative bias."""
     for prefix, window in (("", 3), ("Causal", 5)):
         variant = variant_of(f"{prefix}AftConv")
         inputs = make_inputs(variant.operator, Case("heads", 40, (40, 25), window=5))

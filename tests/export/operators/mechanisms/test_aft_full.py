@@ -10,7 +10,8 @@ FULL, CAUSAL = variant_of("AftFull", gate="none"), variant_of("CausalAftFull", g
 
 
 @every_form
-def test_rows_of_the_bias_are_queries_and_columns_are_keys(run: Callable) -> None:
+def test_bias_rows_are_queries(run: Callable) -> None:
+    """The columns of the bias are keys."""
     log = np.log
     inputs = by_hand(
         (2,),
@@ -24,7 +25,7 @@ def test_rows_of_the_bias_are_queries_and_columns_are_keys(run: Callable) -> Non
 
 
 @every_form
-def test_a_bias_of_zeros_leaves_aft_simple(run: Callable) -> None:
+def test_zero_bias_gives_aft_simple(run: Callable) -> None:
     for prefix in ("", "Causal"):
         inputs = make_inputs(FULL.operator, Case("no bias", 40, (40, 25)))
         inputs["position_bias"][:] = 0
@@ -34,7 +35,7 @@ def test_a_bias_of_zeros_leaves_aft_simple(run: Callable) -> None:
 
 
 @every_form
-def test_shorter_documents_use_the_top_left_corner_of_the_bias(run: Callable) -> None:
+def test_shorter_documents_use_top_left_bias(run: Callable) -> None:
     inputs = make_inputs(FULL.operator, Case("corner", 33, (33, 20), spare=31))
     cut = inputs | {"position_bias": inputs["position_bias"][:33, :33].copy()}
     inputs["position_bias"][33:] = 100
@@ -44,7 +45,7 @@ def test_shorter_documents_use_the_top_left_corner_of_the_bias(run: Callable) ->
 
 
 @every_form
-def test_a_constant_added_to_a_row_of_the_bias_cancels(run: Callable) -> None:
+def test_constant_on_bias_row_cancels(run: Callable) -> None:
     inputs = make_inputs(FULL.operator, Case("row", 33, (33, 20), spare=0))
     shifts = np.linspace(-20, 20, 33, dtype=np.float32)[:, None]
     moved = inputs | {"position_bias": inputs["position_bias"] + shifts}
@@ -53,7 +54,8 @@ def test_a_constant_added_to_a_row_of_the_bias_cancels(run: Callable) -> None:
 
 
 @every_form
-def test_maxima_of_keys_and_biases_in_different_places_do_not_underflow(run: Callable) -> None:
+def test_separate_maxima_do_not_underflow(run: Callable) -> None:
+    """The largest key and the largest bias are in different places."""
     inputs = by_hand(
         (3,),
         query=[0, 0, 0],

@@ -10,7 +10,8 @@ LOCAL, CAUSAL = variant_of("AftLocal", gate="none"), variant_of("CausalAftLocal"
 
 
 @every_form
-def test_band_column_j_is_the_bias_of_key_t_plus_j_less_s_less_one(run: Callable) -> None:
+def test_band_column_is_relative_position(run: Callable) -> None:
+    """Column j is the bias of key t + j - (s - 1)."""
     log = np.log
     inputs = by_hand(
         (3,),
@@ -29,8 +30,8 @@ def test_band_column_j_is_the_bias_of_key_t_plus_j_less_s_less_one(run: Callable
 
 
 @every_form
-def test_keys_outside_the_window_count_with_bias_zero(run: Callable) -> None:
-    """Not with weight zero: with its window held down, a row is the mean of the rest."""
+def test_keys_outside_window_have_zero_bias(run: Callable) -> None:
+    """Their weight is not zero: with its window held down, a row is the mean of the rest."""
     inputs = make_inputs(LOCAL.operator, Case("outside", 20, (20,), window=2))
     inputs["key"][:] = 0
     inputs["band"][:] = -100
@@ -42,7 +43,7 @@ def test_keys_outside_the_window_count_with_bias_zero(run: Callable) -> None:
 
 
 @every_form
-def test_a_band_of_zeros_leaves_aft_simple(run: Callable) -> None:
+def test_zero_band_gives_aft_simple(run: Callable) -> None:
     for prefix in ("", "Causal"):
         variant = variant_of(f"{prefix}AftLocal")
         inputs = make_inputs(variant.operator, Case("no bias", 70, (70, 25)))
@@ -54,7 +55,7 @@ def test_a_band_of_zeros_leaves_aft_simple(run: Callable) -> None:
 
 @every_form
 @pytest.mark.parametrize("window", [1, 5, 40])
-def test_it_is_aft_full_with_a_banded_bias(run: Callable, window: int) -> None:
+def test_layer_is_aft_full_with_band(run: Callable, window: int) -> None:
     for prefix in ("", "Causal"):
         variant = variant_of(f"{prefix}AftLocal")
         inputs = make_inputs(variant.operator, Case("banded", 36, (36, 25), window=window, spare=0))
@@ -70,7 +71,7 @@ def test_it_is_aft_full_with_a_banded_bias(run: Callable, window: int) -> None:
 
 
 @every_form
-def test_a_band_of_one_row_serves_every_token(run: Callable) -> None:
+def test_one_band_row_serves_every_token(run: Callable) -> None:
     for variant in (LOCAL, CAUSAL):
         inputs = make_inputs(variant.operator, Case("relative", 70, (70, 25), relative=True))
         rows = inputs | {"band": np.repeat(inputs["band"], 75, axis=0)}
@@ -78,7 +79,7 @@ def test_a_band_of_one_row_serves_every_token(run: Callable) -> None:
 
 
 @every_form
-def test_a_dominating_key_whose_bias_is_very_negative_does_not_cancel(run: Callable) -> None:
+def test_dominating_key_with_negative_bias_survives(run: Callable) -> None:
     """(exp(w) - 1) over the window plus a sum over all keys is wrong by 4e-2 here."""
     case = Case("cancelling", 64, (64,), window=3)
     for variant in (LOCAL, CAUSAL):

@@ -11,7 +11,7 @@ CAUSAL = variant_of("CausalAftSimple", gate="none")
 
 
 @every_form
-def test_the_softmax_is_over_the_tokens_of_each_channel(run: Callable) -> None:
+def test_softmax_runs_over_tokens_per_channel(run: Callable) -> None:
     inputs = by_hand(
         (2,),
         query=[[[0, 0], [0, 0]]],
@@ -23,7 +23,7 @@ def test_the_softmax_is_over_the_tokens_of_each_channel(run: Callable) -> None:
 
 
 @every_form
-def test_equal_keys_give_the_mean_of_the_values(run: Callable) -> None:
+def test_equal_keys_give_mean_of_values(run: Callable) -> None:
     inputs = make_inputs(SIMPLE.operator, Case("equal", 30, (30, 7)))
     inputs["key"][:] = 5
     value = inputs["value"]
@@ -32,9 +32,10 @@ def test_equal_keys_give_the_mean_of_the_values(run: Callable) -> None:
 
 
 @every_form
-def test_without_a_gate_every_row_is_the_same_and_there_is_one_for_each_token(
+def test_rows_without_gate_are_equal(
     run: Callable,
 ) -> None:
+    """There is one row for each token."""
     inputs = make_inputs(SIMPLE.operator, Case("no gate", 30, (30, 7)))
     result = run(SIMPLE, inputs)
     assert result.shape == (2, 30, 8)
@@ -45,9 +46,7 @@ def test_without_a_gate_every_row_is_the_same_and_there_is_one_for_each_token(
 @pytest.mark.parametrize(
     ("gate", "function"), [("sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("tanh", np.tanh)]
 )
-def test_the_gate_of_the_query_multiplies_the_mean(
-    run: Callable, gate: str, function: Callable
-) -> None:
+def test_query_gate_multiplies_mean(run: Callable, gate: str, function: Callable) -> None:
     inputs = make_inputs(SIMPLE.operator, Case("gates", 30, (30, 7)))
     for op_type in ("AftSimple", "CausalAftSimple"):
         mean = run(variant_of(op_type, gate="none"), inputs)
@@ -56,6 +55,6 @@ def test_the_gate_of_the_query_multiplies_the_mean(
 
 
 @every_form
-def test_a_late_large_key_does_not_disturb_earlier_rows(run: Callable) -> None:
+def test_late_large_key_spares_earlier_rows(run: Callable) -> None:
     inputs = by_hand((4,), query=[0] * 4, key=[0, 0, 0, 120], value=[3, 6, 9, -1])
     assert run(CAUSAL, inputs)[0, :, 0] == pytest.approx([3, 4.5, 6, -1], rel=1e-6)

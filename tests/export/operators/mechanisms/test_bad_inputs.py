@@ -14,7 +14,7 @@ CASE = Case("bad", 6, (6, 4), window=3, spare=0)
 
 
 def arguments(op_type: str, **changes: Callable[[Any], Any]) -> list[Any]:
-    """Fitting arguments in order, some of them changed."""
+    """Return fitting arguments in order, some of them changed."""
     variant = next(v for v in ONE_GATE if v.op_type == op_type)
     tensors = as_tensors(make_inputs(variant.operator, CASE))
     fitting = dict(zip(variant.operator.inputs, tensors, strict=True))
@@ -76,7 +76,7 @@ PARTICULAR = [
 
 @pytest.mark.parametrize(("name", "change", "message"), EVERY)
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_tensors_that_do_not_agree_are_refused(
+def test_disagreeing_tensors_are_refused(
     op_type: str, name: str, change: Callable[[Any], Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{op_type}: .*{message}"):
@@ -85,9 +85,7 @@ def test_tensors_that_do_not_agree_are_refused(
 
 @pytest.mark.parametrize(("name", "value"), SETTINGS)
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_unknown_settings_are_refused_with_what_there_is(
-    op_type: str, name: str, value: str
-) -> None:
+def test_unknown_settings_error_lists_known_ones(op_type: str, name: str, value: str) -> None:
     setting = next((a for a in OPERATORS[op_type].settings if a.name == name), None)
     if setting is None:
         return
@@ -100,15 +98,13 @@ def test_unknown_settings_are_refused_with_what_there_is(
 @pytest.mark.parametrize(
     "op_type", [o for o in OPERATORS if "num_heads" in {a.name for a in OPERATORS[o].attributes}]
 )
-def test_heads_that_do_not_divide_the_channels_are_refused(
-    op_type: str, name: str, value: int
-) -> None:
+def test_heads_must_divide_channels(op_type: str, name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"^{op_type}: num_heads is {value}.* 8 channels"):
         OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda _: value}))
 
 
 @pytest.mark.parametrize(("op_type", "name", "change"), PARTICULAR)
-def test_learned_tensors_that_do_not_fit_are_refused(
+def test_unfit_learned_tensors_are_refused(
     op_type: str, name: str, change: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(ValueError, match=f"^{op_type}: .*{name}"):
@@ -116,15 +112,13 @@ def test_learned_tensors_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(("op_type", "name"), [("AftFull", "position_bias"), ("AftLocal", "band")])
-def test_more_tokens_than_were_learned_are_refused_with_both_numbers(
-    op_type: str, name: str
-) -> None:
+def test_excess_tokens_error_names_both_numbers(op_type: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{op_type}: 6 tokens, but {name} .* at most 5"):
         OPERATORS[op_type].torch_op(*arguments(op_type, **{name: lambda x: x[:5, :5]}))
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_bad_shapes_are_refused_while_tracing_too(variant: Variant) -> None:
+def test_tracing_refuses_bad_shapes(variant: Variant) -> None:
     bad = arguments(variant.op_type, value=lambda x: x[:, :5])
     on_meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in bad]
     with pytest.raises(ValueError, match=f"^{variant.op_type}: value"):

@@ -14,7 +14,8 @@ SCALE = ATTRIBUTES["scale"]
 
 
 @every_form
-def test_values_of_one_give_the_scale_because_both_softmaxes_sum_to_one(run: Callable) -> None:
+def test_values_of_one_give_scale(run: Callable) -> None:
+    """Both softmaxes sum to one."""
     for variant in (SOFTMAX, CAUSAL):
         inputs = make_inputs(variant.operator, Case("ones", 70, (70, 25), spread=10))
         inputs["value"][:] = 1
@@ -23,8 +24,8 @@ def test_values_of_one_give_the_scale_because_both_softmaxes_sum_to_one(run: Cal
 
 
 @every_form
-def test_a_constant_added_to_a_query_or_to_a_key_channel_cancels(run: Callable) -> None:
-    """Queries are normalised over their channels, keys over the tokens; not the other way."""
+def test_constant_on_query_or_key_cancels(run: Callable) -> None:
+    """Queries are normalised over their channels and keys over the tokens."""
     inputs = make_inputs(SOFTMAX.operator, Case("axes", 30, (30, 12)))
     rng = np.random.default_rng(0)
     moved = dict(inputs)
@@ -37,7 +38,7 @@ def test_a_constant_added_to_a_query_or_to_a_key_channel_cancels(run: Callable) 
 
 
 @every_form
-def test_scaling_is_dot_product_attention_without_its_softmax(run: Callable) -> None:
+def test_scaling_is_attention_without_softmax(run: Callable) -> None:
     inputs = make_inputs(SCALING.operator, Case("scaling", 70, (70, 70)))
     similarity = inputs["query"] @ inputs["key"].transpose(0, 2, 1).astype(np.float64)
     expected = SCALE * similarity / 70 @ inputs["value"]
@@ -48,7 +49,7 @@ def test_scaling_is_dot_product_attention_without_its_softmax(run: Callable) -> 
 
 
 @every_form
-def test_scaling_divides_by_the_keys_that_count(run: Callable) -> None:
+def test_scaling_divides_by_counted_keys(run: Callable) -> None:
     inputs = make_inputs(SCALING.operator, Case("counting", 12, (12, 5)))
     for name in ("query", "key", "value"):
         inputs[name][:] = 1

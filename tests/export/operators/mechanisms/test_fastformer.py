@@ -10,8 +10,8 @@ FASTFORMER, CAUSAL = variant_of("Fastformer"), variant_of("CausalFastformer")
 
 
 @every_form
-def test_it_is_the_authors_code(run: Callable) -> None:
-    """Their steps in their layout: heads before tokens, a mask of -10000 added to the logits."""
+def test_definition_equals_authors_code(run: Callable) -> None:
+    """The authors put heads before tokens and add a mask of -10000 to the logits."""
     inputs = make_inputs(FASTFORMER.operator, Case("authors", 40, (40, 25)))
     exact = {n: x.astype(np.float64) for n, x in inputs.items()}
     heads, width = 2, 4
@@ -34,7 +34,7 @@ def test_it_is_the_authors_code(run: Callable) -> None:
 
 
 @every_form
-def test_weights_of_zero_pool_by_the_mean(run: Callable) -> None:
+def test_zero_weights_pool_by_mean(run: Callable) -> None:
     inputs = make_inputs(FASTFORMER.operator, Case("means", 40, (40, 40)))
     inputs["alpha_weight"][:] = 0
     inputs["beta_weight"][:] = 0
@@ -48,7 +48,8 @@ def test_weights_of_zero_pool_by_the_mean(run: Callable) -> None:
 
 
 @every_form
-def test_the_logits_of_a_head_read_the_channels_of_every_head(run: Callable) -> None:
+def test_head_logits_read_all_channels(run: Callable) -> None:
+    """The logits of a head read the channels of every head."""
     inputs = make_inputs(FASTFORMER.operator, Case("whole rows", 40, (40, 25)))
     inputs["alpha_weight"][4:, 0] = 3
     changed = inputs | {"query": inputs["query"].copy()}
@@ -59,7 +60,7 @@ def test_the_logits_of_a_head_read_the_channels_of_every_head(run: Callable) -> 
 
 
 @every_form
-def test_the_first_causal_row_is_the_product_of_its_three_inputs(run: Callable) -> None:
+def test_first_causal_row_multiplies_three_inputs(run: Callable) -> None:
     inputs = make_inputs(CAUSAL.operator, Case("product", 9, (9, 4)))
     expected = inputs["value"] * inputs["query"] * inputs["key"]
     first = {n: x[:, :1] if x.ndim == 3 else x for n, x in inputs.items()}

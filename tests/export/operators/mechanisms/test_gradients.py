@@ -1,4 +1,4 @@
-"""Gradients of the torch ops, and what torch asks of a custom operator."""
+"""Gradients of the torch ops, and torch's requirements for custom operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def test_gradients_equal_finite_differences(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_gradients_of_gradients_are_those_of_the_reference(variant: Variant) -> None:
+def test_second_gradients_match_reference(variant: Variant) -> None:
     attributes = variant.attributes(SMALL.heads)
 
     def penalty_gradients(op: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -56,7 +56,7 @@ def _types(variant: Variant) -> list[torch.dtype]:
     ("variant", "dtype"), [(v, t) for v in ONE_GATE for t in _types(v)], ids=str
 )
 @pytest.mark.parametrize("arrangement", ["late large key", "dominating key", "opposed"])
-def test_gradients_of_hard_values_are_those_of_the_reference(
+def test_gradients_of_hard_values_match_reference(
     variant: Variant, arrangement: str, dtype: torch.dtype
 ) -> None:
     case = Case("hard gradients", 9, (9, 6), channels=4, arrangement=arrangement)
@@ -76,7 +76,8 @@ def test_gradients_of_hard_values_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_padded_tokens_get_no_gradient_from_valid_rows(variant: Variant) -> None:
+def test_valid_rows_ignore_padding_in_gradients(variant: Variant) -> None:
+    """Padded tokens get no gradient from valid rows."""
     floats, lengths = _leaves(make_inputs(variant.operator, SMALL))
     attributes = variant.attributes(SMALL.heads).values()
     variant.operator.torch_op(*floats, lengths, *attributes)[1, :3].sum().backward()
@@ -89,7 +90,8 @@ def test_padded_tokens_get_no_gradient_from_valid_rows(variant: Variant) -> None
 
 
 @pytest.mark.parametrize("variant", CAUSAL, ids=str)
-def test_later_tokens_get_no_gradient_from_a_causal_row(variant: Variant) -> None:
+def test_causal_rows_ignore_later_token_gradients(variant: Variant) -> None:
+    """Later tokens get no gradient from a causal row."""
     floats, lengths = _leaves(make_inputs(variant.operator, SMALL))
     attributes = variant.attributes(SMALL.heads).values()
     variant.operator.torch_op(*floats, lengths, *attributes)[:, 2].sum().backward()
@@ -100,7 +102,7 @@ def test_later_tokens_get_no_gradient_from_a_causal_row(variant: Variant) -> Non
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_only_the_inputs_that_ask_for_a_gradient_get_one(variant: Variant) -> None:
+def test_only_requested_gradients_are_computed(variant: Variant) -> None:
     *floats, lengths = as_tensors(make_inputs(variant.operator, SMALL))
     floats[2].requires_grad_()
     result = variant.operator.torch_op(*floats, lengths, *variant.attributes(2).values())
@@ -110,7 +112,7 @@ def test_only_the_inputs_that_ask_for_a_gradient_get_one(variant: Variant) -> No
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_the_op_keeps_the_rules_of_torch_library(variant: Variant) -> None:
+def test_op_keeps_torch_library_rules(variant: Variant) -> None:
     *floats, lengths = as_tensors(make_inputs(variant.operator, SMALL))
     arguments = (*(x.requires_grad_() for x in floats), lengths, *variant.attributes(2).values())
     torch.library.opcheck(
@@ -121,7 +123,7 @@ def test_the_op_keeps_the_rules_of_torch_library(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_the_op_can_be_compiled_for_any_shape_when_it_only_infers(variant: Variant) -> None:
+def test_inference_op_compiles_for_any_shape(variant: Variant) -> None:
     arguments = (
         *as_tensors(make_inputs(variant.operator, SMALL)),
         *variant.attributes(2).values(),
@@ -132,7 +134,7 @@ def test_the_op_can_be_compiled_for_any_shape_when_it_only_infers(variant: Varia
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_fake_tensor_has_the_shape_and_type_of_the_result(variant: Variant) -> None:
+def test_fake_tensor_has_shape_and_type(variant: Variant) -> None:
     arguments = as_tensors(make_inputs(variant.operator, SMALL))
     attributes = variant.attributes(2).values()
     result = variant.operator.torch_op(*arguments, *attributes)

@@ -1,4 +1,4 @@
-"""What must not change a result, of the torch op and of the portable body alike."""
+"""Change of the inputs that must not change the result of the torch op or the portable body."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("run", [run_torch, run_portable])
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_what_padded_tokens_hold_does_not_change_valid_rows(run: Run, variant: Variant) -> None:
+def test_padding_content_spares_valid_rows(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("padded", 66, (66, 40, 1)))
     changed = {n: x.copy() for n, x in inputs.items()}
     for document, length in enumerate(inputs["lengths"]):
@@ -35,7 +35,7 @@ def test_what_padded_tokens_hold_does_not_change_valid_rows(run: Run, variant: V
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_a_padded_document_gives_what_it_gives_alone(run: Run, variant: Variant) -> None:
+def test_padded_document_equals_document_alone(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("alone", 66, (66, 40, 1)))
     together = run(variant, inputs)
     for document, length in enumerate(inputs["lengths"]):
@@ -46,7 +46,7 @@ def test_a_padded_document_gives_what_it_gives_alone(run: Run, variant: Variant)
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_documents_of_a_batch_do_not_mix(run: Run, variant: Variant) -> None:
+def test_documents_of_batch_do_not_mix(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("batch", 40, (40, 25, 40, 3)))
     order = np.array([2, 0, 3, 1])
     moved = {n: x[order] if x.ndim in (1, 3) else x for n, x in inputs.items()}
@@ -55,7 +55,7 @@ def test_documents_of_a_batch_do_not_mix(run: Run, variant: Variant) -> None:
 
 @pytest.mark.parametrize("cut", [1, 31, 64, 69])
 @pytest.mark.parametrize("variant", CAUSAL, ids=str)
-def test_later_tokens_do_not_change_earlier_rows(run: Run, variant: Variant, cut: int) -> None:
+def test_later_tokens_spare_earlier_rows(run: Run, variant: Variant, cut: int) -> None:
     inputs = make_inputs(variant.operator, Case("prefix", 70, (70, 70)))
     prefix = with_tokens(inputs, slice(0, cut))
     expected = run(variant, prefix | {"lengths": np.array([cut, cut])})
@@ -67,7 +67,7 @@ def test_later_tokens_do_not_change_earlier_rows(run: Run, variant: Variant, cut
 
 
 @pytest.mark.parametrize("variant", CAUSAL, ids=str)
-def test_a_late_large_key_does_not_disturb_earlier_rows(run: Run, variant: Variant) -> None:
+def test_late_large_key_spares_earlier_rows(run: Run, variant: Variant) -> None:
     calm = make_inputs(variant.operator, Case("calm", 40, (40, 40)))
     loud = {n: x.copy() for n, x in calm.items()}
     loud["key"][:, 30:] = 120
@@ -77,7 +77,7 @@ def test_a_late_large_key_does_not_disturb_earlier_rows(run: Run, variant: Varia
 
 
 @pytest.mark.parametrize("variant", [v for v in CAUSAL if "conv" not in str(v)], ids=str)
-def test_the_first_causal_row_sees_its_own_token_only(run: Run, variant: Variant) -> None:
+def test_first_causal_row_sees_own_token(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("first", 9, (9, 9)))
     first = with_tokens(inputs, slice(0, 1))
     alone = run(variant, first | {"lengths": np.array([1, 1])})
@@ -86,7 +86,7 @@ def test_the_first_causal_row_sees_its_own_token_only(run: Run, variant: Variant
 
 # Not Fastformer's: P of the earlier tokens is causal too.
 @pytest.mark.parametrize("variant", [v for v in CAUSAL if v.operator.stem != "fastformer"], ids=str)
-def test_the_last_causal_row_sees_every_token(run: Run, variant: Variant) -> None:
+def test_last_causal_row_sees_every_token(run: Run, variant: Variant) -> None:
     twin = Variant(variant.op_type.removeprefix("Causal"), variant.settings)
     inputs = make_inputs(variant.operator, Case("last", 70, (70, 70), window=5))
     whole = dict(inputs)
@@ -118,7 +118,7 @@ def test_permuting_the_tokens_permutes_the_rows(run: Run, variant: Variant) -> N
 @pytest.mark.parametrize(
     "variant", [v for v in ONE_GATE if v.operator.stem.startswith("aft_")], ids=str
 )
-def test_a_constant_added_to_every_key_cancels(run: Run, variant: Variant) -> None:
+def test_constant_on_every_key_cancels(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("shifted", 40, (40, 25)))
     inputs["key"] = np.round(inputs["key"] * 256) / 256
     shifted = inputs | {"key": inputs["key"] + np.float32(64)}
@@ -128,7 +128,7 @@ def test_a_constant_added_to_every_key_cancels(run: Run, variant: Variant) -> No
 @pytest.mark.parametrize(
     "variant", [v for v in ONE_GATE if v.operator.stem != "fastformer"], ids=str
 )
-def test_the_result_is_linear_in_the_values(run: Run, variant: Variant) -> None:
+def test_result_is_linear_in_values(run: Run, variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("linear", 40, (40, 25)))
     other = np.random.default_rng(0).normal(size=inputs["value"].shape).astype(np.float32)
     of_sum = run(variant, inputs | {"value": 2 * inputs["value"] - other})
@@ -138,7 +138,7 @@ def test_the_result_is_linear_in_the_values(run: Run, variant: Variant) -> None:
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_what_is_no_number_is_not_hidden(run: Run, variant: Variant, name: str) -> None:
+def test_nan_propagates_to_output(run: Run, variant: Variant, name: str) -> None:
     inputs = make_inputs(variant.operator, Case("not a number", 40, (33, 40)))
     inputs[name][0, 20, 0] = np.nan
     result = run(variant, inputs)

@@ -14,7 +14,8 @@ CAUSAL_RELU = variant_of("CausalNormalizedLinearAttention", feature_map="relu")
 
 
 @every_form
-def test_values_of_one_give_the_normalizer_over_itself_plus_eps(run: Callable) -> None:
+def test_values_of_one_give_normalizer_ratio(run: Callable) -> None:
+    """The result is the normalizer divided by itself plus eps."""
     inputs = make_inputs(ELU.operator, Case("ones", 6, (6, 6)))
     for name in ("query", "key"):
         inputs[name][:] = 0
@@ -25,7 +26,8 @@ def test_values_of_one_give_the_normalizer_over_itself_plus_eps(run: Callable) -
 
 
 @every_form
-def test_relu_features_of_negative_keys_give_zero_not_nan(run: Callable) -> None:
+def test_relu_of_negative_keys_gives_zero(run: Callable) -> None:
+    """It does not give NaN."""
     for variant in (RELU, CAUSAL_RELU):
         inputs = make_inputs(variant.operator, Case("dead", 70, (70, 3)))
         inputs["key"] = -np.abs(inputs["key"])
@@ -33,7 +35,7 @@ def test_relu_features_of_negative_keys_give_zero_not_nan(run: Callable) -> None
 
 
 @pytest.mark.parametrize("variant", [ELU, CAUSAL], ids=str)
-def test_very_negative_keys_still_weigh_against_each_other(variant: object) -> None:
+def test_very_negative_keys_keep_relative_weights(variant: object) -> None:
     """elu(x) + 1 as written is 0 in float32 below -17; exp(x) is not."""
     inputs = make_inputs(ELU.operator, Case("small", 20, (20,)))
     query, _, value = (torch.from_numpy(inputs[n]) for n in ("query", "key", "value"))

@@ -67,9 +67,8 @@ def expected_rows(variant: Variant, inputs: Inputs) -> np.ndarray:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(**named(PAIRS))
-def test_a_body_takes_memory_linear_in_the_tokens_and_stays_right(
-    variant: Variant, case: Case, tmp_path: Path
-) -> None:
+def test_body_memory_is_linear_in_tokens(variant: Variant, case: Case, tmp_path: Path) -> None:
+    """The body also stays right."""
     inputs = make_inputs(variant.operator, case)
     model, feeds, output = (tmp_path / n for n in ("model.onnx", "inputs.npz", "output.npy"))
     onnx.save(body_model(variant, case.heads), model)
@@ -100,7 +99,7 @@ def test_a_body_takes_memory_linear_in_the_tokens_and_stays_right(
 
 
 @pytest.mark.parametrize(**named(PAIRS))
-def test_a_torch_op_is_right_on_a_long_document(variant: Variant, case: Case) -> None:
+def test_torch_op_handles_long_document(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
     attributes = variant.attributes(case.heads).values()
     result = OPERATORS[variant.op_type].torch_op(*as_tensors(inputs), *attributes).numpy()
@@ -110,7 +109,7 @@ def test_a_torch_op_is_right_on_a_long_document(variant: Variant, case: Case) ->
 
 
 @pytest.mark.parametrize(**named([(v, MILLION) for v in GLOBAL]))
-def test_a_body_loses_little_in_a_sum_of_a_million_tokens(variant: Variant, case: Case) -> None:
+def test_body_sums_million_tokens_accurately(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
     result = run_portable(variant, inputs, case.heads)
     exact = {n: x if n == "lengths" else x.astype(np.float64) for n, x in inputs.items()}

@@ -21,7 +21,7 @@ both_forms = pytest.mark.parametrize("run", [run_portable, run_torch])
 
 
 def tokens_like(variant: Variant, tokens: int, kind: str, scale: float = 1.0) -> Inputs:
-    """A document whose sums over the tokens have terms of one sign.
+    """Return a document whose sums over the tokens have terms of one sign.
 
     Kinds: ``equal``, one token repeated; ``near``, up to 1e-4 of noise; ``one-sided``, random.
     """
@@ -84,7 +84,7 @@ def test_many_equal_tokens_of_aft_full(variant: Variant, run: Callable[..., np.n
 
 
 @pytest.mark.parametrize("variant", [v for v in LINEAR if v.causal], ids=str)
-def test_many_equal_tokens_before_a_large_key(variant: Variant) -> None:
+def test_large_key_after_many_equal_tokens(variant: Variant) -> None:
     """Sums that do not fit one scale are taken by another form of the body."""
     inputs = tokens_like(variant, MANY, "equal")
     inputs["key"][:, -1] += 120
@@ -94,7 +94,7 @@ def test_many_equal_tokens_before_a_large_key(variant: Variant) -> None:
 @pytest.mark.table(keep=0.34)
 @pytest.mark.parametrize("length", [1, 1000, 40_001])
 @pytest.mark.parametrize("variant", LINEAR, ids=str)
-def test_padding_of_a_long_batch_does_not_count(variant: Variant, length: int) -> None:
+def test_padding_of_long_batch_is_ignored(variant: Variant, length: int) -> None:
     """The blocks cut across the end of the document."""
     inputs = tokens_like(variant, MANY, "near")
     inputs["key"][:, length:] = 50.0

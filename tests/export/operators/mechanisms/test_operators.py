@@ -29,7 +29,7 @@ DEFAULTS = {
 }
 
 
-def test_there_are_seven_mechanisms_and_each_has_a_causal_twin() -> None:
+def test_seven_mechanisms_have_causal_twins() -> None:
     assert len(MECHANISMS) == 7
     assert set(OPERATORS) == {prefix + op for op in CONTRACT for prefix in ("", "Causal")}
     for op_type, operator in OPERATORS.items():
@@ -38,7 +38,7 @@ def test_there_are_seven_mechanisms_and_each_has_a_causal_twin() -> None:
 
 
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_inputs_and_attributes_are_those_of_the_contract(op_type: str) -> None:
+def test_inputs_and_attributes_match_contract(op_type: str) -> None:
     operator = OPERATORS[op_type]
     inputs, attributes = CONTRACT[op_type.removeprefix("Causal")].split("; ")
     assert operator.inputs == tuple(inputs.split())
@@ -51,7 +51,7 @@ def test_inputs_and_attributes_are_those_of_the_contract(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_the_onnx_schema_is_registered_and_documented(op_type: str) -> None:
+def test_onnx_schema_is_registered_and_documented(op_type: str) -> None:
     schema = onnx.defs.get_schema(op_type, VERSION, DOMAIN)
     operator = OPERATORS[op_type]
     assert [i.name for i in schema.inputs] == list(operator.inputs)
@@ -64,7 +64,7 @@ def test_the_onnx_schema_is_registered_and_documented(op_type: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_function_declares_every_attribute_with_a_default(variant: Variant) -> None:
+def test_function_declares_attributes_with_defaults(variant: Variant) -> None:
     function = variant.operator.function(dict(variant.settings), 20)
     declared = {a.name: onnx.helper.get_attribute_value(a) for a in function.attribute_proto}
     operator = variant.operator

@@ -32,7 +32,7 @@ from .strategies import drawn_cases, hard_inputs
 
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_body_is_a_valid_function_of_standard_operators(variant: Variant, opset: int) -> None:
+def test_body_uses_only_standard_operators(variant: Variant, opset: int) -> None:
     model = body_model(variant, opset=opset)
     onnx.checker.check_model(model, full_check=True)
     (function,) = model.functions
@@ -80,7 +80,7 @@ def test_float16_goes_in_and_out_of_the_body(variant: Variant, case: Case, opset
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @settings(max_examples=fewer(15), deadline=None, derandomize=True, database=None)
 @given(case=drawn_cases())
-def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: Case) -> None:
+def test_any_shape_and_range_matches_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
     expected = run_reference(variant, inputs, case.heads)
     assert error(run_portable(variant, inputs, case.heads), expected, inputs) < BOUND["float32"]
@@ -89,14 +89,13 @@ def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: C
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
 @settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(data=st.data())
-def test_any_mixture_of_huge_and_tiny_values_gives_finite_numbers(
-    variant: Variant, data: st.DataObject
-) -> None:
+def test_huge_and_tiny_values_stay_finite(variant: Variant, data: st.DataObject) -> None:
+    """Any mixture of huge and tiny values gives finite numbers."""
     inputs = data.draw(hard_inputs(variant))
     assert np.isfinite(run_portable(variant, inputs)).all()
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_a_batch_of_nothing_but_padding_gives_finite_numbers(variant: Variant) -> None:
+def test_batch_of_padding_stays_finite(variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("padding", 33, (0, 0), spread=100))
     assert np.isfinite(run_portable(variant, inputs)).all()

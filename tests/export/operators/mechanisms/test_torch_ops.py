@@ -39,7 +39,7 @@ def test_the_torch_op_equals_the_reference(variant: Variant, case: Case, dtype: 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_float16_goes_in_and_out_with_float32_inside(variant: Variant, case: Case) -> None:
+def test_float16_op_computes_in_float32(variant: Variant, case: Case) -> None:
     if case.spread > 1 and _leaves_float16(variant, case):
         pytest.skip("the right answer is beyond float16")
     inputs = make_inputs(variant.operator, case, "float16")
@@ -71,7 +71,7 @@ def test_bfloat16_goes_in_and_out(variant: Variant) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(case=drawn_cases())
-def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: Case) -> None:
+def test_any_shape_and_range_matches_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
     expected = run_reference(variant, inputs, case.heads)
     assert error(run_torch(variant, inputs, case.heads), expected, inputs) < BOUND["float32"]
@@ -80,24 +80,22 @@ def test_any_shape_and_range_agrees_with_the_reference(variant: Variant, case: C
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
 @settings(max_examples=fewer(30), deadline=None, derandomize=True, database=None)
 @given(data=st.data())
-def test_any_mixture_of_huge_and_tiny_values_gives_finite_numbers(
-    variant: Variant, data: st.DataObject
-) -> None:
+def test_huge_and_tiny_values_stay_finite(variant: Variant, data: st.DataObject) -> None:
+    """Any mixture of huge and tiny values gives finite numbers."""
     inputs = data.draw(hard_inputs(variant))
     assert np.isfinite(run_torch(variant, inputs)).all()
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_a_batch_of_nothing_but_padding_gives_finite_numbers(variant: Variant) -> None:
+def test_batch_of_padding_stays_finite(variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("padding", 33, (0, 0), spread=100))
     assert np.isfinite(run_torch(variant, inputs)).all()
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(0, 33), (2, 0)])
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_of_no_documents_or_no_tokens_there_is_nothing(
-    variant: Variant, batch: int, tokens: int
-) -> None:
+def test_empty_batch_gives_empty_result(variant: Variant, batch: int, tokens: int) -> None:
+    """Either the documents or their tokens are missing."""
     *floats, lengths = as_tensors(make_inputs(variant.operator, Case("cut", 33, (33, 20))))
     cut = [x[:batch, :tokens] if x.dim() == 3 else x for x in floats]
     leaves = [x.detach().requires_grad_() for x in cut]
@@ -108,7 +106,7 @@ def test_of_no_documents_or_no_tokens_there_is_nothing(
 
 
 @pytest.mark.parametrize("variant", ONE_GATE, ids=str)
-def test_inputs_need_not_be_contiguous_and_stay_as_they_are(variant: Variant) -> None:
+def test_non_contiguous_inputs_stay_unchanged(variant: Variant) -> None:
     inputs = make_inputs(variant.operator, Case("strided", 33, (33, 20)))
     strided = [torch.stack((x, x), -1)[..., 0] if x.dim() == 3 else x for x in as_tensors(inputs)]
     result = variant.operator.torch_op(*strided, *variant.attributes(2).values())

@@ -1,4 +1,4 @@
-"""Keys that do not count, and rows without any that does: every form gives the same numbers."""
+"""Uncounted keys and rows without counted keys: every form gives the same numbers."""
 
 from collections.abc import Callable
 from functools import cache
@@ -112,13 +112,13 @@ def _kernel_session(variant: Variant, dtype: str) -> onnxruntime.InferenceSessio
 
 
 def run_kernel(variant: Variant, inputs: Inputs) -> np.ndarray:
-    """Runs the kernel for the CPU."""
+    """Run the kernel for the CPU."""
     output: np.ndarray = _kernel_session(variant, str(inputs["query"].dtype)).run(None, inputs)[0]
     return output
 
 
 def definition(variant: Variant, inputs: Inputs) -> np.ndarray:
-    """The formula in float64; NaN where no key counts."""
+    """Compute the formula in float64; NaN where no key counts."""
     rows = np.arange(inputs["query"].shape[1])
     wide = {name: x if name == "lengths" else x.astype(np.float64) for name, x in inputs.items()}
     # A number that all keys share drops out: beside 1e38 the biases have no digits in float64.
@@ -130,7 +130,7 @@ def definition(variant: Variant, inputs: Inputs) -> np.ndarray:
 
 
 def check(variant: Variant, inputs: Inputs, expected: np.ndarray | None = None) -> None:
-    """Every form gives ``expected`` where it is a number, and the kernel's number elsewhere."""
+    """Check that every form gives ``expected``, or the kernel's number where that is NaN."""
     if LIBRARY is None:
         pytest.skip(aftplugins.missing("onnxruntime"))
     if expected is None:
@@ -251,7 +251,7 @@ def test_keys_in_windows_of_low_biases(variant: Variant, short: bool, low: float
 @pytest.mark.parametrize("low", [-1e38, -3e38])
 @pytest.mark.parametrize("arrangement", ["all", "seen", "columns", "rows"])
 @pytest.mark.parametrize("variant", [v for v in SOFTMAX if "AftFull" in v.op_type], ids=str)
-def test_keys_beside_low_biases_keep_their_digits(
+def test_keys_beside_low_biases_keep_digits(
     variant: Variant, arrangement: str, low: float, length: int, spread: float
 ) -> None:
     case = Case("low biases", 70, (length, length), spread=spread)

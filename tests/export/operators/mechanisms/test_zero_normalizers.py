@@ -24,12 +24,12 @@ FORMS = [
 ]
 EPS = (0.0, 1e-45, 1e-30, MIN_EPS, 1e-15, 1e-6)
 SIZES = st.sampled_from([-100.0, -1.0, 0.0, 1e-38, 1e-25, 1e-20, 1e-10, 1.0, 100.0])
-"""What the entries of a token are multiplied by; a negative one makes all of them negative."""
+"""Factors for the entries of a token; a negative factor makes all of them negative."""
 
 
 @cache
 def session(variant: Variant, eps: float, *, kernel: bool) -> onnxruntime.InferenceSession:
-    """Runs the body, or the kernel; one session serves every shape."""
+    """Run the body, or the kernel; one session serves every shape."""
     model = type(body_model(variant, HEADS))()
     model.CopyFrom(body_model(variant, HEADS))
     for attribute in model.graph.node[0].attribute:
@@ -48,7 +48,7 @@ def session(variant: Variant, eps: float, *, kernel: bool) -> onnxruntime.Infere
 
 
 def expected(variant: Variant, inputs: Inputs, eps: float) -> np.ndarray:
-    """The definition in float64, with the eps that float32 has."""
+    """Compute the definition in float64, with the eps that float32 has."""
     *floats, lengths = (torch.from_numpy(x) for x in inputs.values())
     attributes = {**variant.attributes(HEADS), "eps": max(eps, MIN_EPS)}
     return variant.operator.reference(*(x.double() for x in floats), lengths, **attributes).numpy()
@@ -56,7 +56,7 @@ def expected(variant: Variant, inputs: Inputs, eps: float) -> np.ndarray:
 
 @st.composite
 def inputs_of_all_sizes(draw: st.DrawFn) -> Inputs:
-    """Tokens whose queries and keys are 0, negative, or many magnitudes apart."""
+    """Draw tokens whose queries and keys are 0, negative, or many magnitudes apart."""
     tokens = draw(st.integers(1, 12))
     random = np.random.default_rng(draw(st.integers(0, 99)))
     inputs = {

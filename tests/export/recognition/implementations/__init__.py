@@ -18,7 +18,7 @@ from . import (
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     torch.manual_seed(0)
     found: dict[str, tuple[str, nn.Module]] = {}
     for mechanism in (

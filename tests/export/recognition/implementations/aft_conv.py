@@ -10,7 +10,7 @@ from ..layer import DIM, HEADS, Layer, heads, matrix, merged
 
 
 def per_channel(x: Tensor) -> Tensor:
-    """Of each head for each of its channels."""
+    """Repeat the value of each head for each of its channels."""
     return x[..., None].expand(*x.shape, DIM // HEADS).flatten(-2)
 
 
@@ -153,7 +153,7 @@ def conv_causal_cut(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     filters = 0.5 * matrix(4, 5)[:HEADS]
     conv = [
         conv_channels_first, conv_shifted_heads, conv_of_images_one_high, conv_slices,

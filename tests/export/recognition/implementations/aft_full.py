@@ -113,7 +113,7 @@ def full_causal_keys_left_out(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Ten
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     w = 0.5 * matrix(1)
     full = [
         full_matmul, full_einsum_separate_maxima, full_softmax_broadcast,

@@ -48,7 +48,7 @@ def local_row_maximum(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     w = 0.5 * matrix(1)
     local = [
         local_product, local_where, local_row_maximum, local_where_by_length,

@@ -77,7 +77,7 @@ def simple_masks_of_two_kinds(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     simple = [
         simple_softmax, simple_exp_sum, simple_shifted, simple_einsum, simple_heads,
         simple_log_softmax, simple_keys_left_out, simple_mask_added, simple_mask_multiplied,

@@ -71,7 +71,7 @@ def efficient_values_left_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class EfficientImages(nn.Module):
-    """As its authors have it: convolutions of images, and a loop over heads."""
+    """The authors' code: convolutions of images, and a loop over heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class EfficientImages(nn.Module):
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     efficient = [
         efficient_einsum, efficient_matmul, efficient_quadratic, efficient_one_head_scaled,
         efficient_exp_sum, efficient_scaled_by_width, efficient_batch_of_heads, efficient_masked,

@@ -9,7 +9,7 @@ from ..layer import DIM, HEADS, heads
 
 
 class Fastformer(nn.Module):
-    """As its authors have it: heads apart, and a mask that is added to the logits."""
+    """The authors' code: separate heads, and a mask that is added to the logits."""
 
     def __init__(self, pool: str = "matmul", masked: bool = False, added: float = -10000.0) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class FilledFastformer(Fastformer):
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     found: dict[str, tuple[str, nn.Module]] = {
         f"fastformer_{pool}": ("Fastformer", Fastformer(pool))
         for pool in ("matmul", "einsum", "exp-sum")

@@ -181,7 +181,7 @@ class LiteImages(nn.Module):
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     linear = [
         linear_einsum, linear_matmul, linear_where, linear_relu, linear_mask_multiplied,
         linear_mask_filled, linear_ellipses, linear_padded, linear_padded_tokens_last,

@@ -1,4 +1,4 @@
-"""Operators that do nothing, in all places where a mechanism might be cut in two by them."""
+"""No-op operators in all places where they might cut a mechanism in two."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from ..layer import Layer, elu_features, heads, merged
 
 
 def _same(x: Tensor) -> Tensor:
-    """What is given, by way of a slice, a pad, a concatenation and a cast that do nothing."""
+    """Return x after a slice, a pad, a concatenation and a cast without effect."""
     x = pad(x[:, : x.shape[1]], (0, 0, 0, 0))
     return dropout(torch.cat([x], 1).double().float(), 0.5, training=False)
 
@@ -32,7 +32,7 @@ def linear_causal_with_no_ops(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     return {
         "simple_with_no_ops": ("AftSimple", Layer(simple_with_no_ops)),
         "efficient_with_no_ops": ("EfficientAttention", Layer(efficient_with_no_ops)),

@@ -1,4 +1,4 @@
-"""What multiplies a result: values that are scaled, and rows of queries that are masked."""
+"""Layers that multiply a result: scaled values, and masked rows of queries."""
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ def linear_causal_pairs_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     plain = {
         "AftSimple": [simple_values_of_heads_scaled, simple_rows_masked],
         "CausalAftSimple": [simple_causal_values_scaled, simple_causal_gate_masked],

@@ -48,7 +48,7 @@ def local_one_key(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def layers() -> dict[str, tuple[str, nn.Module]]:
-    """By name: the operator that is expected, and a layer."""
+    """Return the expected operator and a layer by name."""
     w = 0.5 * matrix(1)
     found: dict[str, tuple[str, nn.Module]] = {
         f.__name__: ("AftSimple", Layer(f, keys=1))

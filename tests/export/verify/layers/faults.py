@@ -39,7 +39,7 @@ def nodes_of(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
 def rewrite(
     model: onnx.ModelProto, name: str, change: Callable[[NDArray[np.generic]], object]
 ) -> None:
-    """Changes a weight of the graph."""
+    """Change a weight of the graph."""
     tensor = next(t for t in model.graph.initializer if t.name == name)
     array = numpy_helper.to_array(tensor)
     changed = np.asarray(change(array.copy())).astype(array.dtype)
@@ -48,7 +48,7 @@ def rewrite(
 
 
 def weight(op_type: str, layer: int, position: int, change: Callable) -> Callable:
-    """Changes input ``position`` of the ``layer``-th node of a type."""
+    """Change input ``position`` of the ``layer``-th node of a type."""
 
     def plant(model: onnx.ModelProto) -> None:
         rewrite(model, nodes_of(model, op_type)[layer].input[position], change)
@@ -168,7 +168,7 @@ EXPORT = [
     Fault("wrong body", wrong_function("EfficientAttention", "Mul", "Add"),
           "layers.1.attention", "export", "body", fused=False),
 ]  # fmt: skip
-"""What an exporter may get wrong."""
+"""Possible faults of an exporter."""
 
 PRECISION = [
     Fault("int8 in one layer", attribute("LayerNormFeedForward", 1, "precision", "int8"),
@@ -186,4 +186,4 @@ KERNEL = [
     Fault("LinearResidual", wrong_function("LinearResidual", "Add", "Sub"),
           "layers.0.attention.output", "kernel"),
 ]  # fmt: skip
-"""What a kernel computes, written as a body."""
+"""Faults of kernels, written as bodies."""

@@ -79,7 +79,7 @@ def check(found: Layers, fault: Fault) -> None:
     assert fault.finding in " ".join(blame.findings)
 
 
-def test_a_model_without_fault_is_within_at_every_layer(mixed: Exported, tmp_path: Path) -> None:
+def test_faultless_model_is_within_everywhere(mixed: Exported, tmp_path: Path) -> None:
     found = mixed.compare(mixed.copy(), tmp_path)
     assert (found.first, found.blame) == (None, None)
     assert not found.unmatched
@@ -96,7 +96,7 @@ def test_pytorchs_side_is_the_module_itself(mixed: Exported) -> None:
 
 
 @pytest.mark.parametrize("fault", EXPORT, ids=lambda fault: fault.name)
-def test_a_fault_of_the_export_is_found(fault: Fault, mixed: Exported, tmp_path: Path) -> None:
+def test_export_fault_is_found(fault: Fault, mixed: Exported, tmp_path: Path) -> None:
     model = mixed.copy()
     fault.plant(model)
     check(mixed.compare(model, tmp_path, fused=fault.fused), fault)
@@ -119,7 +119,7 @@ def test_a_broken_kernel_is_found(
 
 
 def break_kernel(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the fused kernels be bodies, one of them wrong."""
+    """Replace the fused kernels by bodies, one of them wrong."""
     make_options, load = ort.session_options, ort.session
     fused = False
 
@@ -171,8 +171,8 @@ def test_an_overflow_of_float16_is_found(kind: str, module: str, tmp_path: Path)
         check(broken.compare(broken.copy(), tmp_path, fused=fused), fault)
 
 
-def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) -> None:
-    """Where a tensor is an output, what runs is another graph, by this much."""
+def test_marks_changing_fusion_are_reported(mixed: Exported, tmp_path: Path) -> None:
+    """A tensor that becomes an output changes the graph; the report says by how much."""
     real = compare._Probe._run
 
     def run(self: Any, marked: Any) -> Any:
@@ -189,7 +189,7 @@ def test_marks_that_change_the_fusion_are_told(mixed: Exported, tmp_path: Path) 
     assert [layer.tensor for layer in found.layers if layer.tensor == "add_99"]
 
 
-def test_the_command_names_the_layer_and_the_cause(
+def test_command_names_layer_and_cause(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = onnx.load(bundle_copy / "model.onnx")
@@ -207,7 +207,7 @@ def test_the_command_names_the_layer_and_the_cause(
     assert "Error by layer" in (tmp_path / "p.html").read_text("utf-8")
 
 
-def test_the_command_says_that_all_is_within(
+def test_command_reports_all_within(
     bundle_folder: Path, checkpoint_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
@@ -232,7 +232,7 @@ class LogGate(nn.Module):
         return self.head(nn.functional.logsigmoid(self.gate(self.embedding(input_ids)))[:, 0])
 
 
-def test_a_formula_that_loses_digits_is_the_exports_fault(tmp_path: Path) -> None:
+def test_formula_losing_digits_is_export_fault(tmp_path: Path) -> None:
     good = exported(LogGate())
     assert good.compare(good.copy(), tmp_path).first is None
     model = good.copy()

@@ -15,7 +15,7 @@ OPSET = 20
 
 
 def model_of(operator: OnnxOperator, heads: int) -> onnx.ModelProto:
-    """A model of the operator alone."""
+    """Return a model of one operator."""
     attributes: dict[str, Any] = {a.name: a.default for a in operator.attributes}
     if "num_heads" in attributes:
         attributes["num_heads"] = heads
@@ -37,7 +37,7 @@ def model_of(operator: OnnxOperator, heads: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("op_type", sorted(ALL_OPERATORS))
-def test_a_body_in_float64_is_the_definition(op_type: str) -> None:
+def test_float64_body_is_definition(op_type: str) -> None:
     operator = ALL_OPERATORS[op_type]
     inputs = _operator_inputs(operator, {"num_heads": 2}, 100.0, np.dtype(np.float32))
     model = model_of(operator, 2)
@@ -49,7 +49,8 @@ def test_a_body_in_float64_is_the_definition(op_type: str) -> None:
         np.testing.assert_allclose(wide[rows], defined[rows], rtol=1e-7, atol=1e-9)
 
 
-def test_it_starts_from_what_is_given_and_holds_no_more() -> None:
+def test_subgraph_holds_only_needed_nodes() -> None:
+    """It starts from the given tensors."""
     a, b = (helper.make_tensor(name, 1, [1], [value]) for name, value in (("a", 2.0), ("b", 3.0)))
     nodes = [
         helper.make_node("Mul", ["x", "a"], ["y"]),
