@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from aftexport.recognition.equivalence import Part
-from aftexport.recognition.patterns.pattern import NearMissError
+from aftexport.recognition.patterns.pattern import NearMissFound
 
 
 class Cuts:
@@ -32,7 +32,7 @@ class Cuts:
             self._above |= dict.fromkeys(node.outputs, above)
 
     def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
-        """Raise NearMissError where a part cuts, or is given tensors that are cut and others.
+        """Raise NearMissFound where a part cuts, or is given tensors that are cut and others.
 
         Args:
             part: the nodes that a rewrite replaces.
@@ -43,7 +43,7 @@ class Cuts:
         if len(sets) > 1:
             cuts |= frozenset.union(*sets) - frozenset.intersection(*sets)
         for node in cuts:
-            raise NearMissError(
+            raise NearMissFound(
                 f"{node.outputs[0].name} may take a part of documents longer than were tried"
             )
 

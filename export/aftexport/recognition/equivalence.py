@@ -143,7 +143,11 @@ def _is_of_masks(value: ir.Value, measured: Measured) -> bool:
 def runner(
     part: Part, opset: int, operator: Callable[..., Array] | None = None
 ) -> ReferenceEvaluator:
-    """Runs a part in float64; ``operator`` computes the one node of our domain."""
+    """Runs a part in float64; ``operator`` computes the one node of our domain.
+
+    Raises:
+        ProofError: where the evaluator does not know an operator of the part.
+    """
     protos = [_double(ir.to_proto(node)) for node in part.nodes]
     constants = {name: _widened(array) for name, array in part.constants.items()}
     for node in protos:
@@ -163,7 +167,10 @@ def runner(
         graph, opset_imports=[onnx.helper.make_opsetid("", opset), *own], ir_version=10
     )
     implementations = [_implementation(operator, protos)] if operator else []
-    return ReferenceEvaluator(model, new_ops=implementations)
+    try:
+        return ReferenceEvaluator(model, new_ops=implementations)
+    except Exception as error:  # an evaluator of others, on parts of others' graphs
+        raise ProofError(f"it cannot be run in float64 ({error})") from error
 
 
 def _implementation(operator: Callable[..., Array], nodes: Sequence[onnx.NodeProto]) -> type[OpRun]:

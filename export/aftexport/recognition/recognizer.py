@@ -20,14 +20,15 @@ from aftexport.recognition.cuts import Cuts
 from aftexport.recognition.equivalence import ProofError, compare, in_float64, part_of, runner
 from aftexport.recognition.failed_conditions import failed_condition, layout_condition
 from aftexport.recognition.formula.algebra import times
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat
+from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.terms import Product
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.no_ops import remove_no_ops
-from aftexport.recognition.graph.shape_probe import Measured, UnmeasurableError, measure
+from aftexport.recognition.graph.shape_probe import Measured, NoRunnableSizes, measure
 from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissError, Operand, Rewrite, Subject, size_of
+from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject, size_of
 from aftexport.recognition.patterns.weights import has_pairs
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS
@@ -121,7 +122,7 @@ def recognise(
         return Recognition(absence=NO_SUM)
     try:
         measured = measure(ir.to_proto(model))
-    except UnmeasurableError as error:
+    except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, measured)
     found = _Recogniser(model, measured, doubtful).run(progress or (lambda *_: None))
@@ -221,17 +222,20 @@ class _Recogniser:
                     rewrite = replace(rewrite, outside=times(rewrite.outside, outside))
                     self._replace(value, dims, rewrite, reader)
                     return
-            except NearMissError as miss:
+            except NearMissFound as miss:
                 if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
-            except (LayoutError, ArithmeticError, ValueError):
+            except Unreadable:
                 continue
         if subject is None:
             self._result.unread.append(str(value.name))
         elif value.producer() not in self._explained:
-            condition = failed_condition(subject)
+            try:
+                condition = failed_condition(subject)
+            except Unreadable:
+                condition = None  # its gate has no formula
             if condition is not None:
                 left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
                 self._sums.append(left)
@@ -242,7 +246,7 @@ class _Recogniser:
         reader = self._reader.anew()
         try:
             return *reader.read_output(value), reader, Axis.splits
-        except (LayoutError, ArithmeticError, ValueError):
+        except Unreadable:
             return None
 
     def _left_alone(
@@ -254,19 +258,19 @@ class _Recogniser:
         return NearMiss(mechanism, str(value.name), reason), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
-        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
+        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissFound."""
         dtype = self._measured.dtype(value)
         if dtype == np.float64:
-            raise NearMissError("it is computed in float64")
+            raise NearMissFound("it is computed in float64")
         if may_lack_keys(self._model, rewrite) and reads_nan(value):
-            raise NearMissError(
+            raise NearMissFound(
                 "a guard after it replaces NaN, which a row without keys is not here"
             )
         writer = Writer(self._measured, dtype, str(value.name), reader.shapes)
         try:
             output = _write(writer, rewrite, dims)
-        except LayoutError:
-            raise NearMissError(layout_condition(rewrite)) from None
+        except Unreadable:
+            raise NearMissFound(layout_condition(rewrite)) from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
         before = part_of(value, ends, self._measured)
         self._cuts.check(before, ends)
@@ -282,9 +286,9 @@ class _Recogniser:
                 rewrite.lowest,
             )
         except ProofError as error:
-            raise NearMissError(str(error)) from error
+            raise NearMissFound(str(error)) from error
         if not verdict.holds:
-            raise NearMissError(f"in float64 it differs ({verdict.case})")
+            raise NearMissFound(f"in float64 it differs ({verdict.case})")
         self._insert(value, output, writer, dtype)
         self._covered |= set(before.nodes)
         self._result.matches.append(

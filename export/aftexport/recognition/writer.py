@@ -8,8 +8,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat_dims
+from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
 from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product, Truth, sole
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import Measured
 
 
@@ -54,13 +55,13 @@ class Writer:
             is_spread: repeat it along the axes that it lacks.
 
         Raises:
-            LayoutError: where it lacks one of the axes, depends on another, or cannot be laid out.
+            Unreadable: where it lacks one of the axes, depends on another, or cannot be laid out.
         """
         groups = flat_dims(groups)
         order = [axis for axes in groups for axis in axes]
         lacking = set(order) - free(product)
         if (not is_spread and lacking) or free(product) - set(order):
-            raise LayoutError
+            raise Unreadable("a tensor has other axes than its formula")
         atom = sole(product)
         if _is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
@@ -73,7 +74,7 @@ class Writer:
         if not lacking:
             return value
         if not all(axis.is_fixed for axis in lacking):
-            raise LayoutError
+            raise Unreadable("a tensor is repeated along an axis of any size")
         shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
         return self.node("Expand", value, self.constant(shape))
 
@@ -99,7 +100,7 @@ class Writer:
         have = [axis for axes in dims for axis in axes]
         wanted = [axis for axes in groups for axis in axes if axis in have]
         if set(have) - set(wanted):
-            raise LayoutError
+            raise Unreadable("a tensor has an axis that its layout lacks")
         groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
         if have != wanted:
             apart: Dims = tuple((axis,) for axis in have)
@@ -116,7 +117,7 @@ class Writer:
                     self._places.setdefault(axes[0], (value, place))
 
     def _size(self, axes: Sequence[Axis]) -> ir.Value:
-        """The entries of axes together, ``[1]``; raises LayoutError where no tensor has them."""
+        """The entries of axes together, ``[1]``; raises Unreadable where no tensor has them."""
         fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
         size = self.constant([int(np.prod(fixed, dtype=np.int64))])
         for axis in axes:
@@ -139,13 +140,13 @@ class Writer:
             for place, axes in enumerate(flat_dims(dims)):
                 if axes == (axis,) and all(run[place] > 0 for run in runs) and runs:
                     return value, place
-        raise LayoutError
+        raise Unreadable("no tensor of the graph has the size of an axis")
 
     def _is_known(self, axes: Sequence[Axis]) -> bool:
         """Whether the size of each of these axes is in the graph."""
         try:
             return all(axis.is_fixed or axis in self._places or self._entry(axis) for axis in axes)
-        except LayoutError:
+        except Unreadable:
             return False
 
     def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
@@ -209,7 +210,7 @@ class Writer:
             if not isinstance(atom, Truth):
                 continue
             if power < 0.0:
-                raise LayoutError
+                raise Unreadable("a condition divides")
             condition = self.laid_out(atom.value, atom.dims, tuple((axis,) for axis in order))
             other = self.constant(np.array(otherwise))
             either = (value, other) if atom.holds else (other, value)
@@ -225,7 +226,7 @@ class Writer:
                 return total
             case Exp():
                 return self.node("Exp", self._product(atom.argument, order))
-        raise LayoutError
+        raise Unreadable(f"there is no node for {type(atom).__name__}")
 
     def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
         """A tensor of ``groups`` times a formula, with the dims ``dims``."""

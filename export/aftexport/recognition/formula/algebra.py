@@ -38,6 +38,7 @@ from aftexport.recognition.formula.terms import (
     one,
     sole,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 
 
 def scaled(product: Product, by: float) -> Product:
@@ -64,13 +65,25 @@ def _factor(atom: Atom, power: float) -> tuple[Atom, float]:
 
 def power(product: Product, to: float) -> Product:
     """A formula to a constant power."""
-    if product.coefficient <= 0.0 and to != int(to):
+    if product.coefficient <= 0.0 and not to.is_integer():
         # The root of what may be negative is no product of roots.
-        raise ValueError
+        raise Unreadable("a root is taken of a formula that may be negative")
     if product.coefficient == 0.0 and to < 0:
-        raise ValueError
+        raise Unreadable("a constant is divided by 0")
+    try:
+        coefficient = product.coefficient**to
+    except OverflowError:
+        raise Unreadable(f"{product.coefficient:g} to the power {to:g} overflows") from None
     factors = tuple(_factor(atom, p * to) for atom, p in product.factors)
-    return Product(factors, product.coefficient**to, product.exponent * to)
+    return Product(factors, coefficient, product.exponent * to)
+
+
+def constant_factor(product: Product) -> float:
+    """Return the number that the factors of a formula are multiplied by."""
+    try:
+        return product.coefficient * math.exp(product.exponent)
+    except OverflowError:
+        raise Unreadable(f"exp({product.exponent:g}) overflows") from None
 
 
 def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
@@ -103,7 +116,7 @@ def _named_terms(total: Plus) -> dict[str, Product]:
 
 
 def _named(term: Product) -> tuple[str, Product]:
-    coefficient = term.coefficient * math.exp(term.exponent)
+    coefficient = constant_factor(term)
     return key(Product(term.factors)), Product(term.factors, coefficient)
 
 
@@ -119,8 +132,8 @@ def negation(product: Product) -> Product:
 def exponential(product: Product) -> Product:
     """``exp`` of a formula, of each of its terms apart."""
     if not product.factors:
-        return Product(exponent=product.coefficient * math.exp(product.exponent))
-    coefficient = product.coefficient * math.exp(product.exponent)
+        return Product(exponent=constant_factor(product))
+    coefficient = constant_factor(product)
     if len(product.factors) == 1 and product.factors[0][1] == 1.0:
         atom = product.factors[0][0]
         if isinstance(atom, Plus):

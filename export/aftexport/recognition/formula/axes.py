@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from aftexport.recognition.formula.unreadable import Unreadable
+
 Sizes = tuple[int, ...]
 """The size of something in each of the runs that a graph was measured in."""
 
 
 _numbers = itertools.count()
+_UNEVEN = "a reshape splits a dim unevenly"
 
 
 @dataclass(eq=False)
@@ -62,10 +65,6 @@ Dims = tuple[tuple[Axis, ...], ...]
 """For each dim of a tensor the axes it is made of, slowest first; none where its size is 1."""
 
 
-class LayoutError(Exception):
-    """Dims that do not come apart into axes."""
-
-
 def flat(axes: Iterable[Axis]) -> tuple[Axis, ...]:
     """The axes that have no parts, in order."""
     result: list[Axis] = []
@@ -94,7 +93,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
     """Distributes axes over the dims of ``shape``, as a reshape does, splitting where it must.
 
     Raises:
-        LayoutError: where that takes a split that does not come out even.
+        Unreadable: where that takes a split that does not come out even.
     """
     rest = list(flat(axes))
     dims = []
@@ -102,7 +101,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
         dim: list[Axis] = []
         while (have := size(dim, len(wanted))) != wanted:
             if not rest:
-                raise LayoutError
+                raise Unreadable("a reshape has fewer entries than its shape")
             axis = rest.pop(0)
             if any(h * s > w for h, s, w in zip(have, axis.sizes, wanted, strict=True)):
                 axis, remainder = _split(axis, have, wanted)
@@ -110,16 +109,16 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
             dim.append(axis)
         dims.append(tuple(dim))
     if rest:
-        raise LayoutError
+        raise Unreadable("a reshape has more entries than its shape")
     return tuple(dims)
 
 
 def _split(axis: Axis, have: Sizes, wanted: Sizes) -> tuple[Axis, Axis]:
-    if any(w % h for h, w in zip(have, wanted, strict=True)):
-        raise LayoutError
+    if 0 in have or any(w % h for h, w in zip(have, wanted, strict=True)):
+        raise Unreadable(_UNEVEN)
     slow = tuple(w // h for h, w in zip(have, wanted, strict=True))
-    if any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
-        raise LayoutError
+    if 0 in slow or any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
+        raise Unreadable(_UNEVEN)
     fast = tuple(whole // part for whole, part in zip(axis.sizes, slow, strict=True))
     parts = Axis(slow), Axis(fast)
     axis.parts = parts

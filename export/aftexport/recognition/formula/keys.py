@@ -26,6 +26,7 @@ from aftexport.recognition.formula.terms import (
     UpTo,
     Window,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 
 Names = Mapping[Axis, tuple[int, int]]
 """Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
@@ -42,7 +43,7 @@ def key(product: Product) -> str:
     """Return a text that is the same for equal formulas, and different for others.
 
     Raises:
-        ValueError: for a sum over more axes than any mechanism has.
+        Unreadable: for a sum over more axes than any mechanism has.
     """
     return _product(product, {})
 
@@ -118,7 +119,7 @@ def _dims(dims: Dims, names: Names) -> str:
 
 def _sum(kind: str, axes: tuple[Axis, ...], body: Product, names: Names) -> str:
     if len(axes) > _MAX_SUMMED:
-        raise ValueError
+        raise Unreadable(f"a sum is over {len(axes)} axes, more than {_MAX_SUMMED}")
     height = sums_within(body)
     texts = (_product(body, {**names, **order}) for order in _orders(height, axes, body, names))
     return min(f"{kind}{len(axes)}({text})" for text in texts)

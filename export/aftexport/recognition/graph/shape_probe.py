@@ -39,8 +39,8 @@ between, only the shapes, the sizes and the conditions are kept.
 _SHAPE_OF = "shape of "
 
 
-class UnmeasurableError(Exception):
-    """No sizes were found that the model runs with."""
+class NoRunnableSizes(Exception):  # noqa: N818, an outcome and not an error
+    """The reason why the model runs at none of the sizes that were tried."""
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ def measure(model: onnx.ModelProto) -> Measured:
     """Runs a model at several sizes.
 
     Raises:
-        UnmeasurableError: with the runtime's reason.
+        NoRunnableSizes: with the runtime's reason.
     """
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
     try:
         engine = _engine(traced)
     except (EngineError, ValueError) as error:
-        raise UnmeasurableError(str(error)) from error
+        raise NoRunnableSizes(str(error)) from error
     reason = ""
     for naming in _NAMINGS:
         runs = []
@@ -216,7 +216,7 @@ def measure(model: onnx.ModelProto) -> Measured:
             except EngineError:
                 continue  # not every model takes one token, or 33
         return Measured(model, runs, more, naming, _long_run(model, runs[0], naming))
-    raise UnmeasurableError(reason)
+    raise NoRunnableSizes(reason)
 
 
 def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:

@@ -4,15 +4,17 @@ Some of it is made anew for each length, as the corner of a constant that the do
 take: then it is what all of that constant gives.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.equivalence import part_of, run_once, runner
+from aftexport.recognition.equivalence import ProofError, part_of, run_once, runner
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
 from aftexport.recognition.formula.terms import Atom, Exp, Function, Leaf, Plus, Product, Truth
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
 from aftexport.recognition.patterns.pattern import leaves
 
@@ -46,11 +48,16 @@ def _evaluated(
         given = _atom(atom, order, measured, sizes)
         if given is None:
             return None
-        try:
-            result = result * given**power
-        except ValueError:  # corners of constants of different sizes
-            return None
+        if not can_broadcast(result, given):
+            return None  # corners of constants of different sizes
+        result = result * given**power
     return result
+
+
+def can_broadcast(*arrays: NDArray[np.float64]) -> bool:
+    """Return whether arrays can be added and multiplied: dims are equal, from the last, or 1."""
+    shapes = (reversed(array.shape) for array in arrays)
+    return all(len({*sizes} - {1}) <= 1 for sizes in itertools.zip_longest(*shapes, fillvalue=1))
 
 
 def _atom(
@@ -68,7 +75,12 @@ def _atom(
             return held
     if isinstance(atom, Plus):
         terms = [_evaluated(term, order, measured, sizes) for term in atom.terms]
-        return None if any(t is None for t in terms) else np.asarray(sum(terms))  # type: ignore[arg-type]
+        known = [term for term in terms if term is not None]
+        if len(known) < len(terms):
+            return None
+        if not can_broadcast(*known):
+            raise Unreadable("constants of different sizes are added")
+        return np.asarray(sum(known))
     return None
 
 
@@ -78,6 +90,8 @@ def _laid_out(
     dims = flat_dims(dims)
     if array is None:
         return None
+    if array.ndim != len(dims):
+        raise Unreadable("a constant has more or fewer dims than its formula")
     sizes: dict[Axis, int] = {}
     for n, axes in zip(array.shape, dims, strict=True):
         # A corner of a constant may be cut out of a larger one: its own size counts.
@@ -96,7 +110,10 @@ def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.gene
     if array is not None or rests_on_inputs(value):
         return array
     part = part_of(value, (), measured)
-    evaluator = runner(part, measured.opset)
+    try:
+        evaluator = runner(part, measured.opset)
+    except ProofError as error:
+        raise Unreadable(str(error)) from error
 
     def at(run: Arrays | None) -> NDArray[np.generic] | None:
         if run is None:
@@ -129,6 +146,8 @@ def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.gene
 
 
 def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
+    if array.ndim != corner.ndim:
+        return False
     same = array[tuple(map(slice, corner.shape))]
     return same.shape == corner.shape and np.allclose(same, corner, rtol=1e-9, atol=1e-12)
 

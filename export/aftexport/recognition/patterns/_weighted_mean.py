@@ -16,7 +16,7 @@ from aftexport.recognition.patterns._token_axes import packed
 from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import (
     Factor,
-    NearMissError,
+    NearMissFound,
     Operand,
     Subject,
     aligned,
@@ -101,7 +101,7 @@ class WeightedMean:
 
 
 def weighted_mean(subject: Subject) -> WeightedMean | None:
-    """Takes the formula of a subject apart; raises NearMissError."""
+    """Takes the formula of a subject apart; raises NearMissFound."""
     formula = subject.formula
     numerators = sums(formula.factors, 1.0)
     if len(numerators) != 1:
@@ -117,19 +117,19 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         refuse_changed_denominator(formula.factors)
         for inner in sums(numerator.body.factors, -1.0):
             if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
-                raise NearMissError("the softmax is over another axis than the sum of the values")
+                raise NearMissFound("the softmax is over another axis than the sum of the values")
         return None
     if len(denominators) != 1:
         return None
     found = aligned(denominators[0], numerator.body, summed)
     if found is None or found[1] != set(summed):
         if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
-            raise NearMissError("the weights are normalised over another axis too")
-        raise NearMissError("numerator and denominator have different weights")
+            raise NearMissFound("the weights are normalised over another axis too")
+        raise NearMissFound("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)
     if any(isinstance(atom, UpTo) for atom, _ in value.factors):
-        raise NearMissError("numerator and denominator are sums over different keys")
+        raise NearMissFound("numerator and denominator are sums over different keys")
     if not set(summed) <= free(value):
         return None
     return _with_roles(subject, denominators[0], weights, value, summed)
@@ -157,9 +157,9 @@ def _with_roles(
     refuse_clamped(biases)
     strange = free(biases) - {*summed, *tokens}
     if strange:
-        raise NearMissError("the position bias depends on more than two positions")
+        raise NearMissFound("the position bias depends on more than two positions")
     if not same_size(tokens, summed):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissFound("queries and keys are of different sequences")
     check_maxima(subject, [denominator])
     outer = tuple(
         (atom, p)
@@ -169,7 +169,7 @@ def _with_roles(
     scale = float(formula.coefficient * np.exp(formula.exponent))
     count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
     if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
-        raise NearMissError("the mean is divided by the number of tokens")
+        raise NearMissFound("the mean is divided by the number of tokens")
     return WeightedMean(
         subject,
         keys,
@@ -186,11 +186,11 @@ def _with_roles(
 
 
 def _refuse_mixed_logits(weights: Product, value: Product) -> None:
-    """Raises NearMissError where what is done to keys and bias together keeps them together."""
+    """Raises NearMissFound where what is done to keys and bias together keeps them together."""
     for atom, _ in weights.factors:
         function = sole(atom.argument) if isinstance(atom, Exp) else None
         if isinstance(function, Function) and free(value) <= free(one(function)):
-            raise NearMissError(
+            raise NearMissFound(
                 f"the logits go through {function.name} once the position bias is added"
             )
 

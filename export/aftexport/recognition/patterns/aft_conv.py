@@ -31,7 +31,7 @@ from aftexport.recognition.patterns._windowed_sums import (
 )
 from aftexport.recognition.patterns.outside_factors import split
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
     Rewrite,
     Subject,
     check_maxima,
@@ -49,12 +49,12 @@ def match(subject: Subject) -> Rewrite | None:
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
     if len(above) != 1 or len(below) != 1:
         if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
-            raise NearMissError(
+            raise NearMissFound(
                 _added(subject, (a for a, p in factors if p == 1.0 and _is_mixed(a)))
             )
         sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
         if (above or below) and {1.0, -1.0} <= sides:
-            raise NearMissError("not both numerator and denominator are sums over a window")
+            raise NearMissFound("not both numerator and denominator are sums over a window")
         return None
     terms = terms_of(above[0]), terms_of(below[0])
     tokens = query_tokens(subject, (*terms[0], *terms[1]))
@@ -94,7 +94,7 @@ def match(subject: Subject) -> Rewrite | None:
     )
     gating = mean.gating
     if gating is None:
-        raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+        raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
     filters = _filters(numerator, channels, axes_of(keys), causal=causal)
     return Rewrite(
         "aft_conv",
@@ -150,13 +150,13 @@ def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple
     keys = substitute(below.inner, {below.summed: above.summed})
     value = without(above.inner, keys)
     if key(times(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
-        raise NearMissError("numerator and denominator have different weights")
+        raise NearMissFound("numerator and denominator have different weights")
     if above.causal != below.causal:
-        raise NearMissError("numerator and denominator are sums over different keys")
+        raise NearMissFound("numerator and denominator are sums over different keys")
     if numerator.offsets != denominator.offsets or not np.allclose(
         numerator.weights, denominator.weights, rtol=1e-9, atol=0.0
     ):
-        raise NearMissError("numerator and denominator have different filters")
+        raise NearMissFound("numerator and denominator have different filters")
     return keys, value
 
 
@@ -166,17 +166,17 @@ def _filters(
     """``[heads, s]``: the biases of the channels that have keys of their own."""
     first, taps = found.offsets[0], len(found.offsets)
     if found.offsets != tuple(range(first, first + taps)):
-        raise NearMissError("the filter is dilated")
+        raise NearMissFound("the filter is dilated")
     if first != (1 - taps if causal else -((taps - 1) // 2)):
-        raise NearMissError(
+        raise NearMissFound(
             f"the window begins {first} positions from the query: its padding is another"
         )
     weights = found.weights
     for place, axis in enumerate(channels):
         if axis not in own:
             if np.ptp(weights, axis=place).any():
-                raise NearMissError("the filter differs among channels that share a key")
+                raise NearMissFound("the filter differs among channels that share a key")
             weights = weights.take([0], place)
     if not (weights > -1.0).all():
-        raise NearMissError("a key's weight in the window is 0 or less")
+        raise NearMissFound("a key's weight in the window is 0 or less")
     return np.log1p(weights).reshape(-1, taps)

@@ -5,13 +5,13 @@ import onnx_ir as ir
 from aftexport.recognition.formula.axes import (
     Axis,
     Dims,
-    LayoutError,
     flat,
     flat_dims,
     fresh,
     regroup,
 )
 from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.read.reader import Reader
 
 _SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
@@ -50,7 +50,7 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
     dims = tuple(tuple(copies[axis] for axis in axes) for axes in flat_dims(leaf.dims))
     try:
         made = _made_below(leaf.value, dims, reader)
-    except LayoutError:
+    except Unreadable:
         return set()
     return {axis for axis, copy in copies.items() if made & {*flat((copy,))}}
 
@@ -80,7 +80,7 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
 
 
 def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> Dims:
-    """The dims of what a node reads, where its output has ``dims``; raises LayoutError."""
+    """The dims of what a node reads, where its output has ``dims``; raises Unreadable."""
     shape = reader.shape(below)
     if node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", list(reversed(range(len(dims)))))
@@ -92,6 +92,6 @@ def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> D
         return (*dims[:place], fresh(shape[place]), *dims[place:])
     own = reader.shape(node.outputs[0])
     if len(shape) != len(dims) or (node.op_type not in _PARTS and own != shape):
-        raise LayoutError
+        raise Unreadable(f"{node.op_type} may change the order of dims")
     kept = zip(dims, own, shape, strict=True)
     return tuple(axes if size == whole else fresh(whole) for axes, size, whole in kept)

@@ -11,7 +11,7 @@ from aftexport.recognition.formula.terms import Exp, Over, Product, Truth, one
 from aftexport.recognition.patterns._roles import roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
@@ -41,16 +41,16 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
     if len(inner) != 1:
-        raise NearMissError("the two softmaxes are not over the query's channels and the tokens")
+        raise NearMissFound("the two softmaxes are not over the query's channels and the tokens")
     queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
     if queries is None or keys is None or queries[1] & keys[1]:
-        raise NearMissError("a softmax is over another axis than the product that reads it")
+        raise NearMissFound("a softmax is over another axis than the product that reads it")
     query, channels = queries
     key, summed = keys[0], tuple(a for a in bound if a in keys[1])
     value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
     roles = roles_of(subject, query, key, value, channels, summed)
     if roles is None:
-        raise NearMissError("query, key and value do not share heads and tokens as they should")
+        raise NearMissFound("query, key and value do not share heads and tokens as they should")
     tokens, heads, batch, wide = roles
     refuse_clamped(key)
     refuse_clamped(query)
@@ -59,7 +59,7 @@ def match(subject: Subject) -> Rewrite | None:
     order = tuple(a for a in flat(bound) if a in channels)
     key_logits, query_logits = logits_of(key), logits_of(query)
     if any(isinstance(atom, Truth) for atom, _ in query.factors):
-        raise NearMissError("channels of the query are left out of its softmax")
+        raise NearMissFound("channels of the query are left out of its softmax")
     measured = subject.measured
     scale = formula.coefficient * body.coefficient
     return Rewrite(
@@ -85,7 +85,7 @@ def match(subject: Subject) -> Rewrite | None:
 
 
 def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
-    """Raises NearMissError where query or key has a softmax, and the other has none."""
+    """Raises NearMissFound where query or key has a softmax, and the other has none."""
     body, bound = numerator.body, flat(numerator.axes)
     found = aligned(normalisers[0], body, bound) if len(normalisers) == 1 else None
     if found is None or not found[1] < set(bound):
@@ -97,22 +97,22 @@ def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
     function = next(filter(None, map(applied_function, readers)), None)
     if normalisers[0] not in sums(body.factors, -1.0):
         if function is not None:
-            raise NearMissError(f"the softmax of the keys goes through {function}")
-        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+            raise NearMissFound(f"the softmax of the keys goes through {function}")
+        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
     if others & free(found[0]):
         if function is not None:
-            raise NearMissError(f"the softmax of the query goes through {function}")
-        raise NearMissError("the query is not normalised by a softmax over its channels")
+            raise NearMissFound(f"the softmax of the query goes through {function}")
+        raise NearMissFound("the query is not normalised by a softmax over its channels")
 
 
 def _refuse_one_exponential(numerator: Over, tokens: set[Axis]) -> None:
-    """Raises NearMissError where both softmaxes are of the keys, or of the query."""
+    """Raises NearMissFound where both softmaxes are of the keys, or of the query."""
     exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
     of_keys = [bool(free(one(atom)) & tokens) for atom in exponentials]
     if tokens and all(of_keys):
-        raise NearMissError("the query is not normalised by a softmax over its channels")
+        raise NearMissFound("the query is not normalised by a softmax over its channels")
     if tokens and not any(of_keys):
-        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
 
 
 def _is_of_weights(body: Product) -> bool:

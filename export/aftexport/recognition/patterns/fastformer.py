@@ -30,11 +30,12 @@ from aftexport.recognition.formula.terms import (
     one,
     sole,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.patterns._additive_masks import additive_terms
 from aftexport.recognition.patterns._roles import heads_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
@@ -93,15 +94,15 @@ def match(subject: Subject) -> Rewrite | None:
         if alpha is not None:
             break
     else:
-        raise NearMissError("the logits of neither pooling are a linear layer of what is pooled")
+        raise NearMissFound("the logits of neither pooling are a linear layer of what is pooled")
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
     if not all(are_conditions(pooling.mask) for pooling in poolings):
-        raise NearMissError("the weights of tokens are multiplied by something else than a mask")
+        raise NearMissFound("the weights of tokens are multiplied by something else than a mask")
     if beta is None:
-        raise NearMissError("the second logits are not of keys times the pooled query")
+        raise NearMissFound("the second logits are not of keys times the pooled query")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissFound("queries and keys are of different sequences")
     check_maxima(subject, [p.total for p in poolings])
     check_tokens(subject, tokens, (first.summed,), first.pooled)
     return _rewrite(
@@ -125,7 +126,7 @@ def _rewrite(
     masked = bool(alpha.mask.factors or beta.mask.factors)
     if masked:
         if width < 2:
-            raise NearMissError("there is a mask, and heads of one channel have no room for it")
+            raise NearMissFound("there is a mask, and heads of one channel have no room for it")
         beside = [(alpha.mask, ONE), (number(0.0), beta.mask), ()]
         weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
     scale = np.sqrt(width)
@@ -181,13 +182,13 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
-    """Raises NearMissError where logits are of keys times a pooled query, but keys are pooled."""
+    """Raises NearMissFound where logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
         reader = subject.reader.anew()
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
         for total in _totals(formula):
             if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
-                raise NearMissError("the second pooling is of other keys than its logits")
+                raise NearMissFound("the second pooling is of other keys than its logits")
 
 
 def _totals(formula: Product) -> list[Over]:
@@ -214,7 +215,7 @@ def _logits(
             continue
         mask = algebra.plus(t for t in terms if t is not term)
         if mask.factors and free(mask) & {*heads, *channels}:
-            raise NearMissError("the mask differs from head to head")
+            raise NearMissFound("the mask differs from head to head")
         return _Logits(scale * weight, mask if mask.factors else Product(), leaf.value)
     return None
 
@@ -280,6 +281,8 @@ def _matrix(
 ) -> NDArray[np.float64]:
     """``[heads and channels, heads]``; a weight that all heads share stands on a diagonal."""
     order = [a for dim in weight.dims for a in flat(dim)]
+    if array.size != size_of(order):
+        raise Unreadable("a weight has another size than its axes")
     array = array.astype(np.float64).reshape([a.sizes[0] for a in order])
     outputs = [a for a in order if a not in inputs]
     array = array.transpose([order.index(a) for a in (*inputs, *outputs)])

@@ -27,7 +27,7 @@ from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.elementwise import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
     Factor,
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
@@ -74,10 +74,10 @@ def match(subject: Subject) -> Rewrite | None:
     found = aligned(total, body, bound)
     if found is None:
         _refuse_changed_keys(total)
-        raise NearMissError("numerator and denominator have different weights")
+        raise NearMissFound("numerator and denominator have different weights")
     weights, value = found[0], without(body, found[0])
     if formula.coefficient == 1.0 != scale:
-        raise NearMissError("the denominator is scaled, and the numerator is not")
+        raise NearMissFound("the denominator is scaled, and the numerator is not")
     return _with_roles(subject, bound, weights, value, eps, formula.coefficient / scale)
 
 
@@ -91,7 +91,7 @@ def _with_roles(
 ) -> Rewrite | None:
     reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
     if any(isinstance(a, UpTo) or _is_lower(subject, a) for a, _ in value.factors):
-        raise NearMissError("numerator and denominator are sums over different keys")
+        raise NearMissFound("numerator and denominator are sums over different keys")
     features = Product(tuple(f for f in weights.factors if f[0] not in reach))
     summed = tuple(a for a in bound if a in free(value))
     channels = [a for a in bound if a not in free(value)]
@@ -103,7 +103,7 @@ def _with_roles(
         return None  # softmax features are other mechanisms
     positions = set(subject.axes) - free(value)
     if any(free(one(f[0])) & positions for f in key_factors):
-        raise NearMissError("the scores' mask is not known to be of the keys after the query")
+        raise NearMissFound("the scores' mask is not known to be of the keys after the query")
     key = Product(tuple(key_factors))
     query = Product(tuple(query_factors))
     roles = roles_of(subject, query, key, value, channels, summed)
@@ -114,13 +114,13 @@ def _with_roles(
     refuse_input_weights(mask)
     key = without(key, mask)
     if len(query.factors) != 1 or len(key.factors) != 1:
-        raise NearMissError("the features are multiplied by something else than a mask of keys")
+        raise NearMissFound("the features are multiplied by something else than a mask of keys")
     mapped = [_features(subject, product) for product in (query, key)]
     if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
-        raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
+        raise NearMissFound("the feature map is neither elu(x) + 1 nor relu(x)")
     check_tokens(subject, tokens, summed, mapped[1][1], channels)
     if eps < 0.0:
-        raise NearMissError(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
+        raise NearMissFound(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
     return Rewrite(
         "linear_attention",
         "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
@@ -146,34 +146,34 @@ def _with_roles(
 
 
 def _refuse_changed_keys(total: Over) -> None:
-    """Raises NearMissError where numbers are added to the sum of the keys that queries read."""
+    """Raises NearMissFound where numbers are added to the sum of the keys that queries read."""
     for atom, _ in total.body.factors:
         terms = atom.terms if isinstance(atom, Plus) else ()
         constants = [term.coefficient for term in terms if not term.factors]
         if constants and any(sums(term.factors, 1.0) for term in terms):
-            raise NearMissError(
+            raise NearMissFound(
                 f"{constants[0]:.3g} is added to the sum of the keys before queries multiply it:"
                 " add it to the denominator"
             )
 
 
 def _refuse_masked_denominator(atom: Atom) -> None:
-    """Raises NearMissError where a sum below is multiplied by something before eps is added."""
+    """Raises NearMissFound where a sum below is multiplied by something before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
         others = [a for a, _ in term.factors if not isinstance(a, Over)]
         if not sums(term.factors, 1.0) or not others:
             continue
         if any(isinstance(other, Truth) for other in others):
-            raise NearMissError("the denominator is multiplied by a mask, and the numerator is not")
+            raise NearMissFound("the denominator is multiplied by a mask, and the numerator is not")
         names = [str(other.value.name) for other in others if isinstance(other, Leaf)]
-        raise NearMissError(
+        raise NearMissFound(
             f"the denominator is multiplied by {', '.join(names) or 'a tensor'} before eps is"
             " added: make it one of true and false, if it is a mask of queries"
         )
 
 
 def _refuse_other_parts(subject: Subject) -> None:
-    """Raises NearMissError where what divides is a part of such a product, but of which values?"""
+    """Raises NearMissFound where what divides is a part of such a product, but of which values?"""
     for factor in subject.formula.factors:
         for leaf in leaves(Product((factor,))) if factor[1] == -1.0 else ():
             node = leaf.producer()
@@ -183,7 +183,7 @@ def _refuse_other_parts(subject: Subject) -> None:
             for total in sums(product.factors, 1.0):
                 mapped = any(isinstance(a, Function | Plus | Exp) for a, _ in total.body.factors)
                 if mapped and len(flat(total.axes)) > 1:
-                    raise NearMissError(
+                    raise NearMissFound(
                         "the denominator is cut out of a product of features and values, and is"
                         " not known to be of a column of ones after the values"
                     )

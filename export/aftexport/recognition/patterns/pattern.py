@@ -34,8 +34,8 @@ LOWEST = -1e30
 """A bias this low leaves a key out, whatever the key."""
 
 
-class NearMissError(Exception):
-    """Much like a mechanism, but for the condition that the message names."""
+class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
+    """The condition that a value fails, which is a mechanism but for that condition."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Subject:
 Pattern = Callable[[Subject], Rewrite | None]
 """Returns what computes the subject, None where it is something else.
 
-Raises NearMissError where it is nearly the mechanism.
+Raises NearMissFound where it is nearly the mechanism.
 """
 
 
@@ -191,43 +191,43 @@ def fixed_sum(product: Product) -> tuple[Over, float, float] | None:
 
 
 def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
-    """Raises NearMissError where a denominator is a sum with something done to it."""
+    """Raises NearMissFound where a denominator is a sum with something done to it."""
     for atom, p in factors:
         if p != -1.0:
             continue
         if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
             constants = [t.coefficient for t in atom.terms if not t.factors]
             what = f"{constants[0]:.3g} is" if constants else "something is"
-            raise NearMissError(f"{what} added to the denominator")
+            raise NearMissFound(f"{what} added to the denominator")
         for term in atom.terms if isinstance(atom, Plus) else (one(atom),):
             inner = sole(term)
             if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
-                raise NearMissError(f"the denominator goes through {inner.name}")
+                raise NearMissFound(f"the denominator goes through {inner.name}")
 
 
 def refuse_input_weights(weights: Product) -> None:
-    """Raises NearMissError where numbers that the graph is given weigh the keys."""
+    """Raises NearMissFound where numbers that the graph is given weigh the keys."""
     for atom, _ in weights.factors:
         if isinstance(atom, Leaf) and atom.value.producer() is None and rests_on_inputs(atom.value):
-            raise NearMissError(
+            raise NearMissFound(
                 f"the weights of keys are multiplied by the input {atom.value.name}, which may be"
                 " any number: make it one of true and false, if it is a mask"
             )
 
 
 def refuse_clamped(logits: Product) -> None:
-    """Raises NearMissError where what is exponentiated is clamped."""
+    """Raises NearMissFound where what is exponentiated is clamped."""
     for atom, _ in logits.factors:
         argument = atom.argument if isinstance(atom, Exp) else Product()
         for inner, _ in argument.factors:
             if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
-                raise NearMissError("the keys are clamped before the exponential")
+                raise NearMissFound("the keys are clamped before the exponential")
             if isinstance(inner, Greatest):
-                raise NearMissError("a maximum is subtracted that is not over the tokens alone")
+                raise NearMissFound("a maximum is subtracted that is not over the tokens alone")
 
 
 def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
-    """Raises NearMissError for a maximum over other axes than a denominator sums.
+    """Raises NearMissFound for a maximum over other axes than a denominator sums.
 
     In exact numbers it may cancel, but what it is subtracted from underflows elsewhere.
     """
@@ -241,7 +241,7 @@ def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
             for names in renamings(axes, flat(total.axes))
         )
         if not any(fits):
-            raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
+            raise NearMissFound("a maximum is subtracted that is not over the summed axis alone")
 
 
 def leaves(formula: Product) -> list[ir.Value]:

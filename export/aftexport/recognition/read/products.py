@@ -6,6 +6,7 @@ from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import plus, times
 from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import Product
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.formula.windows import over
 from aftexport.recognition.read.reader import Reader
 
@@ -58,6 +59,9 @@ def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         right = right.replace("...", "".join(rest))
     if not arrow or any("." in t or len(set(t)) != len(t) for t in (*terms, right)):
         return None
+    ranks = [len(reader.shape(reader.input(node, i))) for i in range(len(node.inputs))]
+    if list(map(len, (*terms, right))) != [*ranks, len(dims)]:
+        raise Unreadable(f"the equation of an Einsum does not fit its {len(ranks)} inputs")
     axes = dict(zip(right, dims, strict=True))
     summed: list[Axis] = []
     for term, value in zip(terms, node.inputs, strict=True):

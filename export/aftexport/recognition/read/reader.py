@@ -9,10 +9,12 @@ else), a leaf stands.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import plus
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, Part, fresh
+from aftexport.recognition.formula.axes import Axis, Dims, Part, fresh
 from aftexport.recognition.formula.terms import (
     Exp,
     Function,
@@ -23,6 +25,7 @@ from aftexport.recognition.formula.terms import (
     number,
     one,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.formula.windows import has_window
 from aftexport.recognition.graph.shape_probe import Measured, rests_on_inputs
 from aftexport.recognition.read.horizon import within_horizon
@@ -101,7 +104,7 @@ class Reader:
         return reader
 
     def read_output(self, value: ir.Value) -> tuple[Product, Dims]:
-        """A value with an axis of its own for every dim; raises LayoutError."""
+        """A value with an axis of its own for every dim; raises Unreadable."""
         dims = self.new_dims(value)
         return self.read(value, dims), dims
 
@@ -110,11 +113,11 @@ class Reader:
         return tuple(fresh(sizes) for sizes in self.shape(value))
 
     def shape(self, value: ir.Value) -> list[tuple[int, ...]]:
-        """The sizes of every dim; raises LayoutError where they were not measured."""
+        """The sizes of every dim; raises Unreadable where they were not measured."""
         if value not in self._shapes:
             shapes = self.measured.shapes(value)
             if shapes is None or len({len(shape) for shape in shapes}) != 1:
-                raise LayoutError
+                raise Unreadable(f"the shape of {value.name} is not known")
             self._shapes[value] = [tuple(sizes) for sizes in zip(*shapes, strict=True)]
         return self._shapes[value]
 
@@ -127,7 +130,7 @@ class Reader:
             through_linear: do not stop at a linear layer that ``value`` comes from.
 
         Raises:
-            LayoutError: where a reshape does not come apart into axes.
+            Unreadable: where a reshape does not come apart into axes.
         """
         array = self.measured.constant(value)
         steady = self.measured.number(value)
@@ -183,7 +186,7 @@ class Reader:
             if node.op_type not in _OF_THEIR_WEIGHTS or node.op_type == "Pad":
                 return False
             return not self.is_of_weights(self.input(node, 0))
-        except LayoutError:
+        except Unreadable:
             return True
 
     def _decisive(self, node: ir.Node) -> list[ir.Value]:
@@ -207,10 +210,10 @@ class Reader:
         return self.leaf(value, dims)
 
     def input(self, node: ir.Node, index: int) -> ir.Value:
-        """What a node is given; raises LayoutError where that is left out."""
-        value = node.inputs[index]
+        """What a node is given; raises Unreadable where that is left out."""
+        value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
-            raise LayoutError
+            raise Unreadable(f"{node.op_type} has no input {index}")
         return value
 
     def arguments(
@@ -223,6 +226,8 @@ class Reader:
     def broadcast(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
         """A value whose dims, from the last, are ``dims`` or of size 1."""
         sizes = self.shape(value)
+        if len(sizes) > len(dims):
+            raise Unreadable(f"{value.name} has more dims than the result that it is broadcast to")
         own = dims[len(dims) - len(sizes) :]
         kept = (() if set(s) == {1} else axes for s, axes in zip(sizes, own, strict=True))
         return self.read(value, tuple(kept), through_linear=through_linear)
@@ -259,7 +264,7 @@ class Reader:
             reader._within = self._within
         try:
             return reader.read(value, reader.new_dims(value) if dims is None else dims)
-        except (LayoutError, ArithmeticError, ValueError):
+        except Unreadable:
             return Product()
 
     def _is_linear(self, node: ir.Node) -> bool:
@@ -293,6 +298,20 @@ class Reader:
 def _named(node: ir.Node) -> str:
     given: dict[str, Any] = {name: a.value for name, a in sorted(node.attributes.items())}
     return node.op_type + (str(given) if given else "")
+
+
+def axis_index(axis: int, rank: int) -> int:
+    """Return an axis that may be counted from the last one; raises Unreadable for a scalar."""
+    if rank == 0:
+        raise Unreadable("an axis is taken of a scalar")
+    return axis % rank
+
+
+def scalar(array: NDArray[np.generic]) -> Any:
+    """Return the one entry of an array; raises Unreadable where there is another number."""
+    if array.size != 1:
+        raise Unreadable(f"one number is expected where an input has {array.size}")
+    return array.reshape(()).item()
 
 
 Formula = Callable[[Reader, ir.Node, Dims], Product | None]

@@ -6,10 +6,11 @@ import onnx_ir as ir
 
 from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import plus, times
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, fresh
+from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import ONE, Function, Greatest, Product, UpTo, number, one
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.formula.windows import over
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _reduced(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, list[Axis]]:
@@ -37,11 +38,11 @@ def _axes(reader: Reader, node: ir.Node, rank: int) -> list[int]:
     elif len(node.inputs) > 1 and node.inputs[1] is not None:
         array = reader.measured.constant(node.inputs[1])
         if array is None:
-            raise LayoutError
+            raise Unreadable("the axes of a reduction are computed")
         given = [int(a) for a in array.reshape(-1)]
     if not given:
         return list(range(rank))
-    return sorted(a % rank for a in given)
+    return sorted(axis_index(a, rank) for a in given)
 
 
 def _reduce_sum(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -70,7 +71,7 @@ def _reduce_log_sum_exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 def _softmax_parts(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, Product]:
     source = reader.input(node, 0)
-    axis = node.attributes.get_int("axis", -1) % len(dims)
+    axis = axis_index(node.attributes.get_int("axis", -1), len(dims))
     summed = fresh(reader.shape(source)[axis])
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
     total = over(summed, algebra.exponential(reader.read(source, inner)))
@@ -95,7 +96,7 @@ def _cumsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     along = reader.measured.constant(reader.input(node, 1))
     if along is None:
         return None
-    axis = int(along.reshape(())) % len(dims)
+    axis = axis_index(int(scalar(along)), len(dims))
     summed = fresh(reader.shape(reader.input(node, 0))[axis])
     if not summed:
         return reader.read(reader.input(node, 0), dims)
@@ -108,7 +109,7 @@ def _cumsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 
 def _constant_of_shape(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     value = node.attributes.get_tensor("value") if "value" in node.attributes else None
-    return number(0.0 if value is None else float(value.numpy().reshape(())))
+    return number(0.0 if value is None else float(scalar(value.numpy())))
 
 
 FORMULAS = {

@@ -1,14 +1,18 @@
 """Triangles of a matrix: what a causal mask keeps."""
 
+import math
+
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import times
 from aftexport.recognition.formula.axes import Axis, Dims
 from aftexport.recognition.formula.terms import Product, UpTo, one
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.shape_probe import rests_on_inputs
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader, scalar
 
 
 def _trilu(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
@@ -17,7 +21,7 @@ def _trilu(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         given = reader.measured.steady(node.inputs[1])
         if given is None:
             return None
-        diagonal = int(given.reshape(()))
+        diagonal = int(scalar(given))
     if any(len(axes) != 1 for axes in dims[-2:]):
         return None
     kept = _triangle(dims[-2][0], dims[-1][0]).get((node.attributes.get_int("upper", 1), diagonal))
@@ -34,15 +38,20 @@ def _compared(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     places = [place for place, axes in enumerate(dims) if axes]
     if len(places) != 2 or any(len(axes) > 1 for axes in dims) or rests_on_inputs(value):
         return None
-    squares = [
-        run.reshape([run.shape[place] for place in places])
-        for run in reader.measured.in_every_run(value) or ()
-    ]
+    squares = [_square(run, len(dims), places) for run in reader.measured.in_every_run(value) or ()]
     for (upper, diagonal), kept in _triangle(*(dims[place][0] for place in places)).items():
         cut = np.triu if upper else np.tril
         if squares and all(np.array_equal(a, cut(np.ones_like(a), diagonal)) for a in squares):
             return kept
     return None
+
+
+def _square(run: NDArray[np.generic], rank: int, places: list[int]) -> NDArray[np.generic]:
+    """Return an array with only the dims at two places; raises Unreadable for one of more dims."""
+    sizes = [size for place, size in enumerate(run.shape) if place in places]
+    if run.ndim != rank or run.size != math.prod(sizes):
+        raise Unreadable("a comparison of positions has more dims at some sizes")
+    return run.reshape(sizes)
 
 
 def _triangle(row: Axis, column: Axis) -> dict[tuple[int, int], Product]:

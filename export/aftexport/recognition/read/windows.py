@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.algebra import times
 from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import Product, Window, one
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.formula.windows import has_window, over
 from aftexport.recognition.read import parts
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
@@ -78,14 +79,14 @@ def _pad(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     filling = _steady(reader, node, 2)
     if pads is None or node.attributes.get_string("mode", "constant") != "constant":
         return None
-    padded = range(rank) if axes is None else [int(a) % rank for a in axes.reshape(-1)]
+    padded = range(rank) if axes is None else [axis_index(int(a), rank) for a in axes.reshape(-1)]
     given = {
         axis: (int(before), int(after))
         for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
     }
     ends = [given.get(i, (0, 0)) for i in range(rank)]
     if filling is not None and filling.any():
-        return parts.padded(reader, node, dims, ends, float(filling.reshape(())))
+        return parts.padded(reader, node, dims, ends, float(scalar(filling)))
     if not reader.is_of_weights(source):
         return None
     return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
@@ -98,7 +99,7 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     starts, axes, steps = (_steady(reader, node, i) for i in (1, 3, 4))
     if starts is None:
         return None
-    cut = range(len(starts)) if axes is None else [int(a) % rank for a in axes]
+    cut = range(len(starts)) if axes is None else [axis_index(int(a), rank) for a in axes]
     by = np.ones_like(starts) if steps is None else steps
     if any(step < 1 for step in by):
         return None
@@ -145,7 +146,8 @@ def _shifted(
 
 def _gather(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     sizes = reader.shape(reader.input(node, 0))
-    return _taken(reader, node, dims, node.attributes.get_int("axis", 0) % len(sizes), False)
+    axis = axis_index(node.attributes.get_int("axis", 0), len(sizes))
+    return _taken(reader, node, dims, axis, False)
 
 
 def _gather_nd(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
@@ -162,7 +164,10 @@ def _taken(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -
         return None
     runs = (*reader.measured.runs, *reader.measured.more)
     steady = reader.measured.constant(index)
-    arrays = [run[str(index.name)] for run in runs] if steady is None else [steady]
+    kept = [run.get(str(index.name)) for run in runs] if steady is None else [steady]
+    arrays = [a for a in kept if a is not None and a.ndim == len(reader.shape(index))]
+    if len(arrays) < len(kept):
+        raise Unreadable(f"the indices {index.name} are not known at every size")
     places = _places([a[..., 0] if listed else a for a in arrays])
     rank = len(reader.shape(index)) - listed
     at = dims[axis : axis + rank]
