@@ -19,13 +19,13 @@ from onnx.reference.op_run import OpRun
 
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.schema import OnnxOperator
-from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
+from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
 from aftexport.recognition.graph.upstream import any_above
 from aftexport.recognition.read import layout
 
-RELATIVE = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 """How far apart the two may be, of the number itself: what float64 rounds, no more."""
-_OF_ITS_SLICE = 1e-10
+SLICE_TOLERANCE = 1e-10
 """The same, of the largest number in its slice: sums that cancel have errors of that size."""
 
 Array = NDArray[np.generic]
@@ -62,7 +62,7 @@ class Part:
 def part_of(
     value: ir.Value,
     ends: Iterable[ir.Value],
-    measured: Measured,
+    probed: ProbedGraph,
     new_constants: Mapping[ir.Value, Array] | None = None,
     max_nodes: int = sys.maxsize,
 ) -> Part:
@@ -85,7 +85,7 @@ def part_of(
     constants: dict[str, Array] = {}
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
-    resting: dict[ir.Value, bool] = {}
+    depending: dict[ir.Value, bool] = {}
 
     def decide(of: ir.Value) -> bool | None:
         node = of.producer()
@@ -98,24 +98,24 @@ def part_of(
             of in cut
             or of.producer() is None
             or (
-                measured.has(of)
-                and not measured.is_float(of)
-                and not _is_of_masks(of, measured)
-                and not any_above(of, resting, decide)
+                probed.has(of)
+                and not probed.is_float(of)
+                and not _is_of_masks(of, probed)
+                and not any_above(of, depending, decide)
             )
         )
 
-    waiting, opened = [(value, False)], 0
-    while waiting:
-        of, is_done = waiting.pop()
+    pending, opened = [(value, False)], 0
+    while pending:
+        of, is_done = pending.pop()
         node = of.producer()
         if is_done:
             assert node is not None
             nodes[node] = None
             continue
-        array = (new_constants or {}).get(of, measured.constant(of))
-        if array is None and measured.number(of) is not None:
-            array = measured.steady(of)  # in float64 it would be another than the rewrite has
+        array = (new_constants or {}).get(of, probed.constant(of))
+        if array is None and probed.number(of) is not None:
+            array = probed.fixed_value(of)  # in float64 it would be another than the rewrite has
         if array is not None:
             constants[str(of.name)] = array
         elif node is None or is_input(of):
@@ -124,19 +124,19 @@ def part_of(
             opened += 1
             if opened > max_nodes:
                 raise ProofError(f"it is computed by more than {max_nodes} nodes")
-            waiting.append((of, True))
-            waiting += [(given, False) for given in reversed(node.inputs) if given is not None]
+            pending.append((of, True))
+            pending += [(given, False) for given in reversed(node.inputs) if given is not None]
     return Part(list(nodes), constants, list(inputs), str(value.name))
 
 
-def _is_of_masks(value: ir.Value, measured: Measured) -> bool:
+def _is_of_masks(value: ir.Value, probed: ProbedGraph) -> bool:
     """Whether a mask is made of others, which a rewrite may read in its place."""
     node = value.producer()
     return (
         node is not None
         and node.op_type in ("And", "Cast", "Identity", "Not", "Or", *layout.FORMULAS)
-        and measured.is_truth(value)
-        and all(measured.is_truth(of) for of in node.inputs[:1] if of is not None)
+        and probed.is_boolean(value)
+        and all(probed.is_boolean(of) for of in node.inputs[:1] if of is not None)
     )
 
 
@@ -211,7 +211,7 @@ def compare(
     before: ReferenceEvaluator,
     after: ReferenceEvaluator,
     inputs: Iterable[ir.Value],
-    measured: Measured,
+    probed: ProbedGraph,
     lowest: Mapping[ir.Value, float],
 ) -> Verdict:
     """Runs both on every case; stops at the first where they differ.
@@ -231,9 +231,9 @@ def compare(
     compared = False
     largest, where = 0.0, ""
     # Of runs of the same shapes one is enough.
-    runs = {tuple(a.shape for a in run.values()): run for run in (*measured.runs, *measured.more)}
+    runs = {tuple(a.shape for a in run.values()): run for run in (*probed.runs, *probed.edge_runs)}
     for run in runs.values():
-        for case, feeds in _cases(inputs, run, measured):
+        for case, feeds in _cases(inputs, run, probed):
             for value, floor in lowest.items():
                 if str(value.name) in feeds:
                     feeds[str(value.name)] = np.maximum(feeds[str(value.name)], floor)
@@ -264,7 +264,7 @@ def _excess(
     for axis in range(size.ndim):
         others = tuple(a for a in range(size.ndim) if a != axis)
         scale = np.minimum(scale, size.max(axis=others, keepdims=True, initial=0.0))
-    allowed = RELATIVE * size + _OF_ITS_SLICE * np.where(np.isfinite(scale), scale, 0.0)
+    allowed = RELATIVE_TOLERANCE * size + SLICE_TOLERANCE * np.where(np.isfinite(scale), scale, 0.0)
     with np.errstate(all="ignore"):
         difference = np.where(finite, np.abs(expected - got), 0.0)
         ratio = np.where(difference == 0.0, 0.0, difference / allowed)
@@ -272,7 +272,7 @@ def _excess(
 
 
 def _cases(
-    inputs: Sequence[ir.Value], run: Arrays, measured: Measured
+    inputs: Sequence[ir.Value], run: Arrays, probed: ProbedGraph
 ) -> Iterator[tuple[str, dict[str, Array]]]:
     names = list(_NUMBERS)
     for index, case in enumerate(names):
@@ -280,10 +280,12 @@ def _cases(
         for place, value in enumerate(inputs):
             given = run[str(value.name)]
             random = np.random.default_rng([index, place])
-            if measured.is_float(value):
+            if probed.is_float(value):
                 feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
             elif (
-                index and rests_on_inputs(value) and (given.dtype.kind == "b" or (given == 1).all())
+                index
+                and depends_on_inputs(value)
+                and (given.dtype.kind == "b" or (given == 1).all())
             ):
                 # 1 is what a mask of integers has where a token counts.
                 feeds[str(value.name)] = _mask(random, given)
@@ -291,7 +293,7 @@ def _cases(
                 feeds[str(value.name)] = given
         yield f"{case}, {_largest(run)}", feeds
     # Each tensor alone beyond where a clamp acts, while the others are ordinary.
-    floats = [v for v in inputs if measured.is_float(v)]
+    floats = [v for v in inputs if probed.is_float(v)]
     for loud in floats if len(floats) > 1 else ():
         feeds = {}
         for place, value in enumerate(inputs):
@@ -300,7 +302,7 @@ def _cases(
             if value is loud:
                 feeds[str(value.name)] = 50.0 * random.standard_normal(given.shape)
             else:
-                is_float = measured.is_float(value)
+                is_float = probed.is_float(value)
                 feeds[str(value.name)] = random.standard_normal(given.shape) if is_float else given
         yield f"one tensor large, {_largest(run)}", feeds
 
@@ -322,7 +324,9 @@ def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[
     return numbers
 
 
-def _apart(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _with_magnitudes_apart(
+    random: np.random.Generator, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
     """Entries along the first two axes are many magnitudes apart."""
     numbers = random.standard_normal(shape)
     for axis, size in enumerate(shape[:2]):
@@ -336,7 +340,7 @@ _NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.
     "up to 50": lambda random, shape: random.uniform(-50.0, 50.0, shape),
     "one dominates": _dominating,
     "constant": lambda random, shape: np.full(shape, random.standard_normal()),
-    "magnitudes apart": _apart,
+    "magnitudes apart": _with_magnitudes_apart,
     "tiny": lambda random, shape: 1e-4 * random.standard_normal(shape),
     "up to 300": lambda random, shape: random.uniform(-300.0, 300.0, shape),
     "all below": lambda random, shape: random.uniform(-60.0, -40.0, shape),

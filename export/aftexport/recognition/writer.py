@@ -9,9 +9,17 @@ from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
-from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product, Truth, sole
+from aftexport.recognition.formula.terms import (
+    Exp,
+    Function,
+    Indicator,
+    Leaf,
+    Plus,
+    Product,
+    single_atom,
+)
 from aftexport.recognition.formula.unreadable import Unreadable
-from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 
 class Writer:
@@ -25,7 +33,7 @@ class Writer:
 
     def __init__(
         self,
-        measured: Measured,
+        probed: ProbedGraph,
         dtype: np.dtype[np.generic],
         prefix: str,
         shapes: Sequence[tuple[ir.Value, Dims]] = (),
@@ -38,7 +46,7 @@ class Writer:
             prefix: the start of the names of its nodes.
             shapes: shapes that the graph computes, with the dims that they are the sizes of.
         """
-        self._measured = measured
+        self._probed = probed
         self._dtype = dtype
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
@@ -62,7 +70,7 @@ class Writer:
         lacking = set(order) - free(product)
         if (not is_spread and lacking) or free(product) - set(order):
             raise Unreadable("a tensor has other axes than its formula")
-        atom = sole(product)
+        atom = single_atom(product)
         if _is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
@@ -111,7 +119,7 @@ class Writer:
 
     def _note_places(self, value: ir.Value, dims: Dims) -> None:
         """Notes of dynamic axes which tensor of the graph has one as a dim of its own."""
-        if self._measured.has(value):
+        if self._probed.has(value):
             for place, axes in enumerate(dims):
                 if len(axes) == 1 and not axes[0].is_fixed:
                     self._places.setdefault(axes[0], (value, place))
@@ -136,7 +144,7 @@ class Writer:
     def _entry(self, axis: Axis) -> tuple[ir.Value, int]:
         """The shape, of those that the graph computes, that has the size of an axis, and where."""
         for value, dims in self._shapes:
-            runs = self._measured.in_every_run(value) or []
+            runs = self._probed.in_every_run(value) or []
             for place, axes in enumerate(flat_dims(dims)):
                 if axes == (axis,) and all(run[place] > 0 for run in runs) and runs:
                     return value, place
@@ -182,7 +190,7 @@ class Writer:
         result: ir.Value | None = None
         below: ir.Value | None = None
         for atom, power in product.factors:
-            if isinstance(atom, Truth):
+            if isinstance(atom, Indicator):
                 continue
             if _is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
@@ -207,7 +215,7 @@ class Writer:
     ) -> ir.Value:
         """``value`` where all conditions among the factors hold."""
         for atom, power in product.factors:
-            if not isinstance(atom, Truth):
+            if not isinstance(atom, Indicator):
                 continue
             if power < 0.0:
                 raise Unreadable("a condition divides")
@@ -233,7 +241,9 @@ class Writer:
         order = [axis for axes in flat_dims(dims) for axis in axes]
         apart: Dims = tuple((axis,) for axis in order)
         numbers = Product(
-            tuple(f for f in by.factors if not isinstance(f[0], Truth)), by.coefficient, by.exponent
+            tuple(f for f in by.factors if not isinstance(f[0], Indicator)),
+            by.coefficient,
+            by.exponent,
         )
         if not by.factors:
             scaled = self.node("Mul", value, self._product(by, ()))
@@ -248,7 +258,7 @@ class Writer:
     ) -> ir.Value:
         """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
         order = [axis for axes in flat_dims(groups) for axis in axes]
-        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Truth)))
+        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Indicator)))
         if not numbers.factors:
             total = self._product(product, order)
         else:

@@ -23,20 +23,20 @@ from aftexport.recognition.formula.keys import key, key_of
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
+    CausalMask,
     Count,
     Exp,
     Function,
-    Greatest,
+    Indicator,
     Leaf,
-    Over,
+    Max,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
     Window,
+    as_product,
     number,
-    one,
-    sole,
+    single_atom,
 )
 from aftexport.recognition.formula.unreadable import Unreadable
 
@@ -46,7 +46,7 @@ def scaled(product: Product, by: float) -> Product:
     return Product(product.factors, product.coefficient * by, product.exponent)
 
 
-def times(*products: Product) -> Product:
+def multiply(*products: Product) -> Product:
     """The product of formulas; equal factors become one, and a power of 0 is gone."""
     merged: dict[str, tuple[Atom, float]] = {}
     for product in products:
@@ -60,7 +60,7 @@ def times(*products: Product) -> Product:
 
 def _factor(atom: Atom, power: float) -> tuple[Atom, float]:
     """An atom to a power; of what is 1 or 0 all powers above 0 are the same."""
-    return atom, 1.0 if isinstance(atom, Truth | UpTo | Window) and power > 0.0 else power
+    return atom, 1.0 if isinstance(atom, Indicator | CausalMask | Window) and power > 0.0 else power
 
 
 def power(product: Product, to: float) -> Product:
@@ -86,11 +86,11 @@ def constant_factor(product: Product) -> float:
         raise Unreadable(f"exp({product.exponent:g}) overflows") from None
 
 
-def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
+def add(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
     """The sum of formulas; equal terms become one."""
     merged: dict[str, Product] = {}
     for term in terms:
-        inner = sole(term)
+        inner = single_atom(term)
         parts = _named_terms(inner) if isinstance(inner, Plus) else dict([_named(term)])
         if not merged:
             merged = {**parts}
@@ -103,7 +103,7 @@ def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = (
         return number(0.0)
     total = Plus(tuple(left.values()), value, dims)
     remembered(total)["terms"] = left
-    return total.terms[0] if len(left) == 1 else one(total)
+    return total.terms[0] if len(left) == 1 else as_product(total)
 
 
 def _named_terms(total: Plus) -> dict[str, Product]:
@@ -122,11 +122,11 @@ def _named(term: Product) -> tuple[str, Product]:
 
 def negation(product: Product) -> Product:
     """1 less a formula, which is 1 or 0."""
-    atom = sole(product)
-    if isinstance(atom, Truth):
-        return one(Truth(atom.value, atom.dims, not atom.holds))
+    atom = single_atom(product)
+    if isinstance(atom, Indicator):
+        return as_product(Indicator(atom.value, atom.dims, not atom.holds))
     terms = atom.terms if isinstance(atom, Plus) else (product,)
-    return plus((ONE, *(scaled(term, -1.0) for term in terms)))
+    return add((ONE, *(scaled(term, -1.0) for term in terms)))
 
 
 def exponential(product: Product) -> Product:
@@ -137,44 +137,44 @@ def exponential(product: Product) -> Product:
     if len(product.factors) == 1 and product.factors[0][1] == 1.0:
         atom = product.factors[0][0]
         if isinstance(atom, Plus):
-            return times(*(_exponential_of_term(scaled(t, coefficient)) for t in atom.terms))
+            return multiply(*(_exponential_of_term(scaled(t, coefficient)) for t in atom.terms))
     return _exponential_of_term(Product(product.factors, coefficient))
 
 
 def _exponential_of_term(term: Product) -> Product:
     if not term.factors:
         return Product(exponent=term.coefficient)
-    atom = sole(Product(term.factors))
+    atom = single_atom(Product(term.factors))
     if isinstance(atom, Function) and atom.name == "Log":
         return power(atom.arguments[0], term.coefficient)
     return Product(((Exp(Product(term.factors)), term.coefficient),))
 
 
-def over(axes: Iterable[Axis], product: Product) -> Product:
+def sum_over(axes: Iterable[Axis], product: Product) -> Product:
     """The sum over axes; what does not depend on them stands before it."""
     bound = set(flat(axes))
     inside: list[tuple[Atom, float]] = []
     outside: list[tuple[Atom, float]] = []
-    waiting = list(product.factors)
-    while waiting:
-        atom, exponent = waiting.pop()
-        if exponent == 1.0 and isinstance(atom, Over) and free(one(atom)) & bound:
+    pending = list(product.factors)
+    while pending:
+        atom, exponent = pending.pop()
+        if exponent == 1.0 and isinstance(atom, Sum) and free(as_product(atom)) & bound:
             bound |= set(flat(atom.axes))
-            waiting += [*atom.body.factors]
+            pending += [*atom.body.factors]
             product = Product((), product.coefficient * atom.body.coefficient, product.exponent)
         else:
-            (inside if free(one(atom)) & bound else outside).append((atom, exponent))
-    # An Over that came in later may have bound what was put outside.
+            (inside if free(as_product(atom)) & bound else outside).append((atom, exponent))
+    # A sum that came in later may have bound what was put outside.
     outside, late = (
-        [f for f in outside if not free(one(f[0])) & bound],
-        [f for f in outside if free(one(f[0])) & bound],
+        [f for f in outside if not free(as_product(f[0])) & bound],
+        [f for f in outside if free(as_product(f[0])) & bound],
     )
     sums = [_counted(axis) for axis in bound - free(Product(tuple(inside + late)))]
     sums += [
-        one(Over(_in_order(bound & free(group)), group))
+        as_product(Sum(_in_order(bound & free(group)), group))
         for group in _connected(inside + late, bound)
     ]
-    return times(Product(tuple(outside), product.coefficient, product.exponent), *sums)
+    return multiply(Product(tuple(outside), product.coefficient, product.exponent), *sums)
 
 
 def _in_order(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -182,24 +182,24 @@ def _in_order(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _counted(axis: Axis) -> Product:
-    return number(float(axis.sizes[0])) if axis.is_fixed else one(Count(axis))
+    return number(float(axis.sizes[0])) if axis.is_fixed else as_product(Count(axis))
 
 
 def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Product]:
     """Groups of factors that share summed axes; a sum of unconnected ones is a product of sums."""
     groups: list[tuple[set[Axis], list[tuple[Atom, float]]]] = []
     for factor in factors:
-        axes, members = free(one(factor[0])) & bound, [factor]
+        axes, members = free(as_product(factor[0])) & bound, [factor]
         for group in [g for g in groups if g[0] & axes]:
             groups.remove(group)
             axes, members = axes | group[0], group[1] + members
         groups.append((axes, members))
-    return [times(Product(tuple(members))) for _, members in groups]
+    return [multiply(Product(tuple(members))) for _, members in groups]
 
 
-def greatest(axes: Iterable[Axis], product: Product) -> Product:
+def max_over(axes: Iterable[Axis], product: Product) -> Product:
     """The maximum over axes."""
-    return one(Greatest(flat(axes), product))
+    return as_product(Max(flat(axes), product))
 
 
 def occurring(product: Product) -> set[Axis]:
@@ -211,7 +211,7 @@ def occurring(product: Product) -> set[Axis]:
                 found.update(*flat_dims(atom.dims), *map(occurring, inner))
             case Exp(argument=body):
                 found |= occurring(body)
-            case Over(body=body) | Greatest(body=body):
+            case Sum(body=body) | Max(body=body):
                 found |= occurring(body) - set(flat(atom.axes))
             case _:
                 pass
@@ -228,8 +228,8 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
         match atom:
             case Leaf():
                 return Leaf(atom.value, dims(atom.dims))
-            case Truth():
-                return Truth(atom.value, dims(atom.dims), atom.holds)
+            case Indicator():
+                return Indicator(atom.value, dims(atom.dims), atom.holds)
             case Function():
                 arguments = tuple(substitute(a, axes) for a in atom.arguments)
                 return Function(atom.name, arguments, atom.value, dims(atom.dims))
@@ -238,12 +238,12 @@ def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
                 return Plus(terms, atom.value, dims(atom.dims))
             case Exp():
                 return Exp(substitute(atom.argument, axes))
-            case Over():
-                return Over(atom.axes, substitute(atom.body, axes))
-            case Greatest():
-                return Greatest(atom.axes, substitute(atom.body, axes))
-            case UpTo():
-                return UpTo(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
+            case Sum():
+                return Sum(atom.axes, substitute(atom.body, axes))
+            case Max():
+                return Max(atom.axes, substitute(atom.body, axes))
+            case CausalMask():
+                return CausalMask(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
             case Window():
                 positions = tuple((axes.get(axis, axis), step) for axis, step in atom.positions)
                 return Window(axes.get(atom.key, atom.key), positions, atom.shift)

@@ -5,16 +5,16 @@ from typing import Any
 from aftexport.recognition.formula.axes import Axis, flat, flat_dims
 from aftexport.recognition.formula.terms import (
     Atom,
+    CausalMask,
     Count,
     Exp,
     Function,
-    Greatest,
+    Indicator,
     Leaf,
-    Over,
+    Max,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
     Window,
 )
 
@@ -35,14 +35,14 @@ def free_of(atom: Atom) -> frozenset[Axis]:
 
 def sums_within(product: Product) -> int:
     """How many sums and maxima are within one another in a formula."""
-    most = 0
+    depth = 0
     for atom, _ in product.factors:
         memory = remembered(atom)
         if "sums" not in memory:
             inner = max(map(sums_within, _parts(atom)), default=0)
-            memory["sums"] = inner + isinstance(atom, Over | Greatest)
-        most = max(most, memory["sums"])
-    return most
+            memory["sums"] = inner + isinstance(atom, Sum | Max)
+        depth = max(depth, memory["sums"])
+    return depth
 
 
 def remembered(atom: Atom) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def remembered(atom: Atom) -> dict[str, Any]:
 
 def _free(atom: Atom) -> frozenset[Axis]:
     match atom:
-        case Over() | Greatest():
+        case Sum() | Max():
             return frozenset(free(atom.body).difference(flat(atom.axes)))
         case Count():
             return frozenset()
@@ -76,11 +76,11 @@ def _mentioned(atom: Atom) -> set[Axis]:
 def _own(atom: Atom) -> set[Axis]:
     """The axes that an atom names itself."""
     match atom:
-        case Leaf() | Truth():
+        case Leaf() | Indicator():
             return {axis for axes in flat_dims(atom.dims) for axis in axes}
-        case Over() | Greatest():
+        case Sum() | Max():
             return set(flat(atom.axes))
-        case UpTo():
+        case CausalMask():
             return set(flat((atom.query, atom.key)))
         case Window():
             return set(flat((atom.key, *(axis for axis, _ in atom.positions))))
@@ -98,6 +98,6 @@ def _parts(atom: Atom) -> tuple[Product, ...]:
             return atom.terms
         case Exp():
             return (atom.argument,)
-        case Over() | Greatest():
+        case Sum() | Max():
             return (atom.body,)
     return ()

@@ -14,16 +14,16 @@ from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
 from aftexport.recognition.formula.free_axes import free_of, remembered, sums_within
 from aftexport.recognition.formula.terms import (
     Atom,
+    CausalMask,
     Count,
     Exp,
     Function,
-    Greatest,
+    Indicator,
     Leaf,
-    Over,
+    Max,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
     Window,
 )
 from aftexport.recognition.formula.unreadable import Unreadable
@@ -85,7 +85,7 @@ def compute_text(atom: Atom, names: Names) -> str:
     match atom:
         case Leaf():
             return f"leaf{atom.value.name!r}[{_dims(atom.dims, names)}]"
-        case Truth():
+        case Indicator():
             return f"{atom.holds}{atom.value.name!r}[{_dims(atom.dims, names)}]"
         case Function():
             return f"{atom.name}({';'.join(_product(a, names) for a in atom.arguments)})"
@@ -93,11 +93,11 @@ def compute_text(atom: Atom, names: Names) -> str:
             return f"plus({'+'.join(sorted(_product(t, names) for t in atom.terms))})"
         case Exp():
             return f"exp({_product(atom.argument, names)})"
-        case Over():
+        case Sum():
             return _sum("sum", flat(atom.axes), atom.body, names)
-        case Greatest():
+        case Max():
             return _sum("max", flat(atom.axes), atom.body, names)
-        case UpTo():
+        case CausalMask():
             return f"upto({_axes((atom.query,), names)}|{_axes((atom.key,), names)})"
         case Window():
             steps = sorted(f"{s}{_axes((axis,), names)}" for axis, s in atom.positions)

@@ -9,14 +9,14 @@ from aftexport.recognition.formula.axes import Axis, Dims
 
 
 @dataclass(frozen=True, eq=False)
-class _Remembering:
+class _AtomBase:
     """Attributes: memory: results computed for this atom, by the module that computes them."""
 
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf(_Remembering):
+class Leaf(_AtomBase):
     """A tensor of the graph that is not looked into."""
 
     value: ir.Value
@@ -24,7 +24,7 @@ class Leaf(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Truth(_Remembering):
+class Indicator(_AtomBase):
     """1 where a condition, a tensor of the graph, is ``holds``, else 0."""
 
     value: ir.Value
@@ -33,7 +33,7 @@ class Truth(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Function(_Remembering):
+class Function(_AtomBase):
     """An elementwise function of formulas; ``value`` holds it where the graph has it as it is."""
 
     name: str
@@ -43,7 +43,7 @@ class Function(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Plus(_Remembering):
+class Plus(_AtomBase):
     """A sum of terms; ``value`` holds it where the graph has it as it is."""
 
     terms: "tuple[Product, ...]"
@@ -52,14 +52,14 @@ class Plus(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Exp(_Remembering):
+class Exp(_AtomBase):
     """An exponential; its argument has the coefficient 1."""
 
     argument: "Product"
 
 
 @dataclass(frozen=True, eq=False)
-class Over(_Remembering):
+class Sum(_AtomBase):
     """A sum over axes."""
 
     axes: tuple[Axis, ...]
@@ -67,7 +67,7 @@ class Over(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Greatest(_Remembering):
+class Max(_AtomBase):
     """A maximum over axes."""
 
     axes: tuple[Axis, ...]
@@ -75,14 +75,14 @@ class Greatest(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Count(_Remembering):
+class Count(_AtomBase):
     """The size of an axis that is not fixed."""
 
     axis: Axis
 
 
 @dataclass(frozen=True, eq=False)
-class UpTo(_Remembering):
+class CausalMask(_AtomBase):
     """1 where the position on ``key`` is not after that on ``query``, else 0."""
 
     query: Axis
@@ -90,7 +90,7 @@ class UpTo(_Remembering):
 
 
 @dataclass(frozen=True, eq=False)
-class Window(_Remembering):
+class Window(_AtomBase):
     """1 where the position on ``key`` is ``shift + sum step * position``, else 0.
 
     Attributes:
@@ -104,7 +104,7 @@ class Window(_Remembering):
     shift: int
 
 
-Atom = Leaf | Truth | Function | Plus | Exp | Over | Greatest | Count | UpTo | Window
+Atom = Leaf | Indicator | Function | Plus | Exp | Sum | Max | Count | CausalMask | Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +124,12 @@ def number(value: float) -> Product:
     return Product(coefficient=value)
 
 
-def one(atom: Atom) -> Product:
+def as_product(atom: Atom) -> Product:
     """An atom as a formula."""
     return Product(((atom, 1.0),))
 
 
-def sole(product: Product) -> Atom | None:
+def single_atom(product: Product) -> Atom | None:
     """The atom that a formula is, if it is just that."""
     if len(product.factors) == 1 and product.coefficient == 1.0 and product.exponent == 0.0:
         atom, power = product.factors[0]

@@ -17,9 +17,9 @@ def any_above(
         known: the answers so far, which are added to.
         decide: None where the inputs of a value's node decide.
     """
-    waiting = [value]
-    while waiting:
-        last = waiting[-1]
+    pending = [value]
+    while pending:
+        last = pending[-1]
         if last not in known:
             answer = decide(last)
             node = last.producer()
@@ -28,8 +28,8 @@ def any_above(
                 answer = True
             unknown = [v for v in given if v not in known] if answer is None else []
             if unknown:
-                waiting += unknown
+                pending += unknown
                 continue
             known[last] = bool(answer)
-        waiting.pop()
+        pending.pop()
     return known[value]

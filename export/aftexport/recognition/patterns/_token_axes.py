@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from aftexport.recognition.formula.axes import Axis, flat, flat_dims
-from aftexport.recognition.formula.terms import Exp, Leaf, Product, sole
+from aftexport.recognition.formula.terms import Exp, Leaf, Product, single_atom
 from aftexport.recognition.patterns.channels import channel_axes
 from aftexport.recognition.patterns.pattern import NearMissFound, Subject, size_of
 
@@ -36,7 +36,7 @@ def check_tokens(
     if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
         raise NearMissFound(f"the mean is over an axis of always {size_of(summed)}, no tokens")
     for atom, _ in keys.factors:
-        inner = sole(atom.argument) if isinstance(atom, Exp) else atom
+        inner = single_atom(atom.argument) if isinstance(atom, Exp) else atom
         if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
             raise NearMissFound("the mean is over the last axis, which may be the channels")
 

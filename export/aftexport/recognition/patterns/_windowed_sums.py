@@ -9,10 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import Atom, Exp, Over, Plus, Product, UpTo, Window, one
+from aftexport.recognition.formula.terms import (
+    Atom,
+    CausalMask,
+    Exp,
+    Plus,
+    Product,
+    Sum,
+    Window,
+    as_product,
+)
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.patterns._constants import can_broadcast, evaluated
 from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, sums, without
@@ -31,7 +40,7 @@ class Term:
         causal: whether keys after the query's position are left out.
     """
 
-    total: Over
+    total: Sum
     summed: Axis
     inner: Product
     outside: Product
@@ -60,7 +69,7 @@ class WindowedSums:
 
 def parts(atom: Atom) -> tuple[Product, ...]:
     """The terms of a sum; of anything else, itself."""
-    return atom.terms if isinstance(atom, Plus) else (one(atom),)
+    return atom.terms if isinstance(atom, Plus) else (as_product(atom),)
 
 
 def weighs_keys(part: Product) -> bool:
@@ -84,22 +93,22 @@ def _term(part: Product) -> Term:
     (total,) = totals
     body = total.body
     windows = [atom for atom, _ in body.factors if isinstance(atom, Window)]
-    reach = [atom for atom, _ in body.factors if isinstance(atom, UpTo)]
+    causal_masks = [atom for atom, _ in body.factors if isinstance(atom, CausalMask)]
     axes = flat(total.axes)
     summed = windows[0].key if windows else axes[0]
     taps = [axis for axis in axes if axis is not summed]
     if len(windows) > 1:
         raise NearMissFound("the filter is of more than one dimension")
-    if len(taps) > len(windows) or (windows and reach) or summed not in axes:
+    if len(taps) > len(windows) or (windows and causal_masks) or summed not in axes:
         raise NearMissFound("a sum is over something else than the keys of a window, or all keys")
-    others = [f for f in body.factors if f[0] not in (*windows, *reach)]
-    inner = Product(tuple(f for f in others if summed in free(one(f[0]))))
+    others = [f for f in body.factors if f[0] not in (*windows, *causal_masks)]
+    inner = Product(tuple(f for f in others if summed in free(as_product(f[0]))))
     constants = Product(
         tuple(f for f in others if f not in inner.factors), body.coefficient, body.exponent
     )
     window = windows[0] if windows else None
-    outside = times(constants, without(part, one(total)))
-    return Term(total, summed, inner, outside, window, bool(reach))
+    outside = multiply(constants, without(part, as_product(total)))
+    return Term(total, summed, inner, outside, window, bool(causal_masks))
 
 
 def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
@@ -131,7 +140,7 @@ def windowed_sums(
     if len(everywhere) > 1:
         raise NearMissFound("there is more than one sum over all keys")
     (base,) = everywhere
-    common, scale = _apart(subject, base, channels, None)
+    common, scale = _split_constants(subject, base, channels, None)
     found: dict[int, NDArray[np.float64]] = {}
     for term in terms:
         if term.window is None:
@@ -143,7 +152,7 @@ def windowed_sums(
         if len(taps) > 1:
             raise NearMissFound("the windows are not placed by the position of the query alone")
         tap, step = taps[0] if taps else (None, 0)
-        own, weights = _apart(subject, term, channels, tap)
+        own, weights = _split_constants(subject, term, channels, tap)
         if key(own) != key(common):
             raise NearMissFound("the window is scaled apart from the sum over all keys")
         for place in range(weights.shape[-1]):
@@ -156,7 +165,7 @@ def windowed_sums(
     return WindowedSums(base, offsets, weights, common, without(base.outside, common))
 
 
-def _apart(
+def _split_constants(
     subject: Subject, term: Term, channels: tuple[Axis, ...], tap: Axis | None
 ) -> tuple[Product, NDArray[np.float64]]:
     """What a term is multiplied by: that which is computed, and constants ``[channels, taps]``."""
@@ -164,7 +173,7 @@ def _apart(
     result = np.array(term.outside.coefficient * np.exp(term.outside.exponent))
     computed = []
     for factor in term.outside.factors:
-        array = evaluated(Product((factor,)), order, subject.measured)
+        array = evaluated(Product((factor,)), order, subject.probed)
         if array is None:
             computed.append(factor)
         elif not can_broadcast(result, array):

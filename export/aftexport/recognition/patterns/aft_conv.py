@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free as axes_of
-from aftexport.recognition.formula.algebra import power, substitute, times
+from aftexport.recognition.formula.algebra import multiply, power, substitute
 from aftexport.recognition.formula.axes import Axis
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import ONE, Atom, Product
@@ -73,11 +73,11 @@ def match(subject: Subject) -> Rewrite | None:
     )
     outer, outside = split(
         subject,
-        times(
+        multiply(
             rest,
             numerator.common,
             numerator.constants,
-            power(times(denominator.common, denominator.constants), -1.0),
+            power(multiply(denominator.common, denominator.constants), -1.0),
         ),
     )
     mean = WeightedMean(
@@ -102,7 +102,7 @@ def match(subject: Subject) -> Rewrite | None:
         [gating[1], mean.key_operand, mean.value_operand, filters],
         mean.groups((tokens,)),
         {"num_heads": len(filters), "gate": gating[0]},
-        outside=times(Product((), outer.coefficient, outer.exponent), outside),
+        outside=multiply(Product((), outer.coefficient, outer.exponent), outside),
     )
 
 
@@ -149,7 +149,7 @@ def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple
     above, below = numerator.everywhere, denominator.everywhere
     keys = substitute(below.inner, {below.summed: above.summed})
     value = without(above.inner, keys)
-    if key(times(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
+    if key(multiply(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
         raise NearMissFound("numerator and denominator have different weights")
     if above.causal != below.causal:
         raise NearMissFound("numerator and denominator are sums over different keys")

@@ -14,12 +14,12 @@ from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Produ
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.read.reader import Reader
 
-_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
+_CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
            "InstanceNormalization")  # fmt: skip
-_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
+_CHANNELS_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
-_FARTHEST = 12
+_MAX_NODES_BELOW = 12
 """Nodes between a tensor and the layer that made its channels."""
 
 
@@ -58,12 +58,12 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
 def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
     """The channels, of axes of ``dims``, that the layer below ``value`` made."""
     parts: list[tuple[Dims, Dims]] = []
-    for _ in range(_FARTHEST):
+    for _ in range(_MAX_NODES_BELOW):
         node = value.producer()
         if node is None or len(dims) < 2:
             return set()
-        if node.op_type in (*_SECOND, *_LAST):
-            found = set(flat(dims[1 if node.op_type in _SECOND else -1]))
+        if node.op_type in (*_CHANNELS_SECOND, *_CHANNELS_LAST):
+            found = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
             # A part of channels is channels.
             for whole, part in reversed(parts):
                 for axes, own in zip(whole, part, strict=True):

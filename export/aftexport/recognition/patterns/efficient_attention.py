@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Exp, Over, Product, Truth, one
+from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
 from aftexport.recognition.patterns._roles import roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
@@ -35,9 +35,9 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     body, bound = numerators[0].body, flat(numerators[0].axes)
     inner = sums(body.factors, -1.0)
-    normalisers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
-    _refuse_one_softmax(numerators[0], normalisers)
-    if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
+    normalizers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
+    _refuse_one_softmax(numerators[0], normalizers)
+    if len(bound) < 2 or len(normalizers) != 2 or len(inner) + len(outer) != 2:
         return None
     _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
     if len(inner) != 1:
@@ -54,13 +54,13 @@ def match(subject: Subject) -> Rewrite | None:
     tokens, heads, batch, wide = roles
     refuse_clamped(key)
     refuse_clamped(query)
-    check_maxima(subject, normalisers)
+    check_maxima(subject, normalizers)
     check_tokens(subject, tokens, summed, key, channels)
     order = tuple(a for a in flat(bound) if a in channels)
     key_logits, query_logits = logits_of(key), logits_of(query)
-    if any(isinstance(atom, Truth) for atom, _ in query.factors):
+    if any(isinstance(atom, Indicator) for atom, _ in query.factors):
         raise NearMissFound("channels of the query are left out of its softmax")
-    measured = subject.measured
+    probed = subject.probed
     scale = formula.coefficient * body.coefficient
     return Rewrite(
         "efficient_attention",
@@ -69,13 +69,13 @@ def match(subject: Subject) -> Rewrite | None:
             Operand(
                 query_logits,
                 (batch, tokens, (*heads, *order)),
-                floored=holds_infinity(query_logits, measured),
+                floored=holds_infinity(query_logits, probed),
             ),
             Operand(
                 key_logits,
                 (batch, summed, (*heads, *order)),
-                Product(tuple(f for f in key.factors if isinstance(f[0], Truth))),
-                floored=holds_infinity(key_logits, measured),
+                Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
+                floored=holds_infinity(key_logits, probed),
             ),
             Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
         ],
@@ -84,18 +84,20 @@ def match(subject: Subject) -> Rewrite | None:
     )
 
 
-def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
+def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
     """Raises NearMissFound where query or key has a softmax, and the other has none."""
     body, bound = numerator.body, flat(numerator.axes)
-    found = aligned(normalisers[0], body, bound) if len(normalisers) == 1 else None
+    found = aligned(normalizers[0], body, bound) if len(normalizers) == 1 else None
     if found is None or not found[1] < set(bound):
         return
     others = set(bound) - found[1]
-    readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    readers = [
+        atom for atom, _ in without(body, found[0]).factors if free(as_product(atom)) & others
+    ]
     if any(isinstance(atom, Exp) for atom in readers):
         return
     function = next(filter(None, map(applied_function, readers)), None)
-    if normalisers[0] not in sums(body.factors, -1.0):
+    if normalizers[0] not in sums(body.factors, -1.0):
         if function is not None:
             raise NearMissFound(f"the softmax of the keys goes through {function}")
         raise NearMissFound("the keys are not normalised by a softmax over the tokens")
@@ -105,10 +107,10 @@ def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
         raise NearMissFound("the query is not normalised by a softmax over its channels")
 
 
-def _refuse_one_exponential(numerator: Over, tokens: set[Axis]) -> None:
+def _refuse_one_exponential(numerator: Sum, tokens: set[Axis]) -> None:
     """Raises NearMissFound where both softmaxes are of the keys, or of the query."""
     exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
-    of_keys = [bool(free(one(atom)) & tokens) for atom in exponentials]
+    of_keys = [bool(free(as_product(atom)) & tokens) for atom in exponentials]
     if tokens and all(of_keys):
         raise NearMissFound("the query is not normalised by a softmax over its channels")
     if tokens and not any(of_keys):
@@ -119,4 +121,4 @@ def _is_of_weights(body: Product) -> bool:
     """Whether a formula is exponentials, of which a mask may leave some out."""
     atoms = [atom for atom, _ in body.factors]
     exponentials = [atom for atom in atoms if isinstance(atom, Exp)]
-    return bool(exponentials) and all(isinstance(a, Exp | Truth) for a in atoms)
+    return bool(exponentials) and all(isinstance(a, Exp | Indicator) for a in atoms)

@@ -16,19 +16,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
     Exp,
     Leaf,
-    Over,
     Plus,
     Product,
+    Sum,
+    as_product,
     number,
-    one,
-    sole,
+    single_atom,
 )
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.patterns._additive_masks import additive_terms
@@ -60,7 +60,7 @@ class _Pooling:
     pooled: Product
     summed: Axis
     formula: Product
-    total: Over
+    total: Sum
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def match(subject: Subject) -> Rewrite | None:
     if len(poolings) != 2:
         return None
     axes = subject.axes
-    outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Over))
+    outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Sum))
     value = Product(outside, subject.formula.coefficient)
     tokens = tuple(a for a in axes if all(a not in free(p.pooled) for p in poolings))
     heads = [a for a in axes if all(a in free(p.logits) for p in poolings)]
@@ -96,7 +96,7 @@ def match(subject: Subject) -> Rewrite | None:
     else:
         raise NearMissFound("the logits of neither pooling are a linear layer of what is pooled")
     second = next(pooling for pooling in poolings if pooling is not first)
-    beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
+    beta = _logits(subject, second, multiply(second.pooled, first.formula), heads_only, channels)
     if not all(are_conditions(pooling.mask) for pooling in poolings):
         raise NearMissFound("the weights of tokens are multiplied by something else than a mask")
     if beta is None:
@@ -173,7 +173,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
         for total in denominators:
             part = aligned(total, numerator.body, bound)
             if part is not None:
-                formula = times(one(numerator), Product(((total, -1.0),)))
+                formula = multiply(as_product(numerator), Product(((total, -1.0),)))
                 pooled = without(numerator.body, part[0])
                 weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
                 mask = Product(weights)
@@ -184,15 +184,15 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
     """Raises NearMissFound where logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
-        reader = subject.reader.anew()
+        reader = subject.reader.blank_copy()
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
         for total in _totals(formula):
             if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
                 raise NearMissFound("the second pooling is of other keys than its logits")
 
 
-def _totals(formula: Product) -> list[Over]:
-    atom = sole(formula)
+def _totals(formula: Product) -> list[Sum]:
+    atom = single_atom(formula)
     terms = atom.terms if isinstance(atom, Plus) else (formula,)
     return [total for term in terms for total in sums(term.factors, 1.0)]
 
@@ -213,7 +213,7 @@ def _logits(
         weight = _weight(subject, leaf, pooling.summed, expected, heads, channels)
         if weight is None:
             continue
-        mask = algebra.plus(t for t in terms if t is not term)
+        mask = algebra.add(t for t in terms if t is not term)
         if mask.factors and free(mask) & {*heads, *channels}:
             raise NearMissFound("the mask differs from head to head")
         return _Logits(scale * weight, mask if mask.factors else Product(), leaf.value)
@@ -228,18 +228,18 @@ def _weight(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> NDArray[np.float64] | None:
-    reader = subject.reader.anew()
+    reader = subject.reader.blank_copy()
     formula = reader.read(leaf.value, leaf.dims, through_linear=True)
-    inner = sole(formula)
+    inner = single_atom(formula)
     terms = inner.terms if isinstance(inner, Plus) else (formula,)
     products = [t for t in terms if sums(t.factors, 1.0) and len(t.factors) == 1]
     # A bias adds one number to the logits of all tokens, which drops out of the softmax.
     if len(products) != 1 or any(summed in free(t) for t in terms if t is not products[0]):
         return None
     total = products[0].factors[0][0]
-    assert isinstance(total, Over)
+    assert isinstance(total, Sum)
     for weight, _ in total.body.factors:
-        array = subject.measured.constant(getattr(weight, "value", None))
+        array = subject.probed.constant(getattr(weight, "value", None))
         if not isinstance(weight, Leaf) or array is None:
             continue
         found = _same_input(total, weight, expected, heads, channels)
@@ -251,14 +251,14 @@ def _weight(
 
 
 def _same_input(
-    total: Over,
+    total: Sum,
     weight: Leaf,
     expected: Product,
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> tuple[Axis, ...] | None:
     """The axes of ``weight`` that stand for those of ``expected``, if that is what it weighs."""
-    outputs = {*heads} & free(one(weight))
+    outputs = {*heads} & free(as_product(weight))
     inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
     for own in ((*heads, *channels), channels):
         if (
@@ -271,7 +271,9 @@ def _same_input(
         if [a.sizes for a in inputs] != [a.sizes for a in own]:
             continue
         renamed = substitute(expected, dict(zip(own, inputs, strict=True)))
-        if key(algebra.over(inputs, times(renamed, one(weight)))) == key(one(total)):
+        if key(algebra.sum_over(inputs, multiply(renamed, as_product(weight)))) == key(
+            as_product(total)
+        ):
             return inputs
     return None
 

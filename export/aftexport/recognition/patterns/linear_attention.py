@@ -10,16 +10,16 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import (
     Atom,
+    CausalMask,
     Exp,
     Function,
+    Indicator,
     Leaf,
-    Over,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
+    as_product,
     number,
-    one,
 )
 from aftexport.recognition.patterns._constants import whole
 from aftexport.recognition.patterns._roles import roles_of
@@ -65,7 +65,7 @@ def match(subject: Subject) -> Rewrite | None:
     below = next(((a, p) for a, p in formula.factors if a is not numerators[0]), None)
     if below is None or below[1] != -1.0 or len(bound) < 2:
         return None
-    denominator = fixed_sum(one(below[0]))
+    denominator = fixed_sum(as_product(below[0]))
     if denominator is None:
         _refuse_masked_denominator(below[0])
         refuse_changed_denominator(formula.factors)
@@ -89,20 +89,22 @@ def _with_roles(
     eps: float,
     scale: float,
 ) -> Rewrite | None:
-    reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
-    if any(isinstance(a, UpTo) or _is_lower(subject, a) for a, _ in value.factors):
+    causal_masks = [
+        a for a, _ in weights.factors if isinstance(a, CausalMask) or _is_lower(subject, a)
+    ]
+    if any(isinstance(a, CausalMask) or _is_lower(subject, a) for a, _ in value.factors):
         raise NearMissFound("numerator and denominator are sums over different keys")
-    features = Product(tuple(f for f in weights.factors if f[0] not in reach))
+    features = Product(tuple(f for f in weights.factors if f[0] not in causal_masks))
     summed = tuple(a for a in bound if a in free(value))
     channels = [a for a in bound if a not in free(value)]
     if not summed or not channels or len(features.factors) < 2:
         return None
-    key_factors = [f for f in features.factors if set(summed) & free(one(f[0]))]
+    key_factors = [f for f in features.factors if set(summed) & free(as_product(f[0]))]
     query_factors = [f for f in features.factors if f not in key_factors]
     if any(isinstance(atom, Exp) for atom, _ in features.factors):
         return None  # softmax features are other mechanisms
     positions = set(subject.axes) - free(value)
-    if any(free(one(f[0])) & positions for f in key_factors):
+    if any(free(as_product(f[0])) & positions for f in key_factors):
         raise NearMissFound("the scores' mask is not known to be of the keys after the query")
     key = Product(tuple(key_factors))
     query = Product(tuple(query_factors))
@@ -110,7 +112,7 @@ def _with_roles(
     if roles is None:
         return None
     tokens, heads, batch, wide = roles
-    mask = Product(tuple(f for f in key.factors if not free(one(f[0])) & {*channels}))
+    mask = Product(tuple(f for f in key.factors if not free(as_product(f[0])) & {*channels}))
     refuse_input_weights(mask)
     key = without(key, mask)
     if len(query.factors) != 1 or len(key.factors) != 1:
@@ -123,7 +125,7 @@ def _with_roles(
         raise NearMissFound(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
     return Rewrite(
         "linear_attention",
-        "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
+        "CausalNormalizedLinearAttention" if causal_masks else "NormalizedLinearAttention",
         [
             Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
             # Of what a mask leaves out the logarithm is below all that has features above 0.
@@ -136,7 +138,7 @@ def _with_roles(
             v: _LOWEST
             for _, formula in (mapped[0], mapped[1])
             for v in leaves(formula)
-            if subject.measured.is_float(v)
+            if subject.probed.is_float(v)
         },
         outside=number(scale),
         proven={"eps": eps},
@@ -145,7 +147,7 @@ def _with_roles(
     )
 
 
-def _refuse_changed_keys(total: Over) -> None:
+def _refuse_changed_keys(total: Sum) -> None:
     """Raises NearMissFound where numbers are added to the sum of the keys that queries read."""
     for atom, _ in total.body.factors:
         terms = atom.terms if isinstance(atom, Plus) else ()
@@ -160,10 +162,10 @@ def _refuse_changed_keys(total: Over) -> None:
 def _refuse_masked_denominator(atom: Atom) -> None:
     """Raises NearMissFound where a sum below is multiplied by something before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
-        others = [a for a, _ in term.factors if not isinstance(a, Over)]
+        others = [a for a, _ in term.factors if not isinstance(a, Sum)]
         if not sums(term.factors, 1.0) or not others:
             continue
-        if any(isinstance(other, Truth) for other in others):
+        if any(isinstance(other, Indicator) for other in others):
             raise NearMissFound("the denominator is multiplied by a mask, and the numerator is not")
         names = [str(other.value.name) for other in others if isinstance(other, Leaf)]
         raise NearMissFound(
@@ -179,7 +181,7 @@ def _refuse_other_parts(subject: Subject) -> None:
             node = leaf.producer()
             if node is None or node.op_type != "Slice":
                 continue
-            product = subject.reader.apart(subject.reader.input(node, 0))
+            product = subject.reader.read_separately(subject.reader.input(node, 0))
             for total in sums(product.factors, 1.0):
                 mapped = any(isinstance(a, Function | Plus | Exp) for a, _ in total.body.factors)
                 if mapped and len(flat(total.axes)) > 1:
@@ -196,14 +198,14 @@ def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
 
 def _is_lower(subject: Subject, atom: Atom) -> bool:
     """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
-    if not isinstance(atom, Leaf | Truth):
+    if not isinstance(atom, Leaf | Indicator):
         return False
-    array = whole(atom.value, subject.measured)
+    array = whole(atom.value, subject.probed)
     axes = [flat(dim) for dim in atom.dims if flat(dim)]
     if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
         return False
     matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
-    if isinstance(atom, Truth) and not atom.holds:
+    if isinstance(atom, Indicator) and not atom.holds:
         matrix = 1.0 - matrix
     first_is_query = axes[0][0] in subject.axes
     return bool(

@@ -67,7 +67,7 @@ def _concat(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         source = reader.input(node, index)
         own = reader.shape(source)[axis]
         if part.firsts == tuple(firsts) and part.sizes == own:
-            array = reader.measured.constant(source)
+            array = reader.probed.constant(source)
             if array is not None and array.size and np.all(array == array.flat[0]):
                 return number(float(array.flat[0]))
             return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
