@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.free_axes import free as free
 from aftexport.recognition.formula.free_axes import remembered
 from aftexport.recognition.formula.keys import key, key_of
@@ -28,7 +28,6 @@ from aftexport.recognition.formula.terms import (
     Exp,
     Function,
     Indicator,
-    Leaf,
     Max,
     Plus,
     Product,
@@ -203,52 +202,18 @@ def max_over(axes: Iterable[Axis], product: Product) -> Product:
 
 
 def occurring(product: Product) -> set[Axis]:
-    """The axes a formula depends on, and those of the tensors that hold pieces of it."""
-    found = free(product)
+    """Return the axes a formula depends on, and those of the tensors that hold pieces of it."""
+    axes = free(product)
     for atom, _ in product.factors:
-        match atom:
-            case Function(arguments=inner) | Plus(terms=inner):
-                found.update(*flat_dims(atom.dims), *map(occurring, inner))
-            case Exp(argument=body):
-                found |= occurring(body)
-            case Sum(body=body) | Max(body=body):
-                found |= occurring(body) - set(flat(atom.axes))
-            case _:
-                pass
-    return found
+        inner = set[Axis]().union(*map(occurring, atom.children))
+        axes |= {*atom.tensor_axes} | inner.difference(atom.bound_axes)
+    return axes
 
 
 def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
-    """The formula with other axes in place of its own."""
-
-    def dims(of: Dims) -> Dims:
-        return tuple(tuple(axes.get(a, a) for a in flat(dim)) for dim in of)
-
-    def atom_of(atom: Atom) -> Atom:
-        match atom:
-            case Leaf():
-                return Leaf(atom.value, dims(atom.dims))
-            case Indicator():
-                return Indicator(atom.value, dims(atom.dims), atom.holds)
-            case Function():
-                arguments = tuple(substitute(a, axes) for a in atom.arguments)
-                return Function(atom.name, arguments, atom.value, dims(atom.dims))
-            case Plus():
-                terms = tuple(substitute(t, axes) for t in atom.terms)
-                return Plus(terms, atom.value, dims(atom.dims))
-            case Exp():
-                return Exp(substitute(atom.argument, axes))
-            case Sum():
-                return Sum(atom.axes, substitute(atom.body, axes))
-            case Max():
-                return Max(atom.axes, substitute(atom.body, axes))
-            case CausalMask():
-                return CausalMask(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
-            case Window():
-                positions = tuple((axes.get(axis, axis), step) for axis, step in atom.positions)
-                return Window(axes.get(atom.key, atom.key), positions, atom.shift)
-            case Count():
-                return Count(axes.get(atom.axis, atom.axis))
-
-    factors = tuple((atom_of(atom), exponent) for atom, exponent in product.factors)
+    """Return the formula with other axes in place of its own."""
+    factors = tuple(
+        (atom.rebuild([substitute(child, axes) for child in atom.children], axes), exponent)
+        for atom, exponent in product.factors
+    )
     return Product(factors, product.coefficient, product.exponent)

@@ -2,21 +2,8 @@
 
 from typing import Any
 
-from aftexport.recognition.formula.axes import Axis, flat, flat_dims
-from aftexport.recognition.formula.terms import (
-    Atom,
-    CausalMask,
-    Count,
-    Exp,
-    Function,
-    Indicator,
-    Leaf,
-    Max,
-    Plus,
-    Product,
-    Sum,
-    Window,
-)
+from aftexport.recognition.formula.axes import Axis
+from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
 
 
 def free(product: Product) -> set[Axis]:
@@ -39,7 +26,7 @@ def sums_within(product: Product) -> int:
     for atom, _ in product.factors:
         memory = remembered(atom)
         if "sums" not in memory:
-            inner = max(map(sums_within, _parts(atom)), default=0)
+            inner = max(map(sums_within, atom.children), default=0)
             memory["sums"] = inner + isinstance(atom, Sum | Max)
         depth = max(depth, memory["sums"])
     return depth
@@ -57,47 +44,13 @@ def remembered(atom: Atom) -> dict[str, Any]:
 
 
 def _free(atom: Atom) -> frozenset[Axis]:
-    match atom:
-        case Sum() | Max():
-            return frozenset(free(atom.body).difference(flat(atom.axes)))
-        case Count():
-            return frozenset()
-    return frozenset(_own(atom).union(*map(free, _parts(atom))))
+    inner = frozenset[Axis]().union(*map(free, atom.children))
+    return inner.union(atom.own_axes).difference(atom.bound_axes)
 
 
 def _mentioned(atom: Atom) -> set[Axis]:
-    """The axes that an atom depends on or sums over, as they are now."""
-    found = _own(atom)
-    for part in _parts(atom):
-        found.update(*(remembered(inner)["axes"] for inner, _ in part.factors))
-    return found
-
-
-def _own(atom: Atom) -> set[Axis]:
-    """The axes that an atom names itself."""
-    match atom:
-        case Leaf() | Indicator():
-            return {axis for axes in flat_dims(atom.dims) for axis in axes}
-        case Sum() | Max():
-            return set(flat(atom.axes))
-        case CausalMask():
-            return set(flat((atom.query, atom.key)))
-        case Window():
-            return set(flat((atom.key, *(axis for axis, _ in atom.positions))))
-        case Count():
-            return set(flat((atom.axis,)))
-    return set()
-
-
-def _parts(atom: Atom) -> tuple[Product, ...]:
-    """The formulas that an atom is made of."""
-    match atom:
-        case Function():
-            return atom.arguments
-        case Plus():
-            return atom.terms
-        case Exp():
-            return (atom.argument,)
-        case Sum() | Max():
-            return (atom.body,)
-    return ()
+    """Return the axes that an atom depends on or sums over, as they are now."""
+    axes = set(atom.own_axes)
+    for child in atom.children:
+        axes.update(*(remembered(inner)["axes"] for inner, _ in child.factors))
+    return axes

@@ -10,22 +10,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.free_axes import free_of, remembered, sums_within
-from aftexport.recognition.formula.terms import (
-    Atom,
-    CausalMask,
-    Count,
-    Exp,
-    Function,
-    Indicator,
-    Leaf,
-    Max,
-    Plus,
-    Product,
-    Sum,
-    Window,
-)
+from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
 from aftexport.recognition.formula.unreadable import Unreadable
 
 Names = Mapping[Axis, tuple[int, int]]
@@ -81,29 +68,16 @@ def _shortened(text: str) -> str:
 
 
 def compute_text(atom: Atom, names: Names) -> str:
-    """The text of an atom whose parts may be in memory; ``names`` are of axes it depends on."""
-    match atom:
-        case Leaf():
-            return f"leaf{atom.value.name!r}[{_dims(atom.dims, names)}]"
-        case Indicator():
-            return f"{atom.holds}{atom.value.name!r}[{_dims(atom.dims, names)}]"
-        case Function():
-            return f"{atom.name}({';'.join(_product(a, names) for a in atom.arguments)})"
-        case Plus():
-            return f"plus({'+'.join(sorted(_product(t, names) for t in atom.terms))})"
-        case Exp():
-            return f"exp({_product(atom.argument, names)})"
-        case Sum():
-            return _sum("sum", flat(atom.axes), atom.body, names)
-        case Max():
-            return _sum("max", flat(atom.axes), atom.body, names)
-        case CausalMask():
-            return f"upto({_axes((atom.query,), names)}|{_axes((atom.key,), names)})"
-        case Window():
-            steps = sorted(f"{s}{_axes((axis,), names)}" for axis, s in atom.positions)
-            return f"window({_axes((atom.key,), names)}={'+'.join(steps)}{atom.shift:+d})"
-        case Count():
-            return f"count({atom.axis.number:09})"
+    """Return the text of an atom, whose children may be in memory.
+
+    Args:
+        atom: the atom.
+        names: the names of axes that it depends on.
+    """
+    if isinstance(atom, Sum | Max):
+        return _text_of_reduction(atom, names)
+    children = [_product(child, names) for child in atom.children]
+    return atom.text(children, lambda axes: _axes(axes, names))
 
 
 def _axes(axes: Iterable[Axis], names: Names) -> str:
@@ -113,16 +87,13 @@ def _axes(axes: Iterable[Axis], names: Names) -> str:
     )
 
 
-def _dims(dims: Dims, names: Names) -> str:
-    return "|".join(_axes(axes, names) for axes in flat_dims(dims) if axes)
-
-
-def _sum(kind: str, axes: tuple[Axis, ...], body: Product, names: Names) -> str:
+def _text_of_reduction(reduction: Sum | Max, names: Names) -> str:
+    axes, body = reduction.bound_axes, reduction.body
     if len(axes) > _MAX_SUMMED:
         raise Unreadable(f"a sum is over {len(axes)} axes, more than {_MAX_SUMMED}")
     height = sums_within(body)
     texts = (_product(body, {**names, **order}) for order in _orders(height, axes, body, names))
-    return min(f"{kind}{len(axes)}({text})" for text in texts)
+    return min(reduction.text([text], lambda axes: _axes(axes, names)) for text in texts)
 
 
 def _orders(

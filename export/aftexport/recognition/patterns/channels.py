@@ -10,7 +10,7 @@ from aftexport.recognition.formula.axes import (
     fresh,
     regroup,
 )
-from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product
+from aftexport.recognition.formula.terms import Leaf, Max, Product, Sum
 from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.read.reader import Reader
 
@@ -32,15 +32,10 @@ def channel_axes(product: Product, reader: Reader) -> set[Axis]:
     """
     found: set[Axis] = set()
     for atom, _ in product.factors:
-        match atom:
-            case Leaf():
-                found |= _of_leaf(atom, reader)
-            case Exp():
-                found |= channel_axes(atom.argument, reader)
-            case Plus(terms=inner) | Function(arguments=inner):
-                found.update(*(channel_axes(part, reader) for part in inner))
-            case _:
-                pass
+        if isinstance(atom, Leaf):
+            found |= _of_leaf(atom, reader)
+        elif not isinstance(atom, Sum | Max):
+            found.update(*(channel_axes(child, reader) for child in atom.children))
     return found
 
 

@@ -254,8 +254,7 @@ def leaves(formula: Product) -> list[ir.Value]:
     for atom, _ in formula.factors:
         if isinstance(atom, Leaf | Indicator):
             found[atom.value] = None
-        parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
-        for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):
+        for part in () if isinstance(atom, Sum | Max) else atom.children:
             found |= dict.fromkeys(leaves(part))
     return list(found)
 

@@ -11,6 +11,7 @@ from aftexport.recognition.formula.terms import (
     Function,
     Indicator,
     Leaf,
+    Max,
     Plus,
     Product,
     Sum,
@@ -138,10 +139,5 @@ def _products_within(atom: Atom) -> Iterator[Product]:
 
 
 def parts_of(atom: Atom) -> tuple[Product, ...]:
-    """Return the formulas that an atom is made of."""
-    match atom:
-        case Plus(terms=parts) | Function(arguments=parts):
-            return parts
-        case Exp(argument=part) | Sum(body=part):
-            return (part,)
-    return ()
+    """Return the formulas that an atom is made of, except a maximum, which only shifts logits."""
+    return () if isinstance(atom, Max) else atom.children
