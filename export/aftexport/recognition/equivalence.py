@@ -6,7 +6,7 @@ dominates, with entries of a batch many magnitudes apart, and beyond where a cla
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,52 +81,61 @@ def part_of(
     Raises:
         ProofError: for more than ``max_nodes``.
     """
-    cut = set(ends)
+    boundary = _Boundary(frozenset(ends), probed)
     constants: dict[str, Array] = {}
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
-    depending: dict[ir.Value, bool] = {}
-
-    def decide(of: ir.Value) -> bool | None:
-        node = of.producer()
-        if of in cut or node is None or node.op_type in ("Shape", "Size"):
-            return of in cut
-        return None
-
-    def is_input(of: ir.Value) -> bool:
-        return (
-            of in cut
-            or of.producer() is None
-            or (
-                probed.has(of)
-                and not probed.is_float(of)
-                and not _is_of_masks(of, probed)
-                and not any_above(of, depending, decide)
-            )
-        )
-
     pending, opened = [(value, False)], 0
     while pending:
-        of, is_done = pending.pop()
-        node = of.producer()
+        current, is_done = pending.pop()
+        node = current.producer()
         if is_done:
             assert node is not None
             nodes[node] = None
             continue
-        array = (new_constants or {}).get(of, probed.constant(of))
-        if array is None and probed.number(of) is not None:
-            array = probed.fixed_value(of)  # in float64 it would be another than the rewrite has
+        array = (new_constants or {}).get(current, probed.constant(current))
+        if array is None and probed.number(current) is not None:
+            # Computed in float64, it would differ from the number that the rewrite has.
+            array = probed.fixed_value(current)
         if array is not None:
-            constants[str(of.name)] = array
-        elif node is None or is_input(of):
-            inputs[of] = None
+            constants[str(current.name)] = array
+        elif node is None or boundary.is_input(current):
+            inputs[current] = None
         elif node not in nodes:
             opened += 1
             if opened > max_nodes:
                 raise ProofError(f"it is computed by more than {max_nodes} nodes")
-            pending.append((of, True))
-            pending += [(given, False) for given in reversed(node.inputs) if given is not None]
+            pending.append((current, True))
+            pending += [(source, False) for source in reversed(node.inputs) if source is not None]
     return Part(list(nodes), constants, list(inputs), str(value.name))
+
+
+class _Boundary:
+    """The values that a part computes and those that it is given."""
+
+    def __init__(self, ends: Collection[ir.Value], probed: ProbedGraph) -> None:
+        self._ends = ends
+        self._probed = probed
+        self._depending: dict[ir.Value, bool] = {}
+
+    def is_input(self, value: ir.Value) -> bool:
+        """Return whether a part is given a value: an end, or a shape or mask of none of them."""
+        return (
+            value in self._ends
+            or value.producer() is None
+            or (
+                self._probed.has(value)
+                and not self._probed.is_float(value)
+                and not _is_of_masks(value, self._probed)
+                and not any_above(value, self._depending, self._depends_on_ends)
+            )
+        )
+
+    def _depends_on_ends(self, value: ir.Value) -> bool | None:
+        node = value.producer()
+        if value in self._ends or node is None or node.op_type in ("Shape", "Size"):
+            return value in self._ends
+        return None
 
 
 def _is_of_masks(value: ir.Value, probed: ProbedGraph) -> bool:

@@ -1,14 +1,13 @@
-"""Formulas over named axes, in a normal form in which every way to write a mechanism is one.
+"""The normal form of formulas over named axes, equal for all ways to write a mechanism.
 
-A formula is a product of factors with powers. What tells implementations apart is gone from it:
-the order of factors, division and reciprocal, how dims lie, which product is taken first. In
-particular
+A formula is a product of atoms with powers. It does not show the order of factors, the layout of
+dims, the order of products, or the difference between division and reciprocal. In particular
 
     exp(a + b) = exp(a) exp(b),  softmax_u(a) = exp(a) / sum_u exp(a),  sum_u sum_v = sum_uv,
     sum_u f g[u] = f sum_u g[u],  f / f = 1,  c^2 = c for a condition c, which is 1 or 0:
 
-a maximum that is subtracted from logits leaves the sum where it does not depend on the summed
-axis, and cancels; where it does depend on it, it stays and is seen.
+A maximum that is subtracted from logits leaves the sum and cancels if it does not depend on the
+summed axis. Otherwise it stays in the formula.
 """
 
 import math
@@ -41,12 +40,12 @@ from aftexport.recognition.formula.unreadable import Unreadable
 
 
 def scaled(product: Product, by: float) -> Product:
-    """``by`` times a formula."""
+    """Return ``by`` times a formula."""
     return Product(product.factors, product.coefficient * by, product.exponent)
 
 
 def multiply(*products: Product) -> Product:
-    """The product of formulas; equal factors become one, and a power of 0 is gone."""
+    """Return the product of formulas; equal factors are merged, and powers of 0 are dropped."""
     merged: dict[str, tuple[Atom, float]] = {}
     for product in products:
         for atom, power in product.factors:
@@ -58,14 +57,14 @@ def multiply(*products: Product) -> Product:
 
 
 def _factor(atom: Atom, power: float) -> tuple[Atom, float]:
-    """An atom to a power; of what is 1 or 0 all powers above 0 are the same."""
+    """Return an atom to a power; all positive powers of an indicator are the same."""
     return atom, 1.0 if isinstance(atom, Indicator | CausalMask | Window) and power > 0.0 else power
 
 
 def power(product: Product, to: float) -> Product:
-    """A formula to a constant power."""
+    """Return a formula to a constant power."""
     if product.coefficient <= 0.0 and not to.is_integer():
-        # The root of what may be negative is no product of roots.
+        # The root of a negative product is not a product of roots.
         raise Unreadable("a root is taken of a formula that may be negative")
     if product.coefficient == 0.0 and to < 0:
         raise Unreadable("a constant is divided by 0")
@@ -86,7 +85,7 @@ def constant_factor(product: Product) -> float:
 
 
 def add(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
-    """The sum of formulas; equal terms become one."""
+    """Return the sum of formulas; equal terms are merged."""
     merged: dict[str, Product] = {}
     for term in terms:
         inner = single_atom(term)
@@ -106,7 +105,7 @@ def add(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()
 
 
 def _named_terms(total: Plus) -> dict[str, Product]:
-    """The terms of a sum by their keys without coefficients, as long as no axis is split."""
+    """Return the terms of a sum by key without coefficient, from memory until an axis is split."""
     memory = remembered(total)
     if "terms" not in memory:
         memory["terms"] = dict(map(_named, total.terms))
@@ -120,7 +119,7 @@ def _named(term: Product) -> tuple[str, Product]:
 
 
 def negation(product: Product) -> Product:
-    """1 less a formula, which is 1 or 0."""
+    """Return 1 minus a formula that is 1 or 0."""
     atom = single_atom(product)
     if isinstance(atom, Indicator):
         return as_product(Indicator(atom.value, atom.dims, not atom.holds))
@@ -129,7 +128,7 @@ def negation(product: Product) -> Product:
 
 
 def exponential(product: Product) -> Product:
-    """``exp`` of a formula, of each of its terms apart."""
+    """Return ``exp`` of a formula as a product with a factor for each of its terms."""
     if not product.factors:
         return Product(exponent=constant_factor(product))
     coefficient = constant_factor(product)
@@ -150,7 +149,7 @@ def _exponential_of_term(term: Product) -> Product:
 
 
 def sum_over(axes: Iterable[Axis], product: Product) -> Product:
-    """The sum over axes; what does not depend on them stands before it."""
+    """Return the sum over axes; factors that do not depend on them are taken out of it."""
     bound = set(flat(axes))
     inside: list[tuple[Atom, float]] = []
     outside: list[tuple[Atom, float]] = []
@@ -163,7 +162,7 @@ def sum_over(axes: Iterable[Axis], product: Product) -> Product:
             product = Product((), product.coefficient * atom.body.coefficient, product.exponent)
         else:
             (inside if free(as_product(atom)) & bound else outside).append((atom, exponent))
-    # A sum that came in later may have bound what was put outside.
+    # A sum that was merged later may bind axes of factors already put outside.
     outside, late = (
         [f for f in outside if not free(as_product(f[0])) & bound],
         [f for f in outside if free(as_product(f[0])) & bound],
@@ -185,7 +184,7 @@ def _counted(axis: Axis) -> Product:
 
 
 def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Product]:
-    """Groups of factors that share summed axes; a sum of unconnected ones is a product of sums."""
+    """Return groups of factors that share summed axes: the sum is a product of a sum for each."""
     groups: list[tuple[set[Axis], list[tuple[Atom, float]]]] = []
     for factor in factors:
         axes, members = free(as_product(factor[0])) & bound, [factor]
@@ -197,12 +196,12 @@ def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Prod
 
 
 def max_over(axes: Iterable[Axis], product: Product) -> Product:
-    """The maximum over axes."""
+    """Return the maximum over axes."""
     return as_product(Max(flat(axes), product))
 
 
 def occurring(product: Product) -> set[Axis]:
-    """Return the axes a formula depends on, and those of the tensors that hold pieces of it."""
+    """Return the axes a formula depends on, and the axes of tensors that hold parts of it."""
     axes = free(product)
     for atom, _ in product.factors:
         inner = set[Axis]().union(*map(occurring, atom.children))

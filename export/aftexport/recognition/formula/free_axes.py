@@ -1,4 +1,4 @@
-"""Which axes a formula depends on, and how deep its sums are, computed once for each atom."""
+"""The axes a formula depends on and the depth of its sums, computed once for each atom."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
 
 
 def free(product: Product) -> set[Axis]:
-    """The axes a formula depends on."""
+    """Return the axes a formula depends on."""
     return set().union(*(free_of(atom) for atom, _ in product.factors))
 
 
 def free_of(atom: Atom) -> frozenset[Axis]:
-    """The axes an atom depends on."""
+    """Return the axes an atom depends on."""
     memory = remembered(atom)
     if "free" not in memory:
         memory["free"] = _free(atom)
@@ -21,7 +21,7 @@ def free_of(atom: Atom) -> frozenset[Axis]:
 
 
 def sums_within(product: Product) -> int:
-    """How many sums and maxima are within one another in a formula."""
+    """Return the largest number of sums and maxima within one another in a formula."""
     depth = 0
     for atom, _ in product.factors:
         memory = remembered(atom)
@@ -33,7 +33,7 @@ def sums_within(product: Product) -> int:
 
 
 def remembered(atom: Atom) -> dict[str, Any]:
-    """The memory of an atom, which is emptied once one of its axes got parts."""
+    """Return the memory of an atom, emptied after a split of one of its axes."""
     memory = atom.memory
     if memory.get("splits") != Axis.splits:
         if "axes" not in memory or any(axis.parts is not None for axis in memory["axes"]):
@@ -49,7 +49,7 @@ def _free(atom: Atom) -> frozenset[Axis]:
 
 
 def _mentioned(atom: Atom) -> set[Axis]:
-    """Return the axes that an atom depends on or sums over, as they are now."""
+    """Return the axes that an atom depends on or reduces, in their present parts."""
     axes = set(atom.own_axes)
     for child in atom.children:
         axes.update(*(remembered(inner)["axes"] for inner, _ in child.factors))

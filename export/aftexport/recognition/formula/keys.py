@@ -1,8 +1,8 @@
-"""A text that is the same for equal formulas, whatever their summed axes are called.
+"""Texts that are the same for equal formulas and do not depend on the names of summed axes.
 
 The text of an atom is computed once for each way to name the axes it shares with the sums around
-it, and a long text is replaced by its digest. A formula of n atoms so takes about n computations,
-where it would take a multiple for each sum within a sum.
+it. A long text is replaced by its digest. So a formula of n atoms takes about n computations,
+and not a multiple of that for each sum within a sum.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
 from aftexport.recognition.formula.unreadable import Unreadable
 
 Names = Mapping[Axis, tuple[int, int]]
-"""Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
+"""The names of summed axes: the depth of the sums within their sum, and an index."""
 
 _MAX_SUMMED = 6
-"""Axes of one sum, of which some orders are tried; those of the mechanisms have four or less."""
+"""The most axes of one sum, since orders of them are tried; mechanisms have four or fewer."""
 _MAX_TEXT = 4096
-"""Characters of a text that stays as it is; those of the mechanisms have a tenth."""
+"""The most characters of a text without digest; texts of the mechanisms have a tenth."""
 _THIS, _OTHER = -1, -2
 _NO_NAMES: frozenset[Any] = frozenset()
 
@@ -30,13 +30,13 @@ def key(product: Product) -> str:
     """Return a text that is the same for equal formulas, and different for others.
 
     Raises:
-        Unreadable: for a sum over more axes than any mechanism has.
+        Unreadable: if a sum is over more axes than any mechanism has.
     """
     return _product(product, {})
 
 
 def key_of(atom: Atom) -> str:
-    """Return ``key`` of a formula that is one atom."""
+    """Return the key of a formula that is one atom."""
     return f"{_atom(atom, {})}^1"
 
 
@@ -50,7 +50,7 @@ def _product(product: Product, names: Names) -> str:
 
 
 def _atom(atom: Atom, names: Names) -> str:
-    """The text of an atom, from memory where no axis was split since."""
+    """Return the text of an atom, from memory if no axis was split since."""
     texts: dict[frozenset[Any], str] = remembered(atom).setdefault("texts", {})
     if names:
         own = free_of(atom)
@@ -99,7 +99,7 @@ def _text_of_reduction(reduction: Sum | Max, names: Names) -> str:
 def _orders(
     height: int, axes: tuple[Axis, ...], body: Product, names: Names
 ) -> Iterator[dict[Axis, tuple[int, int]]]:
-    """Names for the axes of a sum: in every order of those that occur in the same places."""
+    """Yield names for the axes of a sum, in every order of axes that occur in the same places."""
 
     def places(axis: Axis) -> str:
         own = {a: (height, _THIS if a is axis else _OTHER) for a in axes}

@@ -1,7 +1,7 @@
-"""Sums over windows: what a convolution, a slice of something padded, or an index gives.
+"""Sums over windows: convolutions, slices of padded tensors, and gathers.
 
-All of them are a sum over the positions they read, with a ``Window`` that tells which those are;
-one of another becomes one of what lies below.
+Each is a sum over the positions it reads, with a ``Window`` that is 1 at those positions. A window
+of a window is merged into one window.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def sum_over(axes: Iterable[Axis], product: Product) -> Product:
 
 
 def has_window(product: Product) -> bool:
-    """Whether a factor is a sum over a window, and nothing divides it by another sum."""
+    """Return whether a factor is a sum over a window, and no other sum divides it."""
     windowed = any(
         isinstance(atom, Sum) and any(isinstance(a, Window) for a, _ in atom.body.factors)
         for atom, _ in product.factors
@@ -32,7 +32,7 @@ def has_window(product: Product) -> bool:
 
 
 def _step(total: Sum) -> tuple[set[Axis], Product] | None:
-    """The axes and the summand of a sum with one window less."""
+    """Return the axes and the summand of a sum after one merge, None if none applies."""
     bound = set(flat(total.axes))
     factors = total.body.factors
     windows = [atom for atom, power in factors if isinstance(atom, Window) and power == 1.0]
@@ -67,7 +67,7 @@ def _same_place(first: Window, second: Window) -> bool:
 
 
 def _passes(outer: Window, inner: Window) -> bool:
-    """Whether nothing that ``inner`` reads is cut off where ``outer`` reads from it."""
+    """Return whether ``outer`` never reads an entry that ``inner`` cuts off."""
     if [axis for axis, _ in inner.positions].count(outer.key) != 1 or inner.key is outer.key:
         return False
     runs = range(len(outer.key.sizes))

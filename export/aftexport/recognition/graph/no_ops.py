@@ -1,9 +1,9 @@
-"""Remove nodes that give what they are given, as exporters write where nothing optimizes.
+"""Removal of nodes whose output equals their input, which exporters without optimization write.
 
-So is a bias of zeros, which some exporters give every convolution.
+A bias of zeros, which some exporters add to every convolution, is removed too.
 
-A node counts only if it does nothing at any size. A slice of the first 1,000 tokens leaves every
-measured run whole and cuts longer documents, so its bounds must show that it cuts none.
+A node is removed only if it has no effect at any size. A slice of the first 1,000 tokens has no
+effect in the probed runs but cuts longer documents, so its bounds must prove that it cuts nothing.
 """
 
 from collections.abc import Callable
@@ -15,25 +15,27 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 _UNBOUNDED = 2**31 - 1
-"""The end of a slice that takes all there is, as exporters write it: this or more."""
+"""The smallest end by which exporters mean that a slice takes everything."""
 _CUTTING_OPERATORS = ("Pad", "Reshape", "Slice")
-"""Operators that may take documents apart once they are longer than some number of tokens."""
+"""Operators that may cut or regroup documents that are longer than some number of tokens."""
 _SIZE_OPERATORS = frozenset({
     "Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
     "Unsqueeze",
 })  # fmt: skip
-"""Operators that make no size another at some sizes only, as a minimum or a remainder does."""
+"""Operators on sizes that act alike at all sizes, unlike a minimum or a remainder."""
 
 
 def remove_no_ops(model: ir.Model, probed: ProbedGraph) -> set[ir.Node]:
-    """Make everything read what such a node reads; the outputs of the graph stay.
+    """Connect the readers of nodes without effect to the inputs of those nodes.
+
+    Outputs of the graph keep their nodes.
 
     Args:
         model: the graph, changed in place.
         measured: its values.
 
     Returns:
-        The nodes that did nothing in every run, and may do something to longer documents.
+        The nodes without effect in all runs that may affect longer documents.
     """
     doubtful = set()
     for node in list(model.graph):
@@ -107,7 +109,7 @@ def _reduces_nothing(node: ir.Node, probed: ProbedGraph) -> bool:
 
 
 def _has_its_shape(node: ir.Node, probed: ProbedGraph) -> bool:
-    """Whether a shape that is the same in every run is made of sizes, and of nothing else."""
+    """Return whether a shape is computed only from sizes."""
     return len(node.inputs) < 2 or _is_of_sizes(node.inputs[1], probed)
 
 
@@ -122,7 +124,7 @@ def _takes_all(node: ir.Node, probed: ProbedGraph) -> bool:
     if axes is not None and along is None:
         return False
     if last is None:
-        # The end is the size of each run, and no other number that was as large in these.
+        # An end that only equals the size in these runs might cut longer documents.
         return _is_of_sizes(ends, probed)
     source = node.inputs[0]
     assert source is not None
@@ -135,7 +137,7 @@ def _takes_all(node: ir.Node, probed: ProbedGraph) -> bool:
 
 
 def _is_of_sizes(value: ir.Value | None, probed: ProbedGraph) -> bool:
-    """Whether a value is made of the sizes of tensors and of constants, by sums and products."""
+    """Return whether a value is computed from sizes and constants by sums and products."""
     pending, seen = [value], set[ir.Value | None]()
     while pending:
         made = pending.pop()
@@ -172,4 +174,4 @@ _NO_OPS: dict[str, Callable[[ir.Node, ProbedGraph], bool]] = {
     "Tile": _has_its_shape,
     "Transpose": _keeps_order,
 }
-"""By operator, whether a node whose output looks like its input is always equal to it."""
+"""For each operator, whether a node with equal shapes and types has equal values."""

@@ -1,4 +1,4 @@
-"""What differs between writers of one formula, taken out where a library does it."""
+"""Normalization of a graph by the passes of onnx, onnx_ir and onnxscript."""
 
 import onnx
 import onnx.inliner
@@ -17,17 +17,17 @@ from onnxscript import optimizer
 from aftexport.operators.domain import opset_of
 
 MIN_OPSET = 18
-"""The first opset that the operators' portable bodies are written in."""
+"""The first opset that the portable bodies of the operators support."""
 TARGET_OPSET = 20
 _FIRST_OVERRIDABLE_IR = 4
-"""The first version of the file format where an initializer that is an input may be overridden."""
+"""The first IR version whose initializers among the inputs may be overridden."""
 
 
 def normalize(model: onnx.ModelProto) -> ir.Model:
-    """A copy, with functions inlined, constants folded and common subexpressions computed once.
+    """Return a copy with functions inlined, constants folded and common subexpressions merged.
 
-    Models of an opset that the portable bodies do not know are converted to a later one. Where the
-    file's format asks for every initializer among the inputs, they are inputs no more.
+    A model with an older opset than the portable bodies support is converted to a later opset. If
+    the IR version requires each initializer among the inputs, those inputs are removed.
     """
     is_old = model.ir_version < _FIRST_OVERRIDABLE_IR
     if model.functions:

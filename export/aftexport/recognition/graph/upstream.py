@@ -1,4 +1,4 @@
-"""What values of a graph are computed from, each looked at once, however deep the graph is."""
+"""A search through the values that a value is computed from, without recursion."""
 
 from collections.abc import Callable, MutableMapping
 
@@ -10,12 +10,12 @@ def any_above(
     known: MutableMapping[ir.Value, bool],
     decide: Callable[[ir.Value], bool | None],
 ) -> bool:
-    """Whether ``decide`` holds for a value, or for any that it is computed from.
+    """Return whether ``decide`` holds for a value or any value that it is computed from.
 
     Args:
         value: a value of a graph.
-        known: the answers so far, which are added to.
-        decide: None where the inputs of a value's node decide.
+        known: the results so far; new results are added.
+        decide: a predicate that returns None if the inputs of a value's node decide.
     """
     pending = [value]
     while pending:

@@ -32,6 +32,7 @@ from aftexport.recognition.patterns._windowed_sums import (
 from aftexport.recognition.patterns.outside_factors import split
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
+    Operand,
     Rewrite,
     Subject,
     check_maxima,
@@ -48,13 +49,7 @@ def match(subject: Subject) -> Rewrite | None:
     above = [atom for atom, p in factors if p == 1.0 and _has_window(atom)]
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
     if len(above) != 1 or len(below) != 1:
-        if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
-            raise NearMissFound(
-                _added(subject, (a for a, p in factors if p == 1.0 and _is_mixed(a)))
-            )
-        sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
-        if (above or below) and {1.0, -1.0} <= sides:
-            raise NearMissFound("not both numerator and denominator are sums over a window")
+        _refuse_other_windows(subject, has_window=bool(above or below))
         return None
     terms = terms_of(above[0]), terms_of(below[0])
     tokens = query_tokens(subject, (*terms[0], *terms[1]))
@@ -71,14 +66,9 @@ def match(subject: Subject) -> Rewrite | None:
         subject.formula.coefficient,
         subject.formula.exponent,
     )
+    divisor = multiply(denominator.common, denominator.constants)
     outer, outside = split(
-        subject,
-        multiply(
-            rest,
-            numerator.common,
-            numerator.constants,
-            power(multiply(denominator.common, denominator.constants), -1.0),
-        ),
+        subject, multiply(rest, numerator.common, numerator.constants, power(divisor, -1.0))
     )
     mean = WeightedMean(
         subject,
@@ -96,14 +86,40 @@ def match(subject: Subject) -> Rewrite | None:
     if gating is None:
         raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
     filters = _filters(numerator, channels, axes_of(keys), causal=causal)
+    constants = Product((), outer.coefficient, outer.exponent)
+    return _rewrite(mean, gating, filters, multiply(constants, outside))
+
+
+def _rewrite(
+    mean: WeightedMean,
+    gating: tuple[str, Operand],
+    filters: NDArray[np.float64],
+    outside: Product,
+) -> Rewrite:
     return Rewrite(
         "aft_conv",
-        "CausalAftConv" if causal else "AftConv",
+        "CausalAftConv" if mean.causal else "AftConv",
         [gating[1], mean.key_operand, mean.value_operand, filters],
-        mean.groups((tokens,)),
+        mean.groups(mean.tokens),
         {"num_heads": len(filters), "gate": gating[0]},
-        outside=multiply(Product((), outer.coefficient, outer.exponent), outside),
+        outside=outside,
     )
+
+
+def _refuse_other_windows(subject: Subject, *, has_window: bool) -> None:
+    """Raise NearMissFound where numerator or denominator is not a sum over a window and all keys.
+
+    Args:
+        subject: the value.
+        has_window: whether one of the two is such a sum.
+    """
+    factors = subject.formula.factors
+    mixed = [(atom, p) for atom, p in factors if _is_mixed(atom)]
+    if {1.0, -1.0} <= {p for _, p in mixed}:
+        raise NearMissFound(_added(subject, (atom for atom, p in mixed if p == 1.0)))
+    sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
+    if has_window and {1.0, -1.0} <= sides:
+        raise NearMissFound("not both numerator and denominator are sums over a window")
 
 
 def _has_window(atom: Atom) -> bool:

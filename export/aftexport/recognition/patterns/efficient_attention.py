@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
-from aftexport.recognition.patterns._roles import roles_of
+from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
     NearMissFound,
@@ -51,31 +51,51 @@ def match(subject: Subject) -> Rewrite | None:
     roles = roles_of(subject, query, key, value, channels, summed)
     if roles is None:
         raise NearMissFound("query, key and value do not share heads and tokens as they should")
-    tokens, heads, batch, wide = roles
     refuse_clamped(key)
     refuse_clamped(query)
     check_maxima(subject, normalizers)
-    check_tokens(subject, tokens, summed, key, channels)
-    order = tuple(a for a in flat(bound) if a in channels)
-    key_logits, query_logits = logits_of(key), logits_of(query)
+    check_tokens(subject, roles[0], summed, key, channels)
     if any(isinstance(atom, Indicator) for atom, _ in query.factors):
         raise NearMissFound("channels of the query are left out of its softmax")
-    probed = subject.probed
+    order = tuple(a for a in flat(bound) if a in channels)
     scale = formula.coefficient * body.coefficient
+    return _rewrite(subject, (query, key, value), roles, (summed, order), scale)
+
+
+def _rewrite(
+    subject: Subject,
+    operands: tuple[Product, Product, Product],
+    roles: Roles,
+    bound: tuple[tuple[Axis, ...], tuple[Axis, ...]],
+    scale: float,
+) -> Rewrite:
+    """Return the operator.
+
+    Args:
+        subject: the value.
+        operands: the factors of query, key and value.
+        roles: the axes of tokens, heads, batch and value channels.
+        bound: the axes of the keys' positions, and of the channels of query and key.
+        scale: the number that multiplies the result.
+    """
+    query, key, value = operands
+    tokens, heads, batch, wide = roles
+    summed, channels = bound
+    query_logits, key_logits = logits_of(query), logits_of(key)
     return Rewrite(
         "efficient_attention",
         "EfficientAttention",
         [
             Operand(
                 query_logits,
-                (batch, tokens, (*heads, *order)),
-                floored=holds_infinity(query_logits, probed),
+                (batch, tokens, (*heads, *channels)),
+                floored=holds_infinity(query_logits, subject.probed),
             ),
             Operand(
                 key_logits,
-                (batch, summed, (*heads, *order)),
+                (batch, summed, (*heads, *channels)),
                 Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
-                floored=holds_infinity(key_logits, probed),
+                floored=holds_infinity(key_logits, subject.probed),
             ),
             Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
         ],

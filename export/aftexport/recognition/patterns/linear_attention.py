@@ -3,6 +3,10 @@
 sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
@@ -22,7 +26,7 @@ from aftexport.recognition.formula.terms import (
     number,
 )
 from aftexport.recognition.patterns._constants import whole
-from aftexport.recognition.patterns._roles import roles_of
+from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.elementwise import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
@@ -32,6 +36,7 @@ from aftexport.recognition.patterns.pattern import (
     Rewrite,
     Subject,
     aligned,
+    by_dependence,
     fixed_sum,
     leaves,
     refuse_changed_denominator,
@@ -78,71 +83,185 @@ def match(subject: Subject) -> Rewrite | None:
     weights, value = found[0], without(body, found[0])
     if formula.coefficient == 1.0 != scale:
         raise NearMissFound("the denominator is scaled, and the numerator is not")
-    return _with_roles(subject, bound, weights, value, eps, formula.coefficient / scale)
+    parts = _Parts(subject, weights, value, bound, eps, formula.coefficient / scale)
+    for check in _CHECKS:
+        if (reason := check(parts)) is None:
+            continue
+        if reason == _OTHER:
+            return None
+        raise NearMissFound(reason)
+    return _rewrite(parts)
 
 
-def _with_roles(
-    subject: Subject,
-    bound: tuple[Axis, ...],
-    weights: Product,
-    value: Product,
-    eps: float,
-    scale: float,
-) -> Rewrite | None:
-    causal_masks = [
-        a for a, _ in weights.factors if isinstance(a, CausalMask) or _is_lower(subject, a)
-    ]
-    if any(isinstance(a, CausalMask) or _is_lower(subject, a) for a, _ in value.factors):
-        raise NearMissFound("numerator and denominator are sums over different keys")
-    features = Product(tuple(f for f in weights.factors if f[0] not in causal_masks))
-    summed = tuple(a for a in bound if a in free(value))
-    channels = [a for a in bound if a not in free(value)]
-    if not summed or not channels or len(features.factors) < 2:
-        return None
-    key_factors = [f for f in features.factors if set(summed) & free(as_product(f[0]))]
-    query_factors = [f for f in features.factors if f not in key_factors]
-    if any(isinstance(atom, Exp) for atom, _ in features.factors):
-        return None  # softmax features are other mechanisms
-    positions = set(subject.axes) - free(value)
-    if any(free(as_product(f[0])) & positions for f in key_factors):
-        raise NearMissFound("the scores' mask is not known to be of the keys after the query")
-    key = Product(tuple(key_factors))
-    query = Product(tuple(query_factors))
-    roles = roles_of(subject, query, key, value, channels, summed)
-    if roles is None:
-        return None
-    tokens, heads, batch, wide = roles
-    mask = Product(tuple(f for f in key.factors if not free(as_product(f[0])) & {*channels}))
-    refuse_input_weights(mask)
-    key = without(key, mask)
-    if len(query.factors) != 1 or len(key.factors) != 1:
-        raise NearMissFound("the features are multiplied by something else than a mask of keys")
-    mapped = [_features(subject, product) for product in (query, key)]
-    if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
-        raise NearMissFound("the feature map is neither elu(x) + 1 nor relu(x)")
-    check_tokens(subject, tokens, summed, mapped[1][1], channels)
-    if eps < 0.0:
-        raise NearMissFound(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
+@dataclass(frozen=True)
+class _Parts:
+    """A weighted sum that is divided by the sum of its weights, taken apart.
+
+    Attributes:
+        subject: the value.
+        weights: the factors that numerator and denominator share.
+        value: the other factors of the numerator.
+        bound: the summed axes.
+        eps: the number that is added to the denominator.
+        scale: the number that multiplies the quotient.
+    """
+
+    subject: Subject
+    weights: Product
+    value: Product
+    bound: tuple[Axis, ...]
+    eps: float
+    scale: float
+
+    @property
+    def summed(self) -> tuple[Axis, ...]:
+        """The axes of the keys' positions."""
+        return tuple(axis for axis in self.bound if axis in free(self.value))
+
+    @property
+    def channels(self) -> list[Axis]:
+        """The axes in which query and key meet."""
+        return [axis for axis in self.bound if axis not in free(self.value)]
+
+    @cached_property
+    def causal_masks(self) -> list[Atom]:
+        """The weights that leave out the keys after the query."""
+        return [a for a, _ in self.weights.factors if _is_causal_mask(self.subject, a)]
+
+    @cached_property
+    def features(self) -> Product:
+        """The weights without causal masks."""
+        return Product(tuple(f for f in self.weights.factors if f[0] not in self.causal_masks))
+
+    @cached_property
+    def query(self) -> Product:
+        """The features that do not depend on the key's position."""
+        return by_dependence(self.features, {*self.summed})[1]
+
+    @cached_property
+    def key_and_mask(self) -> Product:
+        """The features that depend on the key's position."""
+        return by_dependence(self.features, {*self.summed})[0]
+
+    @cached_property
+    def mask(self) -> Product:
+        """The mask of keys, which has no channels."""
+        return by_dependence(self.key_and_mask, {*self.channels})[1]
+
+    @cached_property
+    def key(self) -> Product:
+        """The features of the key."""
+        return without(self.key_and_mask, self.mask)
+
+    @cached_property
+    def roles(self) -> Roles | None:
+        """The axes of tokens, heads, batch and value channels; raises NearMissFound."""
+        return roles_of(
+            self.subject, self.query, self.key_and_mask, self.value, self.channels, self.summed
+        )
+
+    @cached_property
+    def feature_map(self) -> tuple[str, Product, Product] | None:
+        """The function that makes the features, and the query and key that it is applied to."""
+        query, key = (_features(self.subject, product) for product in (self.query, self.key))
+        if query is None or key is None or query[0] != key[0]:
+            return None
+        return query[0], query[1], key[1]
+
+
+def _check_causal_masks(parts: _Parts) -> str | None:
+    if any(_is_causal_mask(parts.subject, atom) for atom, _ in parts.value.factors):
+        return "numerator and denominator are sums over different keys"
+    return None
+
+
+def _check_features(parts: _Parts) -> str | None:
+    atoms = [atom for atom, _ in parts.features.factors]
+    if not parts.summed or not parts.channels or len(atoms) < 2:
+        return _OTHER
+    # Softmax features are those of other mechanisms.
+    return _OTHER if any(isinstance(atom, Exp) for atom in atoms) else None
+
+
+def _check_score_mask(parts: _Parts) -> str | None:
+    positions = set(parts.subject.axes) - free(parts.value)
+    if free(parts.key_and_mask) & positions:
+        return "the scores' mask is not known to be of the keys after the query"
+    return None
+
+
+def _check_roles(parts: _Parts) -> str | None:
+    return _OTHER if parts.roles is None else None
+
+
+def _check_key_mask(parts: _Parts) -> str | None:
+    refuse_input_weights(parts.mask)
+    if len(parts.query.factors) != 1 or len(parts.key.factors) != 1:
+        return "the features are multiplied by something else than a mask of keys"
+    return None
+
+
+def _check_feature_map(parts: _Parts) -> str | None:
+    if parts.feature_map is None:
+        return "the feature map is neither elu(x) + 1 nor relu(x)"
+    return None
+
+
+def _check_tokens(parts: _Parts) -> str | None:
+    assert parts.roles is not None
+    assert parts.feature_map is not None
+    tokens, (_, _, key) = parts.roles[0], parts.feature_map
+    check_tokens(parts.subject, tokens, parts.summed, key, parts.channels)
+    return None
+
+
+def _check_eps(parts: _Parts) -> str | None:
+    if parts.eps < 0.0:
+        return f"{parts.eps:.3g} is added to the denominator, and eps is 0 or more"
+    return None
+
+
+_OTHER = "another mechanism"
+"""The result of a check for a value that does not resemble linear attention."""
+_CHECKS: Sequence[Callable[[_Parts], str | None]] = (
+    _check_causal_masks,
+    _check_features,
+    _check_score_mask,
+    _check_roles,
+    _check_key_mask,
+    _check_feature_map,
+    _check_tokens,
+    _check_eps,
+)
+"""The conditions in order: each returns the reason of a near miss, ``_OTHER``, or None if it holds.
+
+A check relies on those before it.
+"""
+
+
+def _rewrite(parts: _Parts) -> Rewrite:
+    """Return the operator for parts that passed all checks."""
+    assert parts.roles is not None
+    assert parts.feature_map is not None
+    (tokens, heads, batch, wide), summed = parts.roles, parts.summed
+    name, query, key = parts.feature_map
+    packed, eps = (*heads, *parts.channels), parts.eps
+    inputs = [value for formula in (query, key) for value in leaves(formula)]
     return Rewrite(
         "linear_attention",
-        "CausalNormalizedLinearAttention" if causal_masks else "NormalizedLinearAttention",
+        "CausalNormalizedLinearAttention" if parts.causal_masks else "NormalizedLinearAttention",
         [
-            Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
-            # Of what a mask leaves out the logarithm is below all that has features above 0.
-            Operand(mapped[1][1], (batch, summed, (*heads, *channels)), mask),
-            Operand(value, (batch, summed, (*heads, *wide))),
+            Operand(query, (batch, tokens, packed)),
+            # The logarithm of a masked weight is below that of every key with positive features.
+            Operand(key, (batch, summed, packed), parts.mask),
+            Operand(parts.value, (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
-        {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": max(eps, MIN_EPS)},
-        lowest={
-            v: _LOWEST
-            for _, formula in (mapped[0], mapped[1])
-            for v in leaves(formula)
-            if subject.probed.is_float(v)
-        },
-        outside=number(scale),
+        {"num_heads": size_of(heads), "feature_map": name, "eps": max(eps, MIN_EPS)},
+        lowest={value: _LOWEST for value in inputs if parts.subject.probed.is_float(value)},
+        outside=number(parts.scale),
         proven={"eps": eps},
-        # As float32 has it, the smallest is a little below.
+        # In float32 the smallest eps is a little below MIN_EPS.
         note="" if eps >= np.float32(MIN_EPS) else _SMALL_EPS.format(eps),
     )
 
@@ -194,6 +313,10 @@ def _refuse_other_parts(subject: Subject) -> None:
 def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
     factor: Factor | None = single(product)
     return classified(subject, factor, FEATURE_MAPS) if factor is not None else None
+
+
+def _is_causal_mask(subject: Subject, atom: Atom) -> bool:
+    return isinstance(atom, CausalMask) or _is_lower(subject, atom)
 
 
 def _is_lower(subject: Subject, atom: Atom) -> bool:
