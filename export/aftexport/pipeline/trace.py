@@ -25,8 +25,8 @@ from aftexport.passes.evidence import NoEvidenceError, add_evidence
 from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
-from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.recognizer import Recognition, recognise
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.recognizer import Recognition, recognize
 from aftexport.system.memory import give_back
 
 
@@ -67,7 +67,7 @@ def trace(
     Args:
         checkpoint: that holds it.
         to, precision, max_length, opset, batching, vocab_size: see ``exporter.export``.
-        progress: see ``recognise``.
+        progress: see ``recognize``.
 
     Raises:
         UsageError: where they do not suit the model.
@@ -103,7 +103,7 @@ def trace(
     recognition = None
     if not operators_in(lowered):
         # No layers of ours: what there is may be other people's.
-        lowered, recognition = _recognised(lowered, progress)
+        lowered, recognition = _recognize(lowered, progress)
     accumulate_in_float32(lowered)
     embedding = program.state_dict.get(spec.embedding)
     # In float64 the module takes most memory of all: before there are more graphs of it.
@@ -129,11 +129,11 @@ def _type_of(program: ExportedProgram) -> str:
     return str(narrowest).removeprefix("torch.")
 
 
-def _recognised(
+def _recognize(
     lowered: onnx.ModelProto, progress: Callable[[int, int, str], None] | None
 ) -> tuple[onnx.ModelProto, Recognition]:
-    graph = normalised(lowered)
-    found = recognise(graph, progress)
+    graph = normalize(lowered)
+    found = recognize(graph, progress)
     return (ir.to_proto(graph) if found.matches else lowered), found
 
 

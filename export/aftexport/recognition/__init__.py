@@ -1,23 +1,23 @@
-"""Rewrites of exported graphs into operators of the domain.
+"""Find mechanisms in the ONNX graphs of others and replace each by one operator of the domain.
 
-Built on onnx_ir, which torch.onnx hands over and whose passes normalise a graph before it is read.
-A second graph library, onnx-graphsurgeon, would mean every rewrite in two ways; and patterns of
-nodes, as onnxscript's rewriter matches them, would need one for every way to write a formula.
+The stages, in order:
 
-``recognition`` finds the mechanisms in other people's graphs:
+    graph      ``normalize`` folds constants and inlines functions. ``shape_probe`` runs the graph
+               at several sizes, which shows all shapes and the dynamic axes. ``no_ops`` removes
+               nodes without effect.
+    read       Each value is read as a formula over named axes, up to a ``horizon``.
+    formula    ``algebra`` keeps formulas in a normal form that does not show how they were
+               written, so that equal formulas have equal ``keys``.
+    patterns   One pattern for each mechanism is held against formulas without their
+               ``outside_factors``. A near miss raises ``NearMissFound`` with the reason.
+    writer     The operator and the layout of its inputs as nodes.
+    equivalence   Original and rewrite are compared in float64 on adversarial inputs.
 
-    normalise    constants folded, functions inlined (libraries do it)
-    measured     the graph is run at several sizes: shapes, and which axes are dynamic
-    no_ops       nodes that do nothing are removed; ``cuts`` are those that may do something
-    reading      a value as a formula over named axes; ``formulas`` has each ONNX operator's, of
-                 the ``atoms`` there are, up to a ``horizon`` ...
-    algebra      ... in a normal form that no longer knows how it was written; ``windows`` too;
-                 equal formulas have equal ``keys``
-    mechanisms   a pattern for each, held against formulas less their ``outside_factors``;
-                 ``pattern``, ``elementwise``, ``tokens`` and ``channels`` have what they share
-    failed_conditions  why any other weighted sum is not a mechanism
-    writing      the operator, and the layout it asks for, as nodes
-    proof        original and rewrite in float64, on inputs meant to tell them apart
+``recognizer`` runs them for each value, last values first. ``cuts`` and ``nan_guards`` refuse two
+kinds of rewrites that runs cannot tell apart. ``failed_conditions`` explains why any other
+weighted sum is not a mechanism. A value without a formula raises ``Unreadable``, the one exception
+that is caught across stages.
 
-``encoder`` and ``fastformer`` fuse what surrounds the mechanisms in any graph.
+Everything is built on onnx_ir, which torch.onnx returns and whose passes normalize a graph. With
+patterns of nodes, as in onnxscript's rewriter, each way to write a formula would need its own.
 """

@@ -1,7 +1,7 @@
-"""Cuts of documents that are longer than those a graph was measured with.
+"""Cuts of documents that are longer than those in the probed runs.
 
-The first 1,000 tokens are all there are in every measured run. So a tensor that is cut there looks
-as long as one that is not, and the proof cannot tell them apart either.
+A slice of the first 1,000 tokens takes all tokens of every probed run. The shapes of its result
+and of an uncut tensor are then equal, and a comparison of both in those runs finds no difference.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from aftexport.recognition.equivalence import Part
-from aftexport.recognition.patterns.pattern import NearMissError
+from aftexport.recognition.patterns.pattern import NearMissFound
 
 
 class Cuts:
     """The nodes above each value that may cut long documents."""
 
     def __init__(self, model: ir.Model, doubtful: Collection[ir.Node]) -> None:
-        """Find them, once for the whole graph.
+        """Find those nodes, once for the whole graph.
 
         Args:
-            model: the graph, in the order that it runs in.
+            model: the graph, in the order of execution.
             doubtful: the nodes that may cut.
         """
         self._doubtful = doubtful
@@ -32,18 +32,18 @@ class Cuts:
             self._above |= dict.fromkeys(node.outputs, above)
 
     def check(self, part: Part, ends: Iterable[ir.Value]) -> None:
-        """Raise NearMissError where a part cuts, or is given tensors that are cut and others.
+        """Raise NearMissFound if a part cuts, or reads both tensors that are cut and others.
 
         Args:
             part: the nodes that a rewrite replaces.
-            ends: the tensors that they begin with.
+            ends: the tensors that the part reads.
         """
         cuts = {node for node in part.nodes if node in self._doubtful}
         sets = {self._cuts_of(end) for end in ends}
         if len(sets) > 1:
             cuts |= frozenset.union(*sets) - frozenset.intersection(*sets)
         for node in cuts:
-            raise NearMissError(
+            raise NearMissFound(
                 f"{node.outputs[0].name} may take a part of documents longer than were tried"
             )
 

@@ -6,7 +6,7 @@ dominates, with entries of a batch many magnitudes apart, and beyond where a cla
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,13 @@ from onnx.reference.op_run import OpRun
 
 from aftexport.operators.domain import DOMAIN
 from aftexport.operators.schema import OnnxOperator
-from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
+from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
 from aftexport.recognition.graph.upstream import any_above
 from aftexport.recognition.read import layout
 
-RELATIVE = 1e-9
+RELATIVE_TOLERANCE = 1e-9
 """How far apart the two may be, of the number itself: what float64 rounds, no more."""
-_OF_ITS_SLICE = 1e-10
+SLICE_TOLERANCE = 1e-10
 """The same, of the largest number in its slice: sums that cancel have errors of that size."""
 
 Array = NDArray[np.generic]
@@ -62,7 +62,7 @@ class Part:
 def part_of(
     value: ir.Value,
     ends: Iterable[ir.Value],
-    measured: Measured,
+    probed: ProbedGraph,
     new_constants: Mapping[ir.Value, Array] | None = None,
     max_nodes: int = sys.maxsize,
 ) -> Part:
@@ -81,69 +81,82 @@ def part_of(
     Raises:
         ProofError: for more than ``max_nodes``.
     """
-    cut = set(ends)
+    boundary = _Boundary(frozenset(ends), probed)
     constants: dict[str, Array] = {}
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
-    resting: dict[ir.Value, bool] = {}
-
-    def decide(of: ir.Value) -> bool | None:
-        node = of.producer()
-        if of in cut or node is None or node.op_type in ("Shape", "Size"):
-            return of in cut
-        return None
-
-    def is_input(of: ir.Value) -> bool:
-        return (
-            of in cut
-            or of.producer() is None
-            or (
-                measured.has(of)
-                and not measured.is_float(of)
-                and not _is_of_masks(of, measured)
-                and not any_above(of, resting, decide)
-            )
-        )
-
-    waiting, opened = [(value, False)], 0
-    while waiting:
-        of, is_done = waiting.pop()
-        node = of.producer()
+    pending, opened = [(value, False)], 0
+    while pending:
+        current, is_done = pending.pop()
+        node = current.producer()
         if is_done:
             assert node is not None
             nodes[node] = None
             continue
-        array = (new_constants or {}).get(of, measured.constant(of))
-        if array is None and measured.number(of) is not None:
-            array = measured.steady(of)  # in float64 it would be another than the rewrite has
+        array = (new_constants or {}).get(current, probed.constant(current))
+        if array is None and probed.number(current) is not None:
+            # Computed in float64, it would differ from the number that the rewrite has.
+            array = probed.fixed_value(current)
         if array is not None:
-            constants[str(of.name)] = array
-        elif node is None or is_input(of):
-            inputs[of] = None
+            constants[str(current.name)] = array
+        elif node is None or boundary.is_input(current):
+            inputs[current] = None
         elif node not in nodes:
             opened += 1
             if opened > max_nodes:
                 raise ProofError(f"it is computed by more than {max_nodes} nodes")
-            waiting.append((of, True))
-            waiting += [(given, False) for given in reversed(node.inputs) if given is not None]
+            pending.append((current, True))
+            pending += [(source, False) for source in reversed(node.inputs) if source is not None]
     return Part(list(nodes), constants, list(inputs), str(value.name))
 
 
-def _is_of_masks(value: ir.Value, measured: Measured) -> bool:
+class _Boundary:
+    """The values that a part computes and those that it is given."""
+
+    def __init__(self, ends: Collection[ir.Value], probed: ProbedGraph) -> None:
+        self._ends = ends
+        self._probed = probed
+        self._depending: dict[ir.Value, bool] = {}
+
+    def is_input(self, value: ir.Value) -> bool:
+        """Return whether a part is given a value: an end, or a shape or mask of none of them."""
+        return (
+            value in self._ends
+            or value.producer() is None
+            or (
+                self._probed.has(value)
+                and not self._probed.is_float(value)
+                and not _is_of_masks(value, self._probed)
+                and not any_above(value, self._depending, self._depends_on_ends)
+            )
+        )
+
+    def _depends_on_ends(self, value: ir.Value) -> bool | None:
+        node = value.producer()
+        if value in self._ends or node is None or node.op_type in ("Shape", "Size"):
+            return value in self._ends
+        return None
+
+
+def _is_of_masks(value: ir.Value, probed: ProbedGraph) -> bool:
     """Whether a mask is made of others, which a rewrite may read in its place."""
     node = value.producer()
     return (
         node is not None
         and node.op_type in ("And", "Cast", "Identity", "Not", "Or", *layout.FORMULAS)
-        and measured.is_truth(value)
-        and all(measured.is_truth(of) for of in node.inputs[:1] if of is not None)
+        and probed.is_boolean(value)
+        and all(probed.is_boolean(of) for of in node.inputs[:1] if of is not None)
     )
 
 
 def runner(
     part: Part, opset: int, operator: Callable[..., Array] | None = None
 ) -> ReferenceEvaluator:
-    """Runs a part in float64; ``operator`` computes the one node of our domain."""
+    """Runs a part in float64; ``operator`` computes the one node of our domain.
+
+    Raises:
+        ProofError: where the evaluator does not know an operator of the part.
+    """
     protos = [_double(ir.to_proto(node)) for node in part.nodes]
     constants = {name: _widened(array) for name, array in part.constants.items()}
     for node in protos:
@@ -163,7 +176,10 @@ def runner(
         graph, opset_imports=[onnx.helper.make_opsetid("", opset), *own], ir_version=10
     )
     implementations = [_implementation(operator, protos)] if operator else []
-    return ReferenceEvaluator(model, new_ops=implementations)
+    try:
+        return ReferenceEvaluator(model, new_ops=implementations)
+    except Exception as error:  # an evaluator of others, on parts of others' graphs
+        raise ProofError(f"it cannot be run in float64 ({error})") from error
 
 
 def _implementation(operator: Callable[..., Array], nodes: Sequence[onnx.NodeProto]) -> type[OpRun]:
@@ -204,7 +220,7 @@ def compare(
     before: ReferenceEvaluator,
     after: ReferenceEvaluator,
     inputs: Iterable[ir.Value],
-    measured: Measured,
+    probed: ProbedGraph,
     lowest: Mapping[ir.Value, float],
 ) -> Verdict:
     """Runs both on every case; stops at the first where they differ.
@@ -224,9 +240,9 @@ def compare(
     compared = False
     largest, where = 0.0, ""
     # Of runs of the same shapes one is enough.
-    runs = {tuple(a.shape for a in run.values()): run for run in (*measured.runs, *measured.more)}
+    runs = {tuple(a.shape for a in run.values()): run for run in (*probed.runs, *probed.edge_runs)}
     for run in runs.values():
-        for case, feeds in _cases(inputs, run, measured):
+        for case, feeds in _cases(inputs, run, probed):
             for value, floor in lowest.items():
                 if str(value.name) in feeds:
                     feeds[str(value.name)] = np.maximum(feeds[str(value.name)], floor)
@@ -257,7 +273,7 @@ def _excess(
     for axis in range(size.ndim):
         others = tuple(a for a in range(size.ndim) if a != axis)
         scale = np.minimum(scale, size.max(axis=others, keepdims=True, initial=0.0))
-    allowed = RELATIVE * size + _OF_ITS_SLICE * np.where(np.isfinite(scale), scale, 0.0)
+    allowed = RELATIVE_TOLERANCE * size + SLICE_TOLERANCE * np.where(np.isfinite(scale), scale, 0.0)
     with np.errstate(all="ignore"):
         difference = np.where(finite, np.abs(expected - got), 0.0)
         ratio = np.where(difference == 0.0, 0.0, difference / allowed)
@@ -265,7 +281,7 @@ def _excess(
 
 
 def _cases(
-    inputs: Sequence[ir.Value], run: Arrays, measured: Measured
+    inputs: Sequence[ir.Value], run: Arrays, probed: ProbedGraph
 ) -> Iterator[tuple[str, dict[str, Array]]]:
     names = list(_NUMBERS)
     for index, case in enumerate(names):
@@ -273,10 +289,12 @@ def _cases(
         for place, value in enumerate(inputs):
             given = run[str(value.name)]
             random = np.random.default_rng([index, place])
-            if measured.is_float(value):
+            if probed.is_float(value):
                 feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
             elif (
-                index and rests_on_inputs(value) and (given.dtype.kind == "b" or (given == 1).all())
+                index
+                and depends_on_inputs(value)
+                and (given.dtype.kind == "b" or (given == 1).all())
             ):
                 # 1 is what a mask of integers has where a token counts.
                 feeds[str(value.name)] = _mask(random, given)
@@ -284,7 +302,7 @@ def _cases(
                 feeds[str(value.name)] = given
         yield f"{case}, {_largest(run)}", feeds
     # Each tensor alone beyond where a clamp acts, while the others are ordinary.
-    floats = [v for v in inputs if measured.is_float(v)]
+    floats = [v for v in inputs if probed.is_float(v)]
     for loud in floats if len(floats) > 1 else ():
         feeds = {}
         for place, value in enumerate(inputs):
@@ -293,7 +311,7 @@ def _cases(
             if value is loud:
                 feeds[str(value.name)] = 50.0 * random.standard_normal(given.shape)
             else:
-                is_float = measured.is_float(value)
+                is_float = probed.is_float(value)
                 feeds[str(value.name)] = random.standard_normal(given.shape) if is_float else given
         yield f"one tensor large, {_largest(run)}", feeds
 
@@ -315,7 +333,9 @@ def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[
     return numbers
 
 
-def _apart(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def _with_magnitudes_apart(
+    random: np.random.Generator, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
     """Entries along the first two axes are many magnitudes apart."""
     numbers = random.standard_normal(shape)
     for axis, size in enumerate(shape[:2]):
@@ -329,7 +349,7 @@ _NUMBERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.
     "up to 50": lambda random, shape: random.uniform(-50.0, 50.0, shape),
     "one dominates": _dominating,
     "constant": lambda random, shape: np.full(shape, random.standard_normal()),
-    "magnitudes apart": _apart,
+    "magnitudes apart": _with_magnitudes_apart,
     "tiny": lambda random, shape: 1e-4 * random.standard_normal(shape),
     "up to 300": lambda random, shape: random.uniform(-300.0, 300.0, shape),
     "all below": lambda random, shape: random.uniform(-60.0, -40.0, shape),

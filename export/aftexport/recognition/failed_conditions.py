@@ -9,19 +9,19 @@ from aftexport.recognition.formula.terms import (
     Exp,
     Function,
     Leaf,
-    Over,
     Plus,
     Product,
+    Sum,
 )
 from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import Operand, Rewrite, Subject, sums
 from aftexport.recognition.patterns.weights import (
-    OF_PAIRS,
+    PAIR_WEIGHTS,
     applied_function,
     are_pairs,
     atoms_within,
+    depends_on_inputs_within,
     parts_of,
-    rests_within,
     rows_of,
     summed_tokens,
     weighed,
@@ -50,35 +50,35 @@ def layout_condition(rewrite: Rewrite) -> str:
     """Return why the operands of a rewrite cannot be written as tensors."""
     operands = [operand for operand in rewrite.operands if isinstance(operand, Operand)]
     parts = [a for o in operands for atom, _ in o.formula.factors for a in atoms_within(atom)]
-    if any(isinstance(atom, Over) for atom in parts):
+    if any(isinstance(atom, Sum) for atom in parts):
         return "its query, key or value has a sum within, as a softmax of a softmax has"
     return "its tensors cannot be laid out as [B, T, D]"
 
 
 def _has_weighted_sum(subject: Subject, atom: Atom, least: int) -> bool:
     """Whether an atom is or adds a sum over tokens of so many factors at least."""
-    if isinstance(atom, Over):
+    if isinstance(atom, Sum):
         return len(weighed(atom.body, summed_tokens(subject, atom))) >= least
     terms = atom.terms if isinstance(atom, Plus) else ()
     return any(_has_weighted_sum(subject, inner, least) for t in terms for inner, _ in t.factors)
 
 
-def _of_sum(subject: Subject, total: Over, tokens: set[Axis]) -> str:
+def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
     factors = weighed(total.body, tokens)
     divisors = [atom for atom, p in (*subject.formula.factors, *total.body.factors) if p < 0.0]
-    normalisers = [atom for atom in divisors if _sums_tokens(subject, atom)]
+    normalizers = [atom for atom in divisors if _sums_tokens(subject, atom)]
     exponentials = [atom for atom in factors if isinstance(atom, Exp)]
     contracted = {*flat(total.axes)} - tokens
     if are_pairs(subject, total, tokens):
-        return OF_PAIRS
-    if not contracted and not all(map(rests_within, factors)):
+        return PAIR_WEIGHTS
+    if not contracted and not all(map(depends_on_inputs_within, factors)):
         return "the weights are constants, and not of keys"
     if not exponentials and not contracted:
         functions = filter(None, map(applied_function, factors))
         if (function := next(functions, None)) is not None:
             return f"the weights go through {function} before they weigh the values"
         return "the weights are neither exponentials of keys nor products of features"
-    if not normalisers:
+    if not normalizers:
         return "nothing divides the weighted sum by the sum of its weights"
     if not exponentials or contracted:
         return _of_features(subject, bool(exponentials))
@@ -107,15 +107,15 @@ def _of_gate(subject: Subject) -> str:
 
 
 def _sums_exponentials(atom: Atom) -> bool:
-    return isinstance(atom, Over) and any(isinstance(inner, Exp) for inner, _ in atom.body.factors)
+    return isinstance(atom, Sum) and any(isinstance(inner, Exp) for inner, _ in atom.body.factors)
 
 
 def _sums_tokens(subject: Subject, atom: Atom) -> bool:
     """Whether something is a sum over tokens, or made of one."""
-    if isinstance(atom, Over):
+    if isinstance(atom, Sum):
         return bool(summed_tokens(subject, atom))
     return any(_sums_tokens(subject, a) for part in _inner_parts(atom) for a, _ in part.factors)
 
 
 def _inner_parts(atom: Atom) -> tuple[Product, ...]:
-    return () if isinstance(atom, Over) else parts_of(atom)
+    return () if isinstance(atom, Sum) else parts_of(atom)

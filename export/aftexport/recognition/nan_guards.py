@@ -9,21 +9,21 @@ import onnx_ir as ir
 from aftexport.recognition.formula.terms import ONE
 from aftexport.recognition.patterns.pattern import Operand, Rewrite
 
-_OF_DOCUMENTS = {"input_ids", "lengths"}
+_DOCUMENT_INPUTS = {"input_ids", "lengths"}
 
 
 def reads_nan(value: ir.Value) -> bool:
     """Return whether a guard reads a value, or a value that is computed from it."""
-    waiting, seen = [value], {value}
-    while waiting:
-        for node in waiting.pop().consumers():
+    pending, seen = [value], {value}
+    while pending:
+        for node in pending.pop().consumers():
             if node.op_type == "IsNaN" or (
                 node.op_type == "Equal" and node.inputs[0] is node.inputs[1]
             ):
                 return True
             after = [output for output in node.outputs if output not in seen]
             seen.update(after)
-            waiting += after
+            pending += after
     return False
 
 
@@ -32,8 +32,8 @@ def may_lack_keys(model: ir.Model, rewrite: Rewrite) -> bool:
 
     A bundle's model, of documents with a token at least, has a key for every row.
     """
-    if {value.name for value in model.graph.inputs} <= _OF_DOCUMENTS:
+    if {value.name for value in model.graph.inputs} <= _DOCUMENT_INPUTS:
         return False
-    operands = [one for one in rewrite.operands if isinstance(one, Operand)]
-    is_masked = any(one.weights != ONE or one.floored for one in operands)
+    operands = [operand for operand in rewrite.operands if isinstance(operand, Operand)]
+    is_masked = any(operand.weights != ONE or operand.floored for operand in operands)
     return is_masked or rewrite.extra_head or rewrite.proven.get("eps") == 0.0

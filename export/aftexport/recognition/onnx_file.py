@@ -19,9 +19,9 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import compare
 from aftexport.passes.optimizer_faults import avoid_optimizer_faults
-from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.graph.shape_probe import Measured
-from aftexport.recognition.recognizer import Recognition, recognise
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.graph.shape_probe import ProbedGraph
+from aftexport.recognition.recognizer import Recognition, recognize
 from aftexport.system.files import replacing_file
 
 
@@ -44,13 +44,13 @@ def fuse_file(
     if not is_whole:
         _read_weights(original, source)
     try:
-        graph = normalised(original)
+        graph = normalize(original)
     except Exception as error:  # libraries of others, on files of others
         raise UsageError(
             f"{source}: it cannot be normalised ({error}).",
             "Check it with onnx.checker, or export it with opset 18 or later.",
         ) from error
-    found = recognise(graph, progress)
+    found = recognize(graph, progress)
     if not found.matches:
         if source.resolve() != target.resolve():
             with replacing_file(target) as aside:
@@ -69,8 +69,8 @@ def fuse_file(
     avoid_optimizer_faults(fused)
     lower_format(fused)
     fused = attach_bodies(fused)
-    assert found.measured is not None
-    _check(fused, found.measured)
+    assert found.probed is not None
+    _check(fused, found.probed)
     with replacing_file(target) as aside:
         aside.write_bytes(_serialized(fused))
     return found
@@ -116,10 +116,10 @@ def _serialized(model: onnx.ModelProto) -> bytes:
         ) from error
 
 
-def _check(fused: onnx.ModelProto, measured: Measured) -> None:
+def _check(fused: onnx.ModelProto, probed: ProbedGraph) -> None:
     """Runs the whole model by the portable bodies on what the original was measured with."""
     engine = OnnxRuntimeEngine(_serialized(fused), fused=False)
-    for run in filter(None, (*measured.runs, *measured.more, measured.long)):
+    for run in filter(None, (*probed.runs, *probed.edge_runs, probed.long_run)):
         outputs = engine.run({name: run[name] for name in engine.input_names})
         for name, output in outputs.items():
             precision = "fp16" if output.dtype.itemsize == 2 else "fp32"

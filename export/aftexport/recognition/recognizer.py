@@ -19,27 +19,28 @@ from aftexport.passes import nodes as matching
 from aftexport.recognition.cuts import Cuts
 from aftexport.recognition.equivalence import ProofError, compare, in_float64, part_of, runner
 from aftexport.recognition.failed_conditions import failed_condition, layout_condition
-from aftexport.recognition.formula.algebra import times
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat
+from aftexport.recognition.formula.algebra import multiply
+from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.terms import Product
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.graph.no_ops import remove_no_ops
-from aftexport.recognition.graph.shape_probe import Measured, UnmeasurableError, measure
+from aftexport.recognition.graph.shape_probe import NoRunnableSizes, ProbedGraph, probe
 from aftexport.recognition.nan_guards import may_lack_keys, reads_nan
 from aftexport.recognition.patterns import PATTERNS
 from aftexport.recognition.patterns.outside_factors import without_outside
-from aftexport.recognition.patterns.pattern import NearMissError, Operand, Rewrite, Subject, size_of
+from aftexport.recognition.patterns.pattern import NearMissFound, Operand, Rewrite, Subject, size_of
 from aftexport.recognition.patterns.weights import has_pairs
 from aftexport.recognition.read import layout
 from aftexport.recognition.read.formulas import FORMULAS
 from aftexport.recognition.read.reader import Reader
 from aftexport.recognition.writer import Writer
 
-_ENDS = frozenset({
+_LAST_OPERATORS = frozenset({
     "Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum",
     "Reshape", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
 """What the last node of a mechanism may be."""
-_SIGNS = frozenset(
+_WEIGHT_OPERATORS = frozenset(
     ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
 )
 """Without any of these in it, a graph has no mechanism."""
@@ -105,10 +106,10 @@ class Recognition:
     unexamined: str = ""
     absence: str = ""
     unread: list[str] = field(default_factory=list)
-    measured: Measured | None = None
+    probed: ProbedGraph | None = None
 
 
-def recognise(
+def recognize(
     model: ir.Model, progress: Callable[[int, int, str], None] | None = None
 ) -> Recognition:
     """Rewrites ``model``, which is normalised and has no model-local functions, in place.
@@ -117,14 +118,14 @@ def recognise(
         model: the graph that is searched.
         progress: told how many of the graph's nodes were read, out of how many.
     """
-    if not any(node.op_type in _SIGNS or _may_weigh(node) for node in model.graph):
+    if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
     try:
-        measured = measure(ir.to_proto(model))
-    except UnmeasurableError as error:
+        probed = probe(ir.to_proto(model))
+    except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
-    doubtful = remove_no_ops(model, measured)
-    found = _Recogniser(model, measured, doubtful).run(progress or (lambda *_: None))
+    doubtful = remove_no_ops(model, probed)
+    found = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
     given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
     if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
         found.unexamined = (
@@ -140,14 +141,14 @@ def recognise(
 
 def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
     """Whether one of some nodes reads what a node gives, or parts of that in another layout."""
-    waiting, seen = [node], set[ir.Node]()
-    while waiting:
-        reader = waiting.pop()
+    pending, seen = [node], set[ir.Node]()
+    while pending:
+        reader = pending.pop()
         if reader in part:
             return True
         if reader not in seen and (reader is node or reader.op_type in _LAYOUTS):
             seen.add(reader)
-            waiting += [user for output in reader.outputs for user, _ in output.uses()]
+            pending += [user for output in reader.outputs for user, _ in output.uses()]
     return False
 
 
@@ -159,26 +160,30 @@ def _may_weigh(node: ir.Node) -> bool:
     )
 
 
-class _Recogniser:
-    def __init__(self, model: ir.Model, measured: Measured, doubtful: set[ir.Node]) -> None:
+class _Recognizer:
+    def __init__(self, model: ir.Model, probed: ProbedGraph, doubtful: set[ir.Node]) -> None:
         self._model = model
         self._cuts = Cuts(model, doubtful)
-        self._measured = measured
+        self._probed = probed
         self._opset = model.opset_imports[""]
         # From the last node on: nothing that is read later rests on what was replaced before.
-        self._reader = Reader(measured, FORMULAS, model.graph)
+        self._reader = Reader(probed, FORMULAS, model.graph)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._sums: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
         self._explained: set[ir.Node] = set()
-        self._result = Recognition(measured=measured)
+        self._result = Recognition(probed=probed)
 
     def run(self, progress: Callable[[int, int, str], None]) -> Recognition:
         nodes = list(self._model.graph)
         for done, node in enumerate(reversed(nodes)):
             progress(done, len(nodes), "nodes read")
             # A node that only gave a shape to what was replaced is gone.
-            if node.graph is not None and node.op_type in _ENDS and node not in self._covered:
+            if (
+                node.graph is not None
+                and node.op_type in _LAST_OPERATORS
+                and node not in self._covered
+            ):
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
         # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
@@ -201,7 +206,7 @@ class _Recogniser:
         ]
 
     def _examine(self, value: ir.Value) -> None:
-        if not self._measured.is_float(value):
+        if not self._probed.is_float(value):
             return
         subject: Subject | None = None
         read: tuple[Product, Dims, Reader, int] | None = None
@@ -214,24 +219,27 @@ class _Recogniser:
             formula, dims, reader, _ = read
             reader = reader.copy()
             try:
-                subject = Subject(formula, dims, reader, self._measured, self._opset)
+                subject = Subject(formula, dims, reader, self._probed, self._opset)
                 bare, outside = without_outside(subject)
                 rewrite = pattern(bare)
                 if rewrite is not None:
-                    rewrite = replace(rewrite, outside=times(rewrite.outside, outside))
+                    rewrite = replace(rewrite, outside=multiply(rewrite.outside, outside))
                     self._replace(value, dims, rewrite, reader)
                     return
-            except NearMissError as miss:
+            except NearMissFound as miss:
                 if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
                 self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
                 return
-            except (LayoutError, ArithmeticError, ValueError):
+            except Unreadable:
                 continue
         if subject is None:
             self._result.unread.append(str(value.name))
         elif value.producer() not in self._explained:
-            condition = failed_condition(subject)
+            try:
+                condition = failed_condition(subject)
+            except Unreadable:
+                condition = None  # its gate has no formula
             if condition is not None:
                 left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
                 self._sums.append(left)
@@ -239,10 +247,10 @@ class _Recogniser:
 
     def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
         """A value's formula and dims, what read it, and how many axes had been split by then."""
-        reader = self._reader.anew()
+        reader = self._reader.blank_copy()
         try:
             return *reader.read_output(value), reader, Axis.splits
-        except (LayoutError, ArithmeticError, ValueError):
+        except Unreadable:
             return None
 
     def _left_alone(
@@ -250,27 +258,27 @@ class _Recogniser:
     ) -> tuple[NearMiss, ir.Node, set[ir.Node]]:
         end = value.producer()
         assert end is not None
-        part = part_of(value, reader.ends, self._measured).nodes
+        part = part_of(value, reader.ends, self._probed).nodes
         return NearMiss(mechanism, str(value.name), reason), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
-        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissError."""
-        dtype = self._measured.dtype(value)
+        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissFound."""
+        dtype = self._probed.dtype(value)
         if dtype == np.float64:
-            raise NearMissError("it is computed in float64")
+            raise NearMissFound("it is computed in float64")
         if may_lack_keys(self._model, rewrite) and reads_nan(value):
-            raise NearMissError(
+            raise NearMissFound(
                 "a guard after it replaces NaN, which a row without keys is not here"
             )
-        writer = Writer(self._measured, dtype, str(value.name), reader.shapes)
+        writer = Writer(self._probed, dtype, str(value.name), reader.shapes)
         try:
             output = _write(writer, rewrite, dims)
-        except LayoutError:
-            raise NearMissError(layout_condition(rewrite)) from None
+        except Unreadable:
+            raise NearMissFound(layout_condition(rewrite)) from None
         ends = [end for end in reader.ends if end not in rewrite.opened]
-        before = part_of(value, ends, self._measured)
+        before = part_of(value, ends, self._probed)
         self._cuts.check(before, ends)
-        after = part_of(output, ends, self._measured, writer.constants)
+        after = part_of(output, ends, self._probed, writer.constants)
         proven = {**rewrite.attributes, **rewrite.proven}
         operator = in_float64(ALL_OPERATORS[rewrite.op_type], proven)
         try:
@@ -278,13 +286,13 @@ class _Recogniser:
                 runner(before, self._opset),
                 runner(after, self._opset, operator),
                 {**dict.fromkeys(before.inputs), **dict.fromkeys(after.inputs)},
-                self._measured,
+                self._probed,
                 rewrite.lowest,
             )
         except ProofError as error:
-            raise NearMissError(str(error)) from error
+            raise NearMissFound(str(error)) from error
         if not verdict.holds:
-            raise NearMissError(f"in float64 it differs ({verdict.case})")
+            raise NearMissFound(f"in float64 it differs ({verdict.case})")
         self._insert(value, output, writer, dtype)
         self._covered |= set(before.nodes)
         self._result.matches.append(

@@ -8,9 +8,18 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, flat_dims
-from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product, Truth, sole
-from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
+from aftexport.recognition.formula.terms import (
+    Exp,
+    Function,
+    Indicator,
+    Leaf,
+    Plus,
+    Product,
+    single_atom,
+)
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 
 class Writer:
@@ -24,7 +33,7 @@ class Writer:
 
     def __init__(
         self,
-        measured: Measured,
+        probed: ProbedGraph,
         dtype: np.dtype[np.generic],
         prefix: str,
         shapes: Sequence[tuple[ir.Value, Dims]] = (),
@@ -37,7 +46,7 @@ class Writer:
             prefix: the start of the names of its nodes.
             shapes: shapes that the graph computes, with the dims that they are the sizes of.
         """
-        self._measured = measured
+        self._probed = probed
         self._dtype = dtype
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
@@ -54,14 +63,14 @@ class Writer:
             is_spread: repeat it along the axes that it lacks.
 
         Raises:
-            LayoutError: where it lacks one of the axes, depends on another, or cannot be laid out.
+            Unreadable: where it lacks one of the axes, depends on another, or cannot be laid out.
         """
         groups = flat_dims(groups)
         order = [axis for axes in groups for axis in axes]
         lacking = set(order) - free(product)
         if (not is_spread and lacking) or free(product) - set(order):
-            raise LayoutError
-        atom = sole(product)
+            raise Unreadable("a tensor has other axes than its formula")
+        atom = single_atom(product)
         if _is_held(atom) and not lacking:
             return self.laid_out(_value(atom), atom.dims, groups)
         apart: Dims = tuple((axis,) for axis in order)
@@ -73,7 +82,7 @@ class Writer:
         if not lacking:
             return value
         if not all(axis.is_fixed for axis in lacking):
-            raise LayoutError
+            raise Unreadable("a tensor is repeated along an axis of any size")
         shape = [axis.sizes[0] if axis in lacking else 1 for axis in order]
         return self.node("Expand", value, self.constant(shape))
 
@@ -99,7 +108,7 @@ class Writer:
         have = [axis for axes in dims for axis in axes]
         wanted = [axis for axes in groups for axis in axes if axis in have]
         if set(have) - set(wanted):
-            raise LayoutError
+            raise Unreadable("a tensor has an axis that its layout lacks")
         groups = tuple(tuple(a for a in axes if a in have) for axes in groups)
         if have != wanted:
             apart: Dims = tuple((axis,) for axis in have)
@@ -110,13 +119,13 @@ class Writer:
 
     def _note_places(self, value: ir.Value, dims: Dims) -> None:
         """Notes of dynamic axes which tensor of the graph has one as a dim of its own."""
-        if self._measured.has(value):
+        if self._probed.has(value):
             for place, axes in enumerate(dims):
                 if len(axes) == 1 and not axes[0].is_fixed:
                     self._places.setdefault(axes[0], (value, place))
 
     def _size(self, axes: Sequence[Axis]) -> ir.Value:
-        """The entries of axes together, ``[1]``; raises LayoutError where no tensor has them."""
+        """The entries of axes together, ``[1]``; raises Unreadable where no tensor has them."""
         fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
         size = self.constant([int(np.prod(fixed, dtype=np.int64))])
         for axis in axes:
@@ -135,17 +144,17 @@ class Writer:
     def _entry(self, axis: Axis) -> tuple[ir.Value, int]:
         """The shape, of those that the graph computes, that has the size of an axis, and where."""
         for value, dims in self._shapes:
-            runs = self._measured.in_every_run(value) or []
+            runs = self._probed.in_every_run(value) or []
             for place, axes in enumerate(flat_dims(dims)):
                 if axes == (axis,) and all(run[place] > 0 for run in runs) and runs:
                     return value, place
-        raise LayoutError
+        raise Unreadable("no tensor of the graph has the size of an axis")
 
     def _is_known(self, axes: Sequence[Axis]) -> bool:
         """Whether the size of each of these axes is in the graph."""
         try:
             return all(axis.is_fixed or axis in self._places or self._entry(axis) for axis in axes)
-        except LayoutError:
+        except Unreadable:
             return False
 
     def _reshaped(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
@@ -181,7 +190,7 @@ class Writer:
         result: ir.Value | None = None
         below: ir.Value | None = None
         for atom, power in product.factors:
-            if isinstance(atom, Truth):
+            if isinstance(atom, Indicator):
                 continue
             if _is_held(atom):
                 value = self.laid_out(_value(atom), atom.dims, apart)
@@ -206,10 +215,10 @@ class Writer:
     ) -> ir.Value:
         """``value`` where all conditions among the factors hold."""
         for atom, power in product.factors:
-            if not isinstance(atom, Truth):
+            if not isinstance(atom, Indicator):
                 continue
             if power < 0.0:
-                raise LayoutError
+                raise Unreadable("a condition divides")
             condition = self.laid_out(atom.value, atom.dims, tuple((axis,) for axis in order))
             other = self.constant(np.array(otherwise))
             either = (value, other) if atom.holds else (other, value)
@@ -225,14 +234,16 @@ class Writer:
                 return total
             case Exp():
                 return self.node("Exp", self._product(atom.argument, order))
-        raise LayoutError
+        raise Unreadable(f"there is no node for {type(atom).__name__}")
 
     def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
         """A tensor of ``groups`` times a formula, with the dims ``dims``."""
         order = [axis for axes in flat_dims(dims) for axis in axes]
         apart: Dims = tuple((axis,) for axis in order)
         numbers = Product(
-            tuple(f for f in by.factors if not isinstance(f[0], Truth)), by.coefficient, by.exponent
+            tuple(f for f in by.factors if not isinstance(f[0], Indicator)),
+            by.coefficient,
+            by.exponent,
         )
         if not by.factors:
             scaled = self.node("Mul", value, self._product(by, ()))
@@ -247,7 +258,7 @@ class Writer:
     ) -> ir.Value:
         """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
         order = [axis for axes in flat_dims(groups) for axis in axes]
-        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Truth)))
+        numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Indicator)))
         if not numbers.factors:
             total = self._product(product, order)
         else:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.portable_bodies import attach_bodies
 from aftexport.parity import TOLERANCES
-from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.recognizer import Recognition, recognise
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.recognizer import Recognition, recognize
 
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens", max=35)
 
@@ -49,8 +49,8 @@ def scripted(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS))
 
 def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:
     """Return the recognition result and the model with its portable bodies."""
-    graph = normalised(model)
-    found = recognise(graph)
+    graph = normalize(model)
+    found = recognize(graph)
     return found, attach_bodies(ir.to_proto(graph))
 
 

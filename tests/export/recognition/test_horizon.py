@@ -4,9 +4,9 @@ import onnx_ir as ir
 import pytest
 
 from aftexport.recognition.formula import keys
-from aftexport.recognition.graph.normalize import normalised
+from aftexport.recognition.graph.normalize import normalize
 from aftexport.recognition.read import horizon
-from aftexport.recognition.recognizer import recognise
+from aftexport.recognition.recognizer import recognize
 
 from .chains import CHAINS, Graph, model_of
 
@@ -21,11 +21,11 @@ def computations(name: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> tupl
         count += 1
         return compute(*arguments)  # type: ignore[arg-type]
 
-    graph = normalised(model_of(CHAINS[name], depth))
+    graph = normalize(model_of(CHAINS[name], depth))
     nodes = len(list(graph.graph))
     with monkeypatch.context() as patch:
         patch.setattr(keys, "compute_text", counted)
-        assert "AftSimple" in [match.operator for match in recognise(graph).matches]
+        assert "AftSimple" in [match.operator for match in recognize(graph).matches]
     return count, nodes
 
 
@@ -86,8 +86,8 @@ def test_shared_part_beyond_horizon_is_consistent() -> None:
 
 
 def test_progress_counts_the_nodes_read() -> None:
-    graph = normalised(model_of(CHAINS["square"], 3))
+    graph = normalize(model_of(CHAINS["square"], 3))
     nodes = len(list(graph.graph))
     seen: list[tuple[int, int, str]] = []
-    recognise(graph, lambda *counts: seen.append(counts))
+    recognize(graph, lambda *counts: seen.append(counts))
     assert seen == [(done, nodes, "nodes read") for done in range(nodes)]

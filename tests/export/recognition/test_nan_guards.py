@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.recognizer import Recognition, recognise
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.recognizer import Recognition, recognize
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 DIM = 8
@@ -35,7 +35,7 @@ class Masked(nn.Module):
         return self.guard(x, torch.sigmoid(self.query(x)) * mean)
 
 
-def recognised(guard: Callable[[Tensor, Tensor], Tensor]) -> Recognition:
+def recognized(guard: Callable[[Tensor, Tensor], Tensor]) -> Recognition:
     names, file = ["x", "mask"], io.BytesIO()
     torch.onnx.export(
         Masked(guard).eval(),
@@ -46,15 +46,15 @@ def recognised(guard: Callable[[Tensor, Tensor], Tensor]) -> Recognition:
         input_names=names,
         dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names},
     )
-    return recognise(normalised(onnx.load_from_string(file.getvalue())))
+    return recognize(normalize(onnx.load_from_string(file.getvalue())))
 
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_guarded_mechanism_is_left_alone(name: str) -> None:
-    found = recognised(GUARDS[name])
+    found = recognized(GUARDS[name])
     assert found.matches == []
     assert any("replaces NaN" in miss.reason for miss in found.near_misses)
 
 
 def test_mechanism_without_a_guard_is_found() -> None:
-    assert len(recognised(lambda x, y: x + y).matches) == 1
+    assert len(recognized(lambda x, y: x + y).matches) == 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from aftexport.recognition.graph.no_ops import remove_no_ops
-from aftexport.recognition.graph.normalize import normalised
-from aftexport.recognition.graph.shape_probe import measure
+from aftexport.recognition.graph.normalize import normalize
+from aftexport.recognition.graph.shape_probe import probe
 
 from . import implementations
 from .graphs import BATCH, TOKENS, assert_equal, fused, operators
@@ -33,8 +33,8 @@ g (float[batch, tokens, 8] x) => (float[batch, tokens, 8] y)
 
 def left(line: str) -> tuple[list[str], int]:
     """Return the operators left between two others, and the number of doubtful ones."""
-    model = normalised(onnx.parser.parse_model(_TEXT % line))
-    doubtful = remove_no_ops(model, measure(ir.to_proto(model)))
+    model = normalize(onnx.parser.parse_model(_TEXT % line))
+    doubtful = remove_no_ops(model, probe(ir.to_proto(model)))
     return [node.op_type for node in model.graph], len(doubtful)
 
 

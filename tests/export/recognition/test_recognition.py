@@ -71,7 +71,7 @@ def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
 def test_factors_of_longer_bias_stay_factors(
     most: int, constant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aftexport.recognition.patterns._constants._MOST", most)
+    monkeypatch.setattr("aftexport.recognition.patterns._constants._MAX_BIAS_ENTRIES", most)
     _, layer = LAYERS["full_factorised_by_length_long"]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == ["AftFull"], found.near_misses

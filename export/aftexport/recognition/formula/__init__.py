@@ -1,1 +1,1 @@
-"""Formulas over named axes: terms, axes and a normal form."""
+"""Formulas over named axes: atoms, axes and a normal form."""

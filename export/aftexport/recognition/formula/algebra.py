@@ -1,14 +1,13 @@
-"""Formulas over named axes, in a normal form in which every way to write a mechanism is one.
+"""The normal form of formulas over named axes, equal for all ways to write a mechanism.
 
-A formula is a product of factors with powers. What tells implementations apart is gone from it:
-the order of factors, division and reciprocal, how dims lie, which product is taken first. In
-particular
+A formula is a product of atoms with powers. It does not show the order of factors, the layout of
+dims, the order of products, or the difference between division and reciprocal. In particular
 
     exp(a + b) = exp(a) exp(b),  softmax_u(a) = exp(a) / sum_u exp(a),  sum_u sum_v = sum_uv,
     sum_u f g[u] = f sum_u g[u],  f / f = 1,  c^2 = c for a condition c, which is 1 or 0:
 
-a maximum that is subtracted from logits leaves the sum where it does not depend on the summed
-axis, and cancels; where it does depend on it, it stays and is seen.
+A maximum that is subtracted from logits leaves the sum and cancels if it does not depend on the
+summed axis. Otherwise it stays in the formula.
 """
 
 import math
@@ -16,37 +15,37 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.axes import Axis, Dims, flat
 from aftexport.recognition.formula.free_axes import free as free
 from aftexport.recognition.formula.free_axes import remembered
 from aftexport.recognition.formula.keys import key, key_of
 from aftexport.recognition.formula.terms import (
     ONE,
     Atom,
+    CausalMask,
     Count,
     Exp,
     Function,
-    Greatest,
-    Leaf,
-    Over,
+    Indicator,
+    Max,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
     Window,
+    as_product,
     number,
-    one,
-    sole,
+    single_atom,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 
 
 def scaled(product: Product, by: float) -> Product:
-    """``by`` times a formula."""
+    """Return ``by`` times a formula."""
     return Product(product.factors, product.coefficient * by, product.exponent)
 
 
-def times(*products: Product) -> Product:
-    """The product of formulas; equal factors become one, and a power of 0 is gone."""
+def multiply(*products: Product) -> Product:
+    """Return the product of formulas; equal factors are merged, and powers of 0 are dropped."""
     merged: dict[str, tuple[Atom, float]] = {}
     for product in products:
         for atom, power in product.factors:
@@ -58,26 +57,38 @@ def times(*products: Product) -> Product:
 
 
 def _factor(atom: Atom, power: float) -> tuple[Atom, float]:
-    """An atom to a power; of what is 1 or 0 all powers above 0 are the same."""
-    return atom, 1.0 if isinstance(atom, Truth | UpTo | Window) and power > 0.0 else power
+    """Return an atom to a power; all positive powers of an indicator are the same."""
+    return atom, 1.0 if isinstance(atom, Indicator | CausalMask | Window) and power > 0.0 else power
 
 
 def power(product: Product, to: float) -> Product:
-    """A formula to a constant power."""
-    if product.coefficient <= 0.0 and to != int(to):
-        # The root of what may be negative is no product of roots.
-        raise ValueError
+    """Return a formula to a constant power."""
+    if product.coefficient <= 0.0 and not to.is_integer():
+        # The root of a negative product is not a product of roots.
+        raise Unreadable("a root is taken of a formula that may be negative")
     if product.coefficient == 0.0 and to < 0:
-        raise ValueError
+        raise Unreadable("a constant is divided by 0")
+    try:
+        coefficient = product.coefficient**to
+    except OverflowError:
+        raise Unreadable(f"{product.coefficient:g} to the power {to:g} overflows") from None
     factors = tuple(_factor(atom, p * to) for atom, p in product.factors)
-    return Product(factors, product.coefficient**to, product.exponent * to)
+    return Product(factors, coefficient, product.exponent * to)
 
 
-def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
-    """The sum of formulas; equal terms become one."""
+def constant_factor(product: Product) -> float:
+    """Return the number that the factors of a formula are multiplied by."""
+    try:
+        return product.coefficient * math.exp(product.exponent)
+    except OverflowError:
+        raise Unreadable(f"exp({product.exponent:g}) overflows") from None
+
+
+def add(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = ()) -> Product:
+    """Return the sum of formulas; equal terms are merged."""
     merged: dict[str, Product] = {}
     for term in terms:
-        inner = sole(term)
+        inner = single_atom(term)
         parts = _named_terms(inner) if isinstance(inner, Plus) else dict([_named(term)])
         if not merged:
             merged = {**parts}
@@ -90,11 +101,11 @@ def plus(terms: Iterable[Product], value: ir.Value | None = None, dims: Dims = (
         return number(0.0)
     total = Plus(tuple(left.values()), value, dims)
     remembered(total)["terms"] = left
-    return total.terms[0] if len(left) == 1 else one(total)
+    return total.terms[0] if len(left) == 1 else as_product(total)
 
 
 def _named_terms(total: Plus) -> dict[str, Product]:
-    """The terms of a sum by their keys without coefficients, as long as no axis is split."""
+    """Return the terms of a sum by key without coefficient, from memory until an axis is split."""
     memory = remembered(total)
     if "terms" not in memory:
         memory["terms"] = dict(map(_named, total.terms))
@@ -103,65 +114,65 @@ def _named_terms(total: Plus) -> dict[str, Product]:
 
 
 def _named(term: Product) -> tuple[str, Product]:
-    coefficient = term.coefficient * math.exp(term.exponent)
+    coefficient = constant_factor(term)
     return key(Product(term.factors)), Product(term.factors, coefficient)
 
 
 def negation(product: Product) -> Product:
-    """1 less a formula, which is 1 or 0."""
-    atom = sole(product)
-    if isinstance(atom, Truth):
-        return one(Truth(atom.value, atom.dims, not atom.holds))
+    """Return 1 minus a formula that is 1 or 0."""
+    atom = single_atom(product)
+    if isinstance(atom, Indicator):
+        return as_product(Indicator(atom.value, atom.dims, not atom.holds))
     terms = atom.terms if isinstance(atom, Plus) else (product,)
-    return plus((ONE, *(scaled(term, -1.0) for term in terms)))
+    return add((ONE, *(scaled(term, -1.0) for term in terms)))
 
 
 def exponential(product: Product) -> Product:
-    """``exp`` of a formula, of each of its terms apart."""
+    """Return ``exp`` of a formula as a product with a factor for each of its terms."""
     if not product.factors:
-        return Product(exponent=product.coefficient * math.exp(product.exponent))
-    coefficient = product.coefficient * math.exp(product.exponent)
+        return Product(exponent=constant_factor(product))
+    coefficient = constant_factor(product)
     if len(product.factors) == 1 and product.factors[0][1] == 1.0:
         atom = product.factors[0][0]
         if isinstance(atom, Plus):
-            return times(*(_exponential_of_term(scaled(t, coefficient)) for t in atom.terms))
+            return multiply(*(_exponential_of_term(scaled(t, coefficient)) for t in atom.terms))
     return _exponential_of_term(Product(product.factors, coefficient))
 
 
 def _exponential_of_term(term: Product) -> Product:
     if not term.factors:
         return Product(exponent=term.coefficient)
-    atom = sole(Product(term.factors))
+    atom = single_atom(Product(term.factors))
     if isinstance(atom, Function) and atom.name == "Log":
         return power(atom.arguments[0], term.coefficient)
     return Product(((Exp(Product(term.factors)), term.coefficient),))
 
 
-def over(axes: Iterable[Axis], product: Product) -> Product:
-    """The sum over axes; what does not depend on them stands before it."""
+def sum_over(axes: Iterable[Axis], product: Product) -> Product:
+    """Return the sum over axes; factors that do not depend on them are taken out of it."""
     bound = set(flat(axes))
     inside: list[tuple[Atom, float]] = []
     outside: list[tuple[Atom, float]] = []
-    waiting = list(product.factors)
-    while waiting:
-        atom, exponent = waiting.pop()
-        if exponent == 1.0 and isinstance(atom, Over) and free(one(atom)) & bound:
+    pending = list(product.factors)
+    while pending:
+        atom, exponent = pending.pop()
+        if exponent == 1.0 and isinstance(atom, Sum) and free(as_product(atom)) & bound:
             bound |= set(flat(atom.axes))
-            waiting += [*atom.body.factors]
+            pending += [*atom.body.factors]
             product = Product((), product.coefficient * atom.body.coefficient, product.exponent)
         else:
-            (inside if free(one(atom)) & bound else outside).append((atom, exponent))
-    # An Over that came in later may have bound what was put outside.
+            (inside if free(as_product(atom)) & bound else outside).append((atom, exponent))
+    # A sum that was merged later may bind axes of factors already put outside.
     outside, late = (
-        [f for f in outside if not free(one(f[0])) & bound],
-        [f for f in outside if free(one(f[0])) & bound],
+        [f for f in outside if not free(as_product(f[0])) & bound],
+        [f for f in outside if free(as_product(f[0])) & bound],
     )
     sums = [_counted(axis) for axis in bound - free(Product(tuple(inside + late)))]
     sums += [
-        one(Over(_in_order(bound & free(group)), group))
+        as_product(Sum(_in_order(bound & free(group)), group))
         for group in _connected(inside + late, bound)
     ]
-    return times(Product(tuple(outside), product.coefficient, product.exponent), *sums)
+    return multiply(Product(tuple(outside), product.coefficient, product.exponent), *sums)
 
 
 def _in_order(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -169,73 +180,39 @@ def _in_order(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _counted(axis: Axis) -> Product:
-    return number(float(axis.sizes[0])) if axis.is_fixed else one(Count(axis))
+    return number(float(axis.sizes[0])) if axis.is_fixed else as_product(Count(axis))
 
 
 def _connected(factors: list[tuple[Atom, float]], bound: set[Axis]) -> list[Product]:
-    """Groups of factors that share summed axes; a sum of unconnected ones is a product of sums."""
+    """Return groups of factors that share summed axes: the sum is a product of a sum for each."""
     groups: list[tuple[set[Axis], list[tuple[Atom, float]]]] = []
     for factor in factors:
-        axes, members = free(one(factor[0])) & bound, [factor]
+        axes, members = free(as_product(factor[0])) & bound, [factor]
         for group in [g for g in groups if g[0] & axes]:
             groups.remove(group)
             axes, members = axes | group[0], group[1] + members
         groups.append((axes, members))
-    return [times(Product(tuple(members))) for _, members in groups]
+    return [multiply(Product(tuple(members))) for _, members in groups]
 
 
-def greatest(axes: Iterable[Axis], product: Product) -> Product:
-    """The maximum over axes."""
-    return one(Greatest(flat(axes), product))
+def max_over(axes: Iterable[Axis], product: Product) -> Product:
+    """Return the maximum over axes."""
+    return as_product(Max(flat(axes), product))
 
 
 def occurring(product: Product) -> set[Axis]:
-    """The axes a formula depends on, and those of the tensors that hold pieces of it."""
-    found = free(product)
+    """Return the axes a formula depends on, and the axes of tensors that hold parts of it."""
+    axes = free(product)
     for atom, _ in product.factors:
-        match atom:
-            case Function(arguments=inner) | Plus(terms=inner):
-                found.update(*flat_dims(atom.dims), *map(occurring, inner))
-            case Exp(argument=body):
-                found |= occurring(body)
-            case Over(body=body) | Greatest(body=body):
-                found |= occurring(body) - set(flat(atom.axes))
-            case _:
-                pass
-    return found
+        inner = set[Axis]().union(*map(occurring, atom.children))
+        axes |= {*atom.tensor_axes} | inner.difference(atom.bound_axes)
+    return axes
 
 
 def substitute(product: Product, axes: Mapping[Axis, Axis]) -> Product:
-    """The formula with other axes in place of its own."""
-
-    def dims(of: Dims) -> Dims:
-        return tuple(tuple(axes.get(a, a) for a in flat(dim)) for dim in of)
-
-    def atom_of(atom: Atom) -> Atom:
-        match atom:
-            case Leaf():
-                return Leaf(atom.value, dims(atom.dims))
-            case Truth():
-                return Truth(atom.value, dims(atom.dims), atom.holds)
-            case Function():
-                arguments = tuple(substitute(a, axes) for a in atom.arguments)
-                return Function(atom.name, arguments, atom.value, dims(atom.dims))
-            case Plus():
-                terms = tuple(substitute(t, axes) for t in atom.terms)
-                return Plus(terms, atom.value, dims(atom.dims))
-            case Exp():
-                return Exp(substitute(atom.argument, axes))
-            case Over():
-                return Over(atom.axes, substitute(atom.body, axes))
-            case Greatest():
-                return Greatest(atom.axes, substitute(atom.body, axes))
-            case UpTo():
-                return UpTo(axes.get(atom.query, atom.query), axes.get(atom.key, atom.key))
-            case Window():
-                positions = tuple((axes.get(axis, axis), step) for axis, step in atom.positions)
-                return Window(axes.get(atom.key, atom.key), positions, atom.shift)
-            case Count():
-                return Count(axes.get(atom.axis, atom.axis))
-
-    factors = tuple((atom_of(atom), exponent) for atom, exponent in product.factors)
+    """Return the formula with other axes in place of its own."""
+    factors = tuple(
+        (atom.rebuild([substitute(child, axes) for child in atom.children], axes), exponent)
+        for atom, exponent in product.factors
+    )
     return Product(factors, product.coefficient, product.exponent)

@@ -1,6 +1,4 @@
-"""Axes of tensors as things of their own, so that what permutes, splits and merges dims is
-bookkeeping and not arithmetic.
-"""
+"""Named axes of tensors: transposes and reshapes only change which dim an axis belongs to."""
 
 import itertools
 import math
@@ -8,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from aftexport.recognition.formula.unreadable import Unreadable
+
 Sizes = tuple[int, ...]
-"""The size of something in each of the runs that a graph was measured in."""
+"""The size of a dim in each of the probed runs."""
 
 
 _numbers = itertools.count()
+_UNEVEN = "a reshape splits a dim unevenly"
 
 
 @dataclass(eq=False)
@@ -20,14 +21,14 @@ class Axis:
     """An index that a formula runs over.
 
     Attributes:
-        sizes: in each measured run; one that is the same in all is fixed.
-        parts: what it turned out to be made of, slowest first.
-        number: larger than that of any axis made before. What is put in an order, is by this: by
-            the place in memory one graph would be written in another way each time.
+        sizes: the size in each probed run; an axis with one size in all of them is fixed.
+        parts: the axes that a reshape split it into, slowest first.
+        number: a number larger than that of any axis made before. Axes are sorted by it, so that
+            a graph is written in the same way each time.
     """
 
     splits: ClassVar[int] = 0
-    """How many axes got parts so far: what was remembered of formulas before may be out of date."""
+    """The number of axes split so far; results remembered before the last split may be invalid."""
     sizes: Sizes
     parts: "tuple[Axis, ...] | None" = None
     number: int = field(default_factory=_numbers.__next__, init=False)
@@ -45,12 +46,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Part:
-    """Which entries of a dim are read.
+    """The entries of a dim that are read.
 
     Attributes:
-        axes: of the part itself; none where it has one entry.
-        firsts: how many entries are before it, in each run.
-        sizes: how many it has, in each run.
+        axes: the axes of the part, none if it has one entry.
+        firsts: the number of entries before the part, in each run.
+        sizes: the number of entries of the part, in each run.
     """
 
     axes: tuple[Axis, ...]
@@ -59,15 +60,11 @@ class Part:
 
 
 Dims = tuple[tuple[Axis, ...], ...]
-"""For each dim of a tensor the axes it is made of, slowest first; none where its size is 1."""
-
-
-class LayoutError(Exception):
-    """Dims that do not come apart into axes."""
+"""The axes of each dim of a tensor, slowest first; a dim of size 1 has none."""
 
 
 def flat(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-    """The axes that have no parts, in order."""
+    """Return the axes in order, with split axes replaced by their parts."""
     result: list[Axis] = []
     for axis in axes:
         result += [axis] if axis.parts is None else flat(axis.parts)
@@ -75,26 +72,26 @@ def flat(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def flat_dims(dims: Dims) -> Dims:
-    """``flat`` for every dim."""
+    """Return ``flat`` of every dim."""
     return tuple(flat(axes) for axes in dims)
 
 
 def size(axes: Iterable[Axis], runs: int) -> Sizes:
-    """How many entries axes have together, in each run."""
+    """Return the product of the sizes of axes in each run."""
     axes = list(axes)
     return tuple(math.prod(axis.sizes[run] for axis in axes) for run in range(runs))
 
 
 def fresh(sizes: Sizes) -> tuple[Axis, ...]:
-    """A new axis for a dim; none where it has one entry in every run."""
+    """Return a new axis for a dim, none if its size is 1 in every run."""
     return () if set(sizes) == {1} else (Axis(sizes),)
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
-    """Distributes axes over the dims of ``shape``, as a reshape does, splitting where it must.
+    """Distribute axes over the dims of ``shape`` as a reshape does, and split them where needed.
 
     Raises:
-        LayoutError: where that takes a split that does not come out even.
+        Unreadable: if a split would be uneven.
     """
     rest = list(flat(axes))
     dims = []
@@ -102,7 +99,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
         dim: list[Axis] = []
         while (have := size(dim, len(wanted))) != wanted:
             if not rest:
-                raise LayoutError
+                raise Unreadable("a reshape has fewer entries than its shape")
             axis = rest.pop(0)
             if any(h * s > w for h, s, w in zip(have, axis.sizes, wanted, strict=True)):
                 axis, remainder = _split(axis, have, wanted)
@@ -110,16 +107,16 @@ def regroup(axes: Sequence[Axis], shape: Sequence[Sizes]) -> Dims:
             dim.append(axis)
         dims.append(tuple(dim))
     if rest:
-        raise LayoutError
+        raise Unreadable("a reshape has more entries than its shape")
     return tuple(dims)
 
 
 def _split(axis: Axis, have: Sizes, wanted: Sizes) -> tuple[Axis, Axis]:
-    if any(w % h for h, w in zip(have, wanted, strict=True)):
-        raise LayoutError
+    if 0 in have or any(w % h for h, w in zip(have, wanted, strict=True)):
+        raise Unreadable(_UNEVEN)
     slow = tuple(w // h for h, w in zip(have, wanted, strict=True))
-    if any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
-        raise LayoutError
+    if 0 in slow or any(whole % part for whole, part in zip(axis.sizes, slow, strict=True)):
+        raise Unreadable(_UNEVEN)
     fast = tuple(whole // part for whole, part in zip(axis.sizes, slow, strict=True))
     parts = Axis(slow), Axis(fast)
     axis.parts = parts

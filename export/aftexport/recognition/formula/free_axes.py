@@ -1,31 +1,18 @@
-"""Which axes a formula depends on, and how deep its sums are, computed once for each atom."""
+"""The axes a formula depends on and the depth of its sums, computed once for each atom."""
 
 from typing import Any
 
-from aftexport.recognition.formula.axes import Axis, flat, flat_dims
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Count,
-    Exp,
-    Function,
-    Greatest,
-    Leaf,
-    Over,
-    Plus,
-    Product,
-    Truth,
-    UpTo,
-    Window,
-)
+from aftexport.recognition.formula.axes import Axis
+from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
 
 
 def free(product: Product) -> set[Axis]:
-    """The axes a formula depends on."""
+    """Return the axes a formula depends on."""
     return set().union(*(free_of(atom) for atom, _ in product.factors))
 
 
 def free_of(atom: Atom) -> frozenset[Axis]:
-    """The axes an atom depends on."""
+    """Return the axes an atom depends on."""
     memory = remembered(atom)
     if "free" not in memory:
         memory["free"] = _free(atom)
@@ -34,19 +21,19 @@ def free_of(atom: Atom) -> frozenset[Axis]:
 
 
 def sums_within(product: Product) -> int:
-    """How many sums and maxima are within one another in a formula."""
-    most = 0
+    """Return the largest number of sums and maxima within one another in a formula."""
+    depth = 0
     for atom, _ in product.factors:
         memory = remembered(atom)
         if "sums" not in memory:
-            inner = max(map(sums_within, _parts(atom)), default=0)
-            memory["sums"] = inner + isinstance(atom, Over | Greatest)
-        most = max(most, memory["sums"])
-    return most
+            inner = max(map(sums_within, atom.children), default=0)
+            memory["sums"] = inner + isinstance(atom, Sum | Max)
+        depth = max(depth, memory["sums"])
+    return depth
 
 
 def remembered(atom: Atom) -> dict[str, Any]:
-    """The memory of an atom, which is emptied once one of its axes got parts."""
+    """Return the memory of an atom, emptied after a split of one of its axes."""
     memory = atom.memory
     if memory.get("splits") != Axis.splits:
         if "axes" not in memory or any(axis.parts is not None for axis in memory["axes"]):
@@ -57,47 +44,13 @@ def remembered(atom: Atom) -> dict[str, Any]:
 
 
 def _free(atom: Atom) -> frozenset[Axis]:
-    match atom:
-        case Over() | Greatest():
-            return frozenset(free(atom.body).difference(flat(atom.axes)))
-        case Count():
-            return frozenset()
-    return frozenset(_own(atom).union(*map(free, _parts(atom))))
+    inner = frozenset[Axis]().union(*map(free, atom.children))
+    return inner.union(atom.own_axes).difference(atom.bound_axes)
 
 
 def _mentioned(atom: Atom) -> set[Axis]:
-    """The axes that an atom depends on or sums over, as they are now."""
-    found = _own(atom)
-    for part in _parts(atom):
-        found.update(*(remembered(inner)["axes"] for inner, _ in part.factors))
-    return found
-
-
-def _own(atom: Atom) -> set[Axis]:
-    """The axes that an atom names itself."""
-    match atom:
-        case Leaf() | Truth():
-            return {axis for axes in flat_dims(atom.dims) for axis in axes}
-        case Over() | Greatest():
-            return set(flat(atom.axes))
-        case UpTo():
-            return set(flat((atom.query, atom.key)))
-        case Window():
-            return set(flat((atom.key, *(axis for axis, _ in atom.positions))))
-        case Count():
-            return set(flat((atom.axis,)))
-    return set()
-
-
-def _parts(atom: Atom) -> tuple[Product, ...]:
-    """The formulas that an atom is made of."""
-    match atom:
-        case Function():
-            return atom.arguments
-        case Plus():
-            return atom.terms
-        case Exp():
-            return (atom.argument,)
-        case Over() | Greatest():
-            return (atom.body,)
-    return ()
+    """Return the axes that an atom depends on or reduces, in their present parts."""
+    axes = set(atom.own_axes)
+    for child in atom.children:
+        axes.update(*(remembered(inner)["axes"] for inner, _ in child.factors))
+    return axes

@@ -1,8 +1,8 @@
-"""A text that is the same for equal formulas, whatever their summed axes are called.
+"""Texts that are the same for equal formulas and do not depend on the names of summed axes.
 
 The text of an atom is computed once for each way to name the axes it shares with the sums around
-it, and a long text is replaced by its digest. A formula of n atoms so takes about n computations,
-where it would take a multiple for each sum within a sum.
+it. A long text is replaced by its digest. So a formula of n atoms takes about n computations,
+and not a multiple of that for each sum within a sum.
 """
 
 import hashlib
@@ -10,30 +10,18 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.free_axes import free_of, remembered, sums_within
-from aftexport.recognition.formula.terms import (
-    Atom,
-    Count,
-    Exp,
-    Function,
-    Greatest,
-    Leaf,
-    Over,
-    Plus,
-    Product,
-    Truth,
-    UpTo,
-    Window,
-)
+from aftexport.recognition.formula.terms import Atom, Max, Product, Sum
+from aftexport.recognition.formula.unreadable import Unreadable
 
 Names = Mapping[Axis, tuple[int, int]]
-"""Axes of sums: how many sums are within one another in that sum, and which of its axes it is."""
+"""The names of summed axes: the depth of the sums within their sum, and an index."""
 
 _MAX_SUMMED = 6
-"""Axes of one sum, of which some orders are tried; those of the mechanisms have four or less."""
+"""The most axes of one sum, since orders of them are tried; mechanisms have four or fewer."""
 _MAX_TEXT = 4096
-"""Characters of a text that stays as it is; those of the mechanisms have a tenth."""
+"""The most characters of a text without digest; texts of the mechanisms have a tenth."""
 _THIS, _OTHER = -1, -2
 _NO_NAMES: frozenset[Any] = frozenset()
 
@@ -42,13 +30,13 @@ def key(product: Product) -> str:
     """Return a text that is the same for equal formulas, and different for others.
 
     Raises:
-        ValueError: for a sum over more axes than any mechanism has.
+        Unreadable: if a sum is over more axes than any mechanism has.
     """
     return _product(product, {})
 
 
 def key_of(atom: Atom) -> str:
-    """Return ``key`` of a formula that is one atom."""
+    """Return the key of a formula that is one atom."""
     return f"{_atom(atom, {})}^1"
 
 
@@ -62,7 +50,7 @@ def _product(product: Product, names: Names) -> str:
 
 
 def _atom(atom: Atom, names: Names) -> str:
-    """The text of an atom, from memory where no axis was split since."""
+    """Return the text of an atom, from memory if no axis was split since."""
     texts: dict[frozenset[Any], str] = remembered(atom).setdefault("texts", {})
     if names:
         own = free_of(atom)
@@ -80,29 +68,16 @@ def _shortened(text: str) -> str:
 
 
 def compute_text(atom: Atom, names: Names) -> str:
-    """The text of an atom whose parts may be in memory; ``names`` are of axes it depends on."""
-    match atom:
-        case Leaf():
-            return f"leaf{atom.value.name!r}[{_dims(atom.dims, names)}]"
-        case Truth():
-            return f"{atom.holds}{atom.value.name!r}[{_dims(atom.dims, names)}]"
-        case Function():
-            return f"{atom.name}({';'.join(_product(a, names) for a in atom.arguments)})"
-        case Plus():
-            return f"plus({'+'.join(sorted(_product(t, names) for t in atom.terms))})"
-        case Exp():
-            return f"exp({_product(atom.argument, names)})"
-        case Over():
-            return _sum("sum", flat(atom.axes), atom.body, names)
-        case Greatest():
-            return _sum("max", flat(atom.axes), atom.body, names)
-        case UpTo():
-            return f"upto({_axes((atom.query,), names)}|{_axes((atom.key,), names)})"
-        case Window():
-            steps = sorted(f"{s}{_axes((axis,), names)}" for axis, s in atom.positions)
-            return f"window({_axes((atom.key,), names)}={'+'.join(steps)}{atom.shift:+d})"
-        case Count():
-            return f"count({atom.axis.number:09})"
+    """Return the text of an atom, whose children may be in memory.
+
+    Args:
+        atom: the atom.
+        names: the names of axes that it depends on.
+    """
+    if isinstance(atom, Sum | Max):
+        return _text_of_reduction(atom, names)
+    children = [_product(child, names) for child in atom.children]
+    return atom.text(children, lambda axes: _axes(axes, names))
 
 
 def _axes(axes: Iterable[Axis], names: Names) -> str:
@@ -112,22 +87,19 @@ def _axes(axes: Iterable[Axis], names: Names) -> str:
     )
 
 
-def _dims(dims: Dims, names: Names) -> str:
-    return "|".join(_axes(axes, names) for axes in flat_dims(dims) if axes)
-
-
-def _sum(kind: str, axes: tuple[Axis, ...], body: Product, names: Names) -> str:
+def _text_of_reduction(reduction: Sum | Max, names: Names) -> str:
+    axes, body = reduction.bound_axes, reduction.body
     if len(axes) > _MAX_SUMMED:
-        raise ValueError
+        raise Unreadable(f"a sum is over {len(axes)} axes, more than {_MAX_SUMMED}")
     height = sums_within(body)
     texts = (_product(body, {**names, **order}) for order in _orders(height, axes, body, names))
-    return min(f"{kind}{len(axes)}({text})" for text in texts)
+    return min(reduction.text([text], lambda axes: _axes(axes, names)) for text in texts)
 
 
 def _orders(
     height: int, axes: tuple[Axis, ...], body: Product, names: Names
 ) -> Iterator[dict[Axis, tuple[int, int]]]:
-    """Names for the axes of a sum: in every order of those that occur in the same places."""
+    """Yield names for the axes of a sum, in every order of axes that occur in the same places."""
 
     def places(axis: Axis) -> str:
         own = {a: (height, _THIS if a is axis else _OTHER) for a in axes}

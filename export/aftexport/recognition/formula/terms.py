@@ -1,110 +1,285 @@
-"""What formulas over named axes are made of."""
+"""The atoms that formulas over named axes are products of.
 
-from dataclasses import dataclass, field
-from typing import Any
+Every atom names its children and its axes and can rebuild itself, so that a walk over formulas
+needs no case for each class.
+"""
+# ruff: noqa: D102, the base class documents the methods
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import onnx_ir as ir
 
-from aftexport.recognition.formula.axes import Axis, Dims
+from aftexport.recognition.formula.axes import Axis, Dims, flat, flat_dims
+
+NameAxes = Callable[[Iterable[Axis]], str]
+"""A function that writes axes as text."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Remembering:
-    """Attributes: memory: results computed for this atom, by the module that computes them."""
+class _AtomBase:
+    """The methods of an atom.
+
+    Attributes:
+        memory: results computed for this atom, by the module that computes them.
+    """
 
     memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def children(self) -> "tuple[Product, ...]":
+        """The formulas that the atom is made of."""
+        return ()
+
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        """The axes that the atom names itself."""
+        return ()
+
+    @property
+    def bound_axes(self) -> tuple[Axis, ...]:
+        """The axes that the atom names and does not depend on."""
+        return ()
+
+    @property
+    def tensor_axes(self) -> tuple[Axis, ...]:
+        """The axes of the tensor that holds a computed atom in the graph."""
+        return ()
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        """Return the atom with other children and axes; sums and maxima keep their axes.
+
+        Args:
+            children: as many formulas as the atom has children.
+            axes: the new axis of each one that is renamed.
+        """
+        raise NotImplementedError
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        """Return a text that is the same for equal atoms.
+
+        Args:
+            children: the text of each child.
+            name: the names of axes.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False)
-class Leaf(_Remembering):
+class Leaf(_AtomBase):
     """A tensor of the graph that is not looked into."""
 
     value: ir.Value
     dims: Dims
 
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return _axes_of(self.dims)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, dims=_renamed(self.dims, axes))
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"leaf{self.value.name!r}[{_text_of_dims(self.dims, name)}]"
+
 
 @dataclass(frozen=True, eq=False)
-class Truth(_Remembering):
-    """1 where a condition, a tensor of the graph, is ``holds``, else 0."""
+class Indicator(_AtomBase):
+    """1 where a boolean tensor of the graph is ``holds``, else 0."""
 
     value: ir.Value
     dims: Dims
     holds: bool = True
 
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return _axes_of(self.dims)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, dims=_renamed(self.dims, axes))
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"{self.holds}{self.value.name!r}[{_text_of_dims(self.dims, name)}]"
+
 
 @dataclass(frozen=True, eq=False)
-class Function(_Remembering):
-    """An elementwise function of formulas; ``value`` holds it where the graph has it as it is."""
+class Function(_AtomBase):
+    """An elementwise function; ``value`` is the tensor of the graph that holds it, if one does."""
 
     name: str
     arguments: "tuple[Product, ...]"
     value: ir.Value | None
     dims: Dims
 
+    @property
+    def children(self) -> "tuple[Product, ...]":
+        return self.arguments
+
+    @property
+    def tensor_axes(self) -> tuple[Axis, ...]:
+        return _axes_of(self.dims)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, arguments=tuple(children), dims=_renamed(self.dims, axes))
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"{self.name}({';'.join(children)})"
+
 
 @dataclass(frozen=True, eq=False)
-class Plus(_Remembering):
-    """A sum of terms; ``value`` holds it where the graph has it as it is."""
+class Plus(_AtomBase):
+    """A sum of terms; ``value`` is the tensor of the graph that holds it, if one does."""
 
     terms: "tuple[Product, ...]"
     value: ir.Value | None
     dims: Dims
 
+    @property
+    def children(self) -> "tuple[Product, ...]":
+        return self.terms
+
+    @property
+    def tensor_axes(self) -> tuple[Axis, ...]:
+        return _axes_of(self.dims)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, terms=tuple(children), dims=_renamed(self.dims, axes))
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"plus({'+'.join(sorted(children))})"
+
 
 @dataclass(frozen=True, eq=False)
-class Exp(_Remembering):
+class Exp(_AtomBase):
     """An exponential; its argument has the coefficient 1."""
 
     argument: "Product"
 
+    @property
+    def children(self) -> "tuple[Product, ...]":
+        return (self.argument,)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, argument=children[0])
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"exp({children[0]})"
+
 
 @dataclass(frozen=True, eq=False)
-class Over(_Remembering):
+class _Reduction(_AtomBase):
+    """A reduction of ``body`` over axes.
+
+    Attributes:
+        symbol: the name of the reduction in texts.
+    """
+
+    symbol: ClassVar[str]
+    axes: tuple[Axis, ...]
+    body: "Product"
+
+    @property
+    def children(self) -> "tuple[Product, ...]":
+        return (self.body,)
+
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return flat(self.axes)
+
+    @property
+    def bound_axes(self) -> tuple[Axis, ...]:
+        return flat(self.axes)
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, body=children[0])
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"{self.symbol}{len(self.own_axes)}({children[0]})"
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(_Reduction):
     """A sum over axes."""
 
-    axes: tuple[Axis, ...]
-    body: "Product"
+    symbol = "sum"
 
 
 @dataclass(frozen=True, eq=False)
-class Greatest(_Remembering):
+class Max(_Reduction):
     """A maximum over axes."""
 
-    axes: tuple[Axis, ...]
-    body: "Product"
+    symbol = "max"
 
 
 @dataclass(frozen=True, eq=False)
-class Count(_Remembering):
+class Count(_AtomBase):
     """The size of an axis that is not fixed."""
 
     axis: Axis
 
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return flat((self.axis,))
+
+    @property
+    def bound_axes(self) -> tuple[Axis, ...]:
+        return flat((self.axis,))
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        return replace(self, axis=axes.get(self.axis, self.axis))
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"count({self.axis.number:09})"
+
 
 @dataclass(frozen=True, eq=False)
-class UpTo(_Remembering):
+class CausalMask(_AtomBase):
     """1 where the position on ``key`` is not after that on ``query``, else 0."""
 
     query: Axis
     key: Axis
 
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return flat((self.query, self.key))
+
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        query, key = (axes.get(axis, axis) for axis in (self.query, self.key))
+        return replace(self, query=query, key=key)
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        return f"upto({name((self.query,))}|{name((self.key,))})"
+
 
 @dataclass(frozen=True, eq=False)
-class Window(_Remembering):
+class Window(_AtomBase):
     """1 where the position on ``key`` is ``shift + sum step * position``, else 0.
 
     Attributes:
-        key: the axis a window is on.
-        positions: axes with their steps, as that of a window's place and that within it.
-        shift: how far its first entry is from the first place.
+        key: the axis that the window is on.
+        positions: axes with their steps, as the place of a window and the place within it.
+        shift: the offset of the first entry from the first place.
     """
 
     key: Axis
     positions: tuple[tuple[Axis, int], ...]
     shift: int
 
+    @property
+    def own_axes(self) -> tuple[Axis, ...]:
+        return flat((self.key, *(axis for axis, _ in self.positions)))
 
-Atom = Leaf | Truth | Function | Plus | Exp | Over | Greatest | Count | UpTo | Window
+    def rebuild(self, children: "Sequence[Product]", axes: Mapping[Axis, Axis]) -> Self:
+        positions = tuple((axes.get(axis, axis), step) for axis, step in self.positions)
+        return replace(self, key=axes.get(self.key, self.key), positions=positions)
+
+    def text(self, children: Sequence[str], name: NameAxes) -> str:
+        steps = sorted(f"{step}{name((axis,))}" for axis, step in self.positions)
+        return f"window({name((self.key,))}={'+'.join(steps)}{self.shift:+d})"
+
+
+Atom = Leaf | Indicator | Function | Plus | Exp | Sum | Max | Count | CausalMask | Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +295,30 @@ ONE = Product()
 
 
 def number(value: float) -> Product:
-    """A constant."""
+    """Return a constant."""
     return Product(coefficient=value)
 
 
-def one(atom: Atom) -> Product:
-    """An atom as a formula."""
+def as_product(atom: Atom) -> Product:
+    """Return an atom as a formula."""
     return Product(((atom, 1.0),))
 
 
-def sole(product: Product) -> Atom | None:
-    """The atom that a formula is, if it is just that."""
+def single_atom(product: Product) -> Atom | None:
+    """Return the atom of a formula that is one atom, None for any other."""
     if len(product.factors) == 1 and product.coefficient == 1.0 and product.exponent == 0.0:
         atom, power = product.factors[0]
         return atom if power == 1.0 else None
     return None
+
+
+def _axes_of(dims: Dims) -> tuple[Axis, ...]:
+    return tuple(axis for axes in flat_dims(dims) for axis in axes)
+
+
+def _renamed(dims: Dims, axes: Mapping[Axis, Axis]) -> Dims:
+    return tuple(tuple(axes.get(axis, axis) for axis in dim) for dim in flat_dims(dims))
+
+
+def _text_of_dims(dims: Dims, name: NameAxes) -> str:
+    return "|".join(name(axes) for axes in flat_dims(dims) if axes)

@@ -1,38 +1,38 @@
-"""Sums over windows: what a convolution, a slice of something padded, or an index gives.
+"""Sums over windows: convolutions, slices of padded tensors, and gathers.
 
-All of them are a sum over the positions they read, with a ``Window`` that tells which those are;
-one of another becomes one of what lies below.
+Each is a sum over the positions it reads, with a ``Window`` that is 1 at those positions. A window
+of a window is merged into one window.
 """
 
 from collections.abc import Iterable
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Over, Product, Window, one
+from aftexport.recognition.formula.terms import Product, Sum, Window, as_product
 
 
-def over(axes: Iterable[Axis], product: Product) -> Product:
+def sum_over(axes: Iterable[Axis], product: Product) -> Product:
     """``algebra.over``, with windows of windows made one."""
-    total = algebra.over(axes, product)
+    total = algebra.sum_over(axes, product)
     factors = []
     for atom, power in total.factors:
-        found = _step(atom) if isinstance(atom, Over) and power == 1.0 else None
-        factors.append(Product(((atom, power),)) if found is None else over(*found))
-    return times(Product((), total.coefficient, total.exponent), *factors)
+        found = _step(atom) if isinstance(atom, Sum) and power == 1.0 else None
+        factors.append(Product(((atom, power),)) if found is None else sum_over(*found))
+    return multiply(Product((), total.coefficient, total.exponent), *factors)
 
 
 def has_window(product: Product) -> bool:
-    """Whether a factor is a sum over a window, and nothing divides it by another sum."""
+    """Return whether a factor is a sum over a window, and no other sum divides it."""
     windowed = any(
-        isinstance(atom, Over) and any(isinstance(a, Window) for a, _ in atom.body.factors)
+        isinstance(atom, Sum) and any(isinstance(a, Window) for a, _ in atom.body.factors)
         for atom, _ in product.factors
     )
-    return windowed and not any(isinstance(atom, Over) and p < 0 for atom, p in product.factors)
+    return windowed and not any(isinstance(atom, Sum) and p < 0 for atom, p in product.factors)
 
 
-def _step(total: Over) -> tuple[set[Axis], Product] | None:
-    """The axes and the summand of a sum with one window less."""
+def _step(total: Sum) -> tuple[set[Axis], Product] | None:
+    """Return the axes and the summand of a sum after one merge, None if none applies."""
     bound = set(flat(total.axes))
     factors = total.body.factors
     windows = [atom for atom, power in factors if isinstance(atom, Window) and power == 1.0]
@@ -46,7 +46,7 @@ def _step(total: Over) -> tuple[set[Axis], Product] | None:
         for other in windows:
             if other is not window and _same_place(other, window) and other.key in bound:
                 return left, substitute(rest, {window.key: other.key})
-        readers = [f for f in rest.factors if window.key in free(one(f[0]))]
+        readers = [f for f in rest.factors if window.key in free(as_product(f[0]))]
         if readers and all(isinstance(a, Window) and _passes(window, a) for a, _ in readers):
             passed = tuple(
                 (_composed(window, atom), power)
@@ -67,7 +67,7 @@ def _same_place(first: Window, second: Window) -> bool:
 
 
 def _passes(outer: Window, inner: Window) -> bool:
-    """Whether nothing that ``inner`` reads is cut off where ``outer`` reads from it."""
+    """Return whether ``outer`` never reads an entry that ``inner`` cuts off."""
     if [axis for axis, _ in inner.positions].count(outer.key) != 1 or inner.key is outer.key:
         return False
     runs = range(len(outer.key.sizes))

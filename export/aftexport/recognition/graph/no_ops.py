@@ -1,9 +1,9 @@
-"""Remove nodes that give what they are given, as exporters write where nothing optimizes.
+"""Removal of nodes whose output equals their input, which exporters without optimization write.
 
-So is a bias of zeros, which some exporters give every convolution.
+A bias of zeros, which some exporters add to every convolution, is removed too.
 
-A node counts only if it does nothing at any size. A slice of the first 1,000 tokens leaves every
-measured run whole and cuts longer documents, so its bounds must show that it cuts none.
+A node is removed only if it has no effect at any size. A slice of the first 1,000 tokens has no
+effect in the probed runs but cuts longer documents, so its bounds must prove that it cuts nothing.
 """
 
 from collections.abc import Callable
@@ -12,45 +12,47 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 _UNBOUNDED = 2**31 - 1
-"""The end of a slice that takes all there is, as exporters write it: this or more."""
-_CUTTING = ("Pad", "Reshape", "Slice")
-"""Operators that may take documents apart once they are longer than some number of tokens."""
-_OF_SIZES = frozenset({
+"""The smallest end by which exporters mean that a slice takes everything."""
+_CUTTING_OPERATORS = ("Pad", "Reshape", "Slice")
+"""Operators that may cut or regroup documents that are longer than some number of tokens."""
+_SIZE_OPERATORS = frozenset({
     "Add", "Cast", "Concat", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
     "Unsqueeze",
 })  # fmt: skip
-"""Operators that make no size another at some sizes only, as a minimum or a remainder does."""
+"""Operators on sizes that act alike at all sizes, unlike a minimum or a remainder."""
 
 
-def remove_no_ops(model: ir.Model, measured: Measured) -> set[ir.Node]:
-    """Make everything read what such a node reads; the outputs of the graph stay.
+def remove_no_ops(model: ir.Model, probed: ProbedGraph) -> set[ir.Node]:
+    """Connect the readers of nodes without effect to the inputs of those nodes.
+
+    Outputs of the graph keep their nodes.
 
     Args:
         model: the graph, changed in place.
         measured: its values.
 
     Returns:
-        The nodes that did nothing in every run, and may do something to longer documents.
+        The nodes without effect in all runs that may affect longer documents.
     """
     doubtful = set()
     for node in list(model.graph):
         if node.domain not in ("", "ai.onnx"):
             continue
-        if node.op_type == "Conv" and len(node.inputs) > 2 and _is_zero(node.inputs[2], measured):
+        if node.op_type == "Conv" and len(node.inputs) > 2 and _is_zero(node.inputs[2], probed):
             node.replace_input_with(2, None)
         if node.op_type not in _NO_OPS:
             continue
         source, output = node.inputs[0], node.outputs[0]
-        if source is None or not _looks_the_same(source, output, measured):
+        if source is None or not _looks_the_same(source, output, probed):
             continue
-        if not _NO_OPS[node.op_type](node, measured):
+        if not _NO_OPS[node.op_type](node, probed):
             moves = any(
-                len({*sizes}) > 1 for sizes in zip(*measured.shapes(source) or (), strict=True)
+                len({*sizes}) > 1 for sizes in zip(*probed.shapes(source) or (), strict=True)
             )
-            if moves and node.op_type in _CUTTING:
+            if moves and node.op_type in _CUTTING_OPERATORS:
                 doubtful.add(node)
         elif not output.is_graph_output() and not any(o.uses() for o in node.outputs[1:]):
             output.replace_all_uses_with(source)
@@ -58,75 +60,75 @@ def remove_no_ops(model: ir.Model, measured: Measured) -> set[ir.Node]:
     return doubtful
 
 
-def _looks_the_same(source: ir.Value, output: ir.Value, measured: Measured) -> bool:
-    shapes = measured.shapes(source)
+def _looks_the_same(source: ir.Value, output: ir.Value, probed: ProbedGraph) -> bool:
+    shapes = probed.shapes(source)
     return (
         shapes is not None
-        and shapes == measured.shapes(output)
-        and measured.dtype(source) == measured.dtype(output)
+        and shapes == probed.shapes(output)
+        and probed.dtype(source) == probed.dtype(output)
     )
 
 
-def _is_zero(value: ir.Value | None, measured: Measured) -> bool:
-    array = measured.steady(value)
+def _is_zero(value: ir.Value | None, probed: ProbedGraph) -> bool:
+    array = probed.fixed_value(value)
     return array is not None and not array.any()
 
 
-def _always(node: ir.Node, measured: Measured) -> bool:
+def _always(node: ir.Node, probed: ProbedGraph) -> bool:
     return True
 
 
-def _has_one_input(node: ir.Node, measured: Measured) -> bool:
+def _has_one_input(node: ir.Node, probed: ProbedGraph) -> bool:
     return len(node.inputs) == 1
 
 
-def _is_of_inference(node: ir.Node, measured: Measured) -> bool:
+def _is_of_inference(node: ir.Node, probed: ProbedGraph) -> bool:
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if training is None:
         return True
-    return _is_zero(training, measured)
+    return _is_zero(training, probed)
 
 
-def _keeps_order(node: ir.Node, measured: Measured) -> bool:
+def _keeps_order(node: ir.Node, probed: ProbedGraph) -> bool:
     order = list(node.attributes.get_ints("perm", []))
     return bool(order) and order == sorted(order)
 
 
-def _pads_nothing(node: ir.Node, measured: Measured) -> bool:
-    return _is_zero(node.inputs[1], measured)
+def _pads_nothing(node: ir.Node, probed: ProbedGraph) -> bool:
+    return _is_zero(node.inputs[1], probed)
 
 
-def _has_no_bounds(node: ir.Node, measured: Measured) -> bool:
+def _has_no_bounds(node: ir.Node, probed: ProbedGraph) -> bool:
     return all(bound is None for bound in node.inputs[1:]) and not node.attributes
 
 
-def _reduces_nothing(node: ir.Node, measured: Measured) -> bool:
-    axes = measured.constant(node.inputs[1]) if len(node.inputs) > 1 else np.empty(0)
+def _reduces_nothing(node: ir.Node, probed: ProbedGraph) -> bool:
+    axes = probed.constant(node.inputs[1]) if len(node.inputs) > 1 else np.empty(0)
     given = "axes" in node.attributes or axes is None or axes.size > 0
     return not given and node.attributes.get_int("noop_with_empty_axes", 0) == 1
 
 
-def _has_its_shape(node: ir.Node, measured: Measured) -> bool:
-    """Whether a shape that is the same in every run is made of sizes, and of nothing else."""
-    return len(node.inputs) < 2 or _is_of_sizes(node.inputs[1], measured)
+def _has_its_shape(node: ir.Node, probed: ProbedGraph) -> bool:
+    """Return whether a shape is computed only from sizes."""
+    return len(node.inputs) < 2 or _is_of_sizes(node.inputs[1], probed)
 
 
-def _takes_all(node: ir.Node, measured: Measured) -> bool:
+def _takes_all(node: ir.Node, probed: ProbedGraph) -> bool:
     starts, ends, axes, steps = (
         node.inputs[i] if len(node.inputs) > i else None for i in (1, 2, 3, 4)
     )
-    first, by = measured.steady(starts), measured.steady(steps)
+    first, by = probed.fixed_value(starts), probed.fixed_value(steps)
     if first is None or first.any() or (steps is not None and (by is None or (by != 1).any())):
         return False
-    last, along = measured.steady(ends), measured.steady(axes)
+    last, along = probed.fixed_value(ends), probed.fixed_value(axes)
     if axes is not None and along is None:
         return False
     if last is None:
-        # The end is the size of each run, and no other number that was as large in these.
-        return _is_of_sizes(ends, measured)
+        # An end that only equals the size in these runs might cut longer documents.
+        return _is_of_sizes(ends, probed)
     source = node.inputs[0]
     assert source is not None
-    sizes = list(zip(*(measured.shapes(source) or ()), strict=True))
+    sizes = list(zip(*(probed.shapes(source) or ()), strict=True))
     cut = range(len(last)) if along is None else [int(axis) for axis in along.reshape(-1)]
     return all(
         end >= _UNBOUNDED or (len({*sizes[axis]}) == 1 and end >= sizes[axis][0])
@@ -134,23 +136,23 @@ def _takes_all(node: ir.Node, measured: Measured) -> bool:
     )
 
 
-def _is_of_sizes(value: ir.Value | None, measured: Measured) -> bool:
-    """Whether a value is made of the sizes of tensors and of constants, by sums and products."""
-    waiting, seen = [value], set[ir.Value | None]()
-    while waiting:
-        made = waiting.pop()
-        if made is None or made in seen or measured.steady(made) is not None:
+def _is_of_sizes(value: ir.Value | None, probed: ProbedGraph) -> bool:
+    """Return whether a value is computed from sizes and constants by sums and products."""
+    pending, seen = [value], set[ir.Value | None]()
+    while pending:
+        made = pending.pop()
+        if made is None or made in seen or probed.fixed_value(made) is not None:
             continue
         seen.add(made)
         node = made.producer()
-        if node is None or node.op_type not in (*_OF_SIZES, "Shape", "Size"):
+        if node is None or node.op_type not in (*_SIZE_OPERATORS, "Shape", "Size"):
             return False
         if node.op_type not in ("Shape", "Size"):
-            waiting += node.inputs
+            pending += node.inputs
     return True
 
 
-_NO_OPS: dict[str, Callable[[ir.Node, Measured], bool]] = {
+_NO_OPS: dict[str, Callable[[ir.Node, ProbedGraph], bool]] = {
     "Cast": _always,
     "CastLike": _always,
     "Clip": _has_no_bounds,
@@ -172,4 +174,4 @@ _NO_OPS: dict[str, Callable[[ir.Node, Measured], bool]] = {
     "Tile": _has_its_shape,
     "Transpose": _keeps_order,
 }
-"""By operator, whether a node whose output looks like its input is always equal to it."""
+"""For each operator, whether a node with equal shapes and types has equal values."""

@@ -1,4 +1,4 @@
-"""What differs between writers of one formula, taken out where a library does it."""
+"""Normalization of a graph by the passes of onnx, onnx_ir and onnxscript."""
 
 import onnx
 import onnx.inliner
@@ -16,24 +16,24 @@ from onnxscript import optimizer
 
 from aftexport.operators.domain import opset_of
 
-OLDEST = 18
-"""The first opset that the operators' portable bodies are written in."""
-TARGET = 20
-_OVERRIDES = 4
-"""The first version of the file format where an initializer that is an input may be overridden."""
+MIN_OPSET = 18
+"""The first opset that the portable bodies of the operators support."""
+TARGET_OPSET = 20
+_FIRST_OVERRIDABLE_IR = 4
+"""The first IR version whose initializers among the inputs may be overridden."""
 
 
-def normalised(model: onnx.ModelProto) -> ir.Model:
-    """A copy, with functions inlined, constants folded and common subexpressions computed once.
+def normalize(model: onnx.ModelProto) -> ir.Model:
+    """Return a copy with functions inlined, constants folded and common subexpressions merged.
 
-    Models of an opset that the portable bodies do not know are converted to a later one. Where the
-    file's format asks for every initializer among the inputs, they are inputs no more.
+    A model with an older opset than the portable bodies support is converted to a later opset. If
+    the IR version requires each initializer among the inputs, those inputs are removed.
     """
-    is_old = model.ir_version < _OVERRIDES
+    is_old = model.ir_version < _FIRST_OVERRIDABLE_IR
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    if opset_of(model) < OLDEST:
-        model = onnx.version_converter.convert_version(model, TARGET)
+    if opset_of(model) < MIN_OPSET:
+        model = onnx.version_converter.convert_version(model, TARGET_OPSET)
     graph = ir.from_proto(model)
     if is_old:
         RemoveInitializersFromInputsPass()(graph)

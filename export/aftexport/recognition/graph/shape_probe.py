@@ -23,28 +23,28 @@ from aftexport.recognition.graph.upstream import any_above
 Arrays = Mapping[str, NDArray[np.generic]]
 Naming = Literal["apart", "alike", "none"]
 
-_BATCH_AND_TOKENS = ((2, 7), (3, 5))
+_SIZES = ((2, 7), (3, 5))
 """Of the runs that axes are told apart by."""
 _NAMINGS: Sequence[Naming] = ("apart", "alike", "none")
 """What the names of dynamic dims say, the most first: one size for each name, as queries and keys
 may be of different sequences; which dims are equal, as exporters give one axis several names; or
 nothing.
 """
-_MORE = ((1, 1), (2, 33))
+_EDGE_SIZES = ((1, 1), (2, 33))
 """Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
-_LONG = 269
+_LONG_TOKENS = 269
 """Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
 between, only the shapes, the sizes and the conditions are kept.
 """
 _SHAPE_OF = "shape of "
 
 
-class UnmeasurableError(Exception):
-    """No sizes were found that the model runs with."""
+class NoRunnableSizes(Exception):  # noqa: N818, an outcome and not an error
+    """The reason why the model runs at none of the sizes that were tried."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProbedGraph:
     """The values of a graph, as they came out of runs at different sizes.
 
     Attributes:
@@ -59,9 +59,9 @@ class Measured:
 
     model: onnx.ModelProto
     runs: Sequence[Arrays]
-    more: Sequence[Arrays]
+    edge_runs: Sequence[Arrays]
     naming: Naming
-    long: Arrays
+    long_run: Arrays
     _changing: MutableMapping[ir.Value, bool] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -81,7 +81,7 @@ class Measured:
         """Whether a value was there when the graph was measured."""
         return str(value.name) in self.runs[0]
 
-    def steady(self, value: ir.Value | None) -> NDArray[np.generic] | None:
+    def fixed_value(self, value: ir.Value | None) -> NDArray[np.generic] | None:
         """What is the same at every size: constants, and what is made of sizes that are fixed."""
         if value is None:
             return None
@@ -108,28 +108,30 @@ class Measured:
     def in_every_run(self, value: ir.Value) -> list[NDArray[np.generic]] | None:
         """What was computed, at every size and in the long run if it kept it; None if not."""
         name = str(value.name)
-        arrays = [run[name] for run in (*self.runs, *self.more) if name in run]
-        if len(arrays) < len(self.runs) + len(self.more):
+        arrays = [run[name] for run in (*self.runs, *self.edge_runs) if name in run]
+        if len(arrays) < len(self.runs) + len(self.edge_runs):
             return None
-        return [*arrays, self.long[name]] if name in self.long else arrays
+        return [*arrays, self.long_run[name]] if name in self.long_run else arrays
 
     def number(self, value: ir.Value) -> float | None:
         """The one number that a floating-point value is, if it is steady."""
         array = self._first(value)
         if array is None or array.size != 1 or not self.is_float(value):
             return None
-        array = self.steady(value)
+        array = self.fixed_value(value)
         return None if array is None else float(array.reshape(()))
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
         """The shape in every run."""
         array, name = self.constant(value), str(value.name)
         if array is not None:
-            return [array.shape] * (len(self.runs) + bool(self.long))
+            return [array.shape] * (len(self.runs) + bool(self.long_run))
         if any(name not in run for run in self.runs):
             return None
         shapes = [run[name].shape for run in self.runs]
-        return [*shapes, tuple(map(int, self.long[_SHAPE_OF + name]))] if self.long else shapes
+        return (
+            [*shapes, tuple(map(int, self.long_run[_SHAPE_OF + name]))] if self.long_run else shapes
+        )
 
     def dtype(self, value: ir.Value) -> np.dtype[np.generic]:
         """The type of the numbers."""
@@ -141,7 +143,7 @@ class Measured:
         array = self._first(value)
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
-    def is_truth(self, value: ir.Value) -> bool:
+    def is_boolean(self, value: ir.Value) -> bool:
         """Whether a value is true or false."""
         array = self._first(value)
         return array is not None and array.dtype.kind == "b"
@@ -151,7 +153,7 @@ class Measured:
         array = self.constant(value)
         return array if array is not None else self.runs[0].get(str(value.name))
 
-    def alone(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
+    def run_at(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
         """Some values, and the inputs, at other sizes; nothing else of the graph is computed.
 
         Returns:
@@ -165,15 +167,15 @@ class Measured:
             return None
 
 
-def rests_on_inputs(value: ir.Value) -> bool:
+def depends_on_inputs(value: ir.Value) -> bool:
     """Whether a value depends on what the graph is given, and not only on the shape of it."""
-    return any_above(value, _RESTING, _rests)
+    return any_above(value, _DEPENDING, _depends)
 
 
-_RESTING: MutableMapping[ir.Value, bool] = weakref.WeakKeyDictionary()
+_DEPENDING: MutableMapping[ir.Value, bool] = weakref.WeakKeyDictionary()
 
 
-def _rests(value: ir.Value) -> bool | None:
+def _depends(value: ir.Value) -> bool | None:
     node = value.producer()
     if node is None:
         return value.const_value is None
@@ -188,39 +190,39 @@ def _is_size(value: ir.Value) -> bool:
     return node is not None and node.op_type in ("Shape", "Size")
 
 
-def measure(model: onnx.ModelProto) -> Measured:
+def probe(model: onnx.ModelProto) -> ProbedGraph:
     """Runs a model at several sizes.
 
     Raises:
-        UnmeasurableError: with the runtime's reason.
+        NoRunnableSizes: with the runtime's reason.
     """
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
     try:
         engine = _engine(traced)
     except (EngineError, ValueError) as error:
-        raise UnmeasurableError(str(error)) from error
+        raise NoRunnableSizes(str(error)) from error
     reason = ""
     for naming in _NAMINGS:
         runs = []
         try:
-            for batch, tokens in _BATCH_AND_TOKENS:
+            for batch, tokens in _SIZES:
                 runs.append(_run(engine, model, batch, tokens, naming))
         except EngineError as error:
             reason = reason or str(error)
             continue
-        more = []
-        for batch, tokens in _MORE:
+        edge_runs = []
+        for batch, tokens in _EDGE_SIZES:
             try:
-                more.append(_run(engine, model, batch, tokens, naming))
+                edge_runs.append(_run(engine, model, batch, tokens, naming))
             except EngineError:
                 continue  # not every model takes one token, or 33
-        return Measured(model, runs, more, naming, _long_run(model, runs[0], naming))
-    raise UnmeasurableError(reason)
+        return ProbedGraph(model, runs, edge_runs, naming, _run_long(model, runs[0], naming))
+    raise NoRunnableSizes(reason)
 
 
-def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
-    """What ``Measured.long`` is, of a model that had this other run."""
+def _run_long(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
+    """What ``ProbedGraph.long_run`` is, of a model that had this other run."""
     given = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
     kept = [name for name, array in run.items() if name not in given and _is_kept(array)]
@@ -231,7 +233,7 @@ def _long_run(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
     )
     engine = _engine(described)
     found: Arrays = {}
-    taken, refused, tokens = _MORE[-1][1], _LONG + 1, _LONG
+    taken, refused, tokens = _EDGE_SIZES[-1][1], _LONG_TOKENS + 1, _LONG_TOKENS
     while tokens > taken:
         try:
             found, taken = _run(engine, model, 1, tokens, naming), tokens

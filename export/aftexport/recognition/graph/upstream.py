@@ -1,4 +1,4 @@
-"""What values of a graph are computed from, each looked at once, however deep the graph is."""
+"""A search through the values that a value is computed from, without recursion."""
 
 from collections.abc import Callable, MutableMapping
 
@@ -10,16 +10,16 @@ def any_above(
     known: MutableMapping[ir.Value, bool],
     decide: Callable[[ir.Value], bool | None],
 ) -> bool:
-    """Whether ``decide`` holds for a value, or for any that it is computed from.
+    """Return whether ``decide`` holds for a value or any value that it is computed from.
 
     Args:
         value: a value of a graph.
-        known: the answers so far, which are added to.
-        decide: None where the inputs of a value's node decide.
+        known: the results so far; new results are added.
+        decide: a predicate that returns None if the inputs of a value's node decide.
     """
-    waiting = [value]
-    while waiting:
-        last = waiting[-1]
+    pending = [value]
+    while pending:
+        last = pending[-1]
         if last not in known:
             answer = decide(last)
             node = last.producer()
@@ -28,8 +28,8 @@ def any_above(
                 answer = True
             unknown = [v for v in given if v not in known] if answer is None else []
             if unknown:
-                waiting += unknown
+                pending += unknown
                 continue
             known[last] = bool(answer)
-        waiting.pop()
+        pending.pop()
     return known[value]

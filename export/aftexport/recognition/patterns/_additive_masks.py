@@ -11,11 +11,11 @@ import numpy as np
 from aftexport.recognition.formula import algebra
 from aftexport.recognition.formula.algebra import negation
 from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import Function, Plus, Product, sole
-from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.formula.terms import Function, Plus, Product, single_atom
+from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import LOWEST, Subject, leaves
 
-_FILLING = -1e4
+_MAX_FILL = -1e4
 """The highest number that logits are filled with to leave a token out; masks have factors as large.
 """
 
@@ -28,19 +28,19 @@ def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Pr
         logits: the logits.
         mask: the conditions that multiply their exponentials.
     """
-    lowest = -6e4 if _is_half(logits, subject.measured) else LOWEST
+    lowest = -6e4 if _is_half(logits, subject.probed) else LOWEST
     terms: list[Product] = []
     left_out = [negation(mask)] if mask.factors else []
-    waiting = [logits]
-    while waiting:
-        term = waiting.pop()
-        atom = sole(Product(term.factors))
+    pending = [logits]
+    while pending:
+        term = pending.pop()
+        atom = single_atom(Product(term.factors))
         filled = _filled(atom) if isinstance(atom, Function) and term.coefficient > 0.0 else None
-        if isinstance(atom, Plus) and abs(term.coefficient) < -_FILLING:
-            waiting += [algebra.scaled(part, term.coefficient) for part in atom.terms]
+        if isinstance(atom, Plus) and abs(term.coefficient) < -_MAX_FILL:
+            pending += [algebra.scaled(part, term.coefficient) for part in atom.terms]
         elif filled is not None:
             kept, condition = filled
-            waiting.append(algebra.scaled(kept, term.coefficient))
+            pending.append(algebra.scaled(kept, term.coefficient))
             left_out.append(condition)
         else:
             terms.append(_limited(term, lowest))
@@ -57,7 +57,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
         (first, second, condition),
         (second, first, negation(condition)),
     ):
-        if not number.factors and number.coefficient <= _FILLING and kept.factors:
+        if not number.factors and number.coefficient <= _MAX_FILL and kept.factors:
             return kept, left_out
     return None
 
@@ -67,7 +67,5 @@ def _limited(term: Product, lowest: float) -> Product:
     return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
 
 
-def _is_half(logits: Product, measured: Measured) -> bool:
-    return any(
-        measured.has(value) and measured.dtype(value) == np.float16 for value in leaves(logits)
-    )
+def _is_half(logits: Product, probed: ProbedGraph) -> bool:
+    return any(probed.has(value) and probed.dtype(value) == np.float16 for value in leaves(logits))

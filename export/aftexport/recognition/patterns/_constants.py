@@ -4,71 +4,83 @@ Some of it is made anew for each length, as the corner of a constant that the do
 take: then it is what all of that constant gives.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.equivalence import part_of, run_once, runner
+from aftexport.recognition.equivalence import ProofError, part_of, run_once, runner
 from aftexport.recognition.formula.axes import Axis, Dims, flat_dims
-from aftexport.recognition.formula.terms import Atom, Exp, Function, Leaf, Plus, Product, Truth
-from aftexport.recognition.graph.shape_probe import Arrays, Measured, rests_on_inputs
+from aftexport.recognition.formula.terms import Atom, Exp, Function, Indicator, Leaf, Plus, Product
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends_on_inputs
 from aftexport.recognition.patterns.pattern import leaves
 
 Sizes = Mapping[int, int]
 """The sizes that the dims of constants have, each with the entries of the largest one."""
 
-_MOST = 2**26
+_MAX_BIAS_ENTRIES = 2**26
 """Entries of a bias that factors are multiplied out to: of 8,192 tokens, 256 MiB in the file."""
 
 
 def evaluated(
-    product: Product, order: tuple[Axis, ...], measured: Measured
+    product: Product, order: tuple[Axis, ...], probed: ProbedGraph
 ) -> NDArray[np.float64] | None:
     """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
     below = leaves(product)
-    if any(map(rests_on_inputs, below)):
+    if any(map(depends_on_inputs, below)):
         return None
-    return _evaluated(product, order, measured, _sizes(below, measured))
+    return _evaluated(product, order, probed, _sizes(below, probed))
 
 
-def whole(value: ir.Value, measured: Measured) -> NDArray[np.generic] | None:
+def whole(value: ir.Value, probed: ProbedGraph) -> NDArray[np.generic] | None:
     """A constant, or what a corner is cut out of for the length of the document."""
-    return _whole(value, measured, {} if rests_on_inputs(value) else _sizes([value], measured))
+    return _whole(value, probed, {} if depends_on_inputs(value) else _sizes([value], probed))
 
 
 def _evaluated(
-    product: Product, order: tuple[Axis, ...], measured: Measured, sizes: Sizes
+    product: Product, order: tuple[Axis, ...], probed: ProbedGraph, sizes: Sizes
 ) -> NDArray[np.float64] | None:
     result = np.array(product.coefficient * np.exp(product.exponent))
     for atom, power in product.factors:
-        given = _atom(atom, order, measured, sizes)
+        given = _atom(atom, order, probed, sizes)
         if given is None:
             return None
-        try:
-            result = result * given**power
-        except ValueError:  # corners of constants of different sizes
-            return None
+        if not can_broadcast(result, given):
+            return None  # corners of constants of different sizes
+        result = result * given**power
     return result
 
 
+def can_broadcast(*arrays: NDArray[np.float64]) -> bool:
+    """Return whether arrays can be added and multiplied: dims are equal, from the last, or 1."""
+    shapes = (reversed(array.shape) for array in arrays)
+    return all(len({*sizes} - {1}) <= 1 for sizes in itertools.zip_longest(*shapes, fillvalue=1))
+
+
 def _atom(
-    atom: Atom, order: tuple[Axis, ...], measured: Measured, sizes: Sizes
+    atom: Atom, order: tuple[Axis, ...], probed: ProbedGraph, sizes: Sizes
 ) -> NDArray[np.float64] | None:
     if isinstance(atom, Exp):
-        inner = _evaluated(atom.argument, order, measured, sizes)
+        inner = _evaluated(atom.argument, order, probed, sizes)
         return None if inner is None else np.exp(inner)
-    if isinstance(atom, Truth):
-        held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
+    if isinstance(atom, Indicator):
+        held = _laid_out(_whole(atom.value, probed, sizes), atom.dims, order)
         return held if held is None or atom.holds else 1.0 - held
     if isinstance(atom, Leaf | Function | Plus) and atom.value is not None:
-        held = _laid_out(_whole(atom.value, measured, sizes), atom.dims, order)
+        held = _laid_out(_whole(atom.value, probed, sizes), atom.dims, order)
         if held is not None:
             return held
     if isinstance(atom, Plus):
-        terms = [_evaluated(term, order, measured, sizes) for term in atom.terms]
-        return None if any(t is None for t in terms) else np.asarray(sum(terms))  # type: ignore[arg-type]
+        terms = [_evaluated(term, order, probed, sizes) for term in atom.terms]
+        known = [term for term in terms if term is not None]
+        if len(known) < len(terms):
+            return None
+        if not can_broadcast(*known):
+            raise Unreadable("constants of different sizes are added")
+        return np.asarray(sum(known))
     return None
 
 
@@ -78,6 +90,8 @@ def _laid_out(
     dims = flat_dims(dims)
     if array is None:
         return None
+    if array.ndim != len(dims):
+        raise Unreadable("a constant has more or fewer dims than its formula")
     sizes: dict[Axis, int] = {}
     for n, axes in zip(array.shape, dims, strict=True):
         # A corner of a constant may be cut out of a larger one: its own size counts.
@@ -90,13 +104,16 @@ def _laid_out(
     return array.reshape([sizes.get(axis, 1) for axis in order])
 
 
-def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.generic] | None:
+def _whole(value: ir.Value, probed: ProbedGraph, sizes: Sizes) -> NDArray[np.generic] | None:
     """A mask that is made for each length is as long as what it is laid over: one of ``sizes``."""
-    array = measured.constant(value)
-    if array is not None or rests_on_inputs(value):
+    array = probed.constant(value)
+    if array is not None or depends_on_inputs(value):
         return array
-    part = part_of(value, (), measured)
-    evaluator = runner(part, measured.opset)
+    part = part_of(value, (), probed)
+    try:
+        evaluator = runner(part, probed.opset)
+    except ProofError as error:
+        raise Unreadable(str(error)) from error
 
     def at(run: Arrays | None) -> NDArray[np.generic] | None:
         if run is None:
@@ -108,20 +125,20 @@ def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.gene
 
     if not part.inputs:
         return at({})
-    corners = [at(run) for run in (*measured.runs, *measured.more)]
-    if max(sizes, default=0) ** 2 > max((_MOST, *sizes.values())):
+    corners = [at(run) for run in (*probed.runs, *probed.edge_runs)]
+    if max(sizes, default=0) ** 2 > max((_MAX_BIAS_ENTRIES, *sizes.values())):
         return None
     # The largest first: what is cut out for fewer is a corner of it as well.
     for tokens in sorted(sizes, reverse=True):
         for shape in (lambda n: (1, n), lambda n: (n, 1)):
-            array = at(measured.alone(part.inputs, *shape(tokens)))
+            array = at(probed.run_at(part.inputs, *shape(tokens)))
             if (
                 array is None
                 or tokens != max(array.shape, default=0)
                 or not all(c is not None and _is_corner(c, array) for c in corners)
             ):
                 continue
-            longer = at(measured.alone(part.inputs, *shape(tokens + 1)))
+            longer = at(probed.run_at(part.inputs, *shape(tokens + 1)))
             # Where it grows on, there is no document that has all of it.
             if longer is None or longer.shape == array.shape:
                 return array
@@ -129,11 +146,13 @@ def _whole(value: ir.Value, measured: Measured, sizes: Sizes) -> NDArray[np.gene
 
 
 def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
+    if array.ndim != corner.ndim:
+        return False
     same = array[tuple(map(slice, corner.shape))]
     return same.shape == corner.shape and np.allclose(same, corner, rtol=1e-9, atol=1e-12)
 
 
-def _sizes(values: Iterable[ir.Value], measured: Measured) -> Sizes:
+def _sizes(values: Iterable[ir.Value], probed: ProbedGraph) -> Sizes:
     """Of the constants that the values are made of."""
     found: dict[int, int] = {}
     seen, left = set[ir.Value](), list(values)
@@ -142,7 +161,7 @@ def _sizes(values: Iterable[ir.Value], measured: Measured) -> Sizes:
         if below in seen:
             continue
         seen.add(below)
-        array, node = measured.constant(below), below.producer()
+        array, node = probed.constant(below), below.producer()
         if array is not None:
             for n in array.shape:
                 found[n] = max(array.size, found.get(n, 0))

@@ -9,7 +9,7 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import Product
 from aftexport.recognition.patterns._token_axes import packed
-from aftexport.recognition.patterns.pattern import NearMissError, Subject, same_size, size_of
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, size_of
 
 Roles = tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]
 
@@ -38,9 +38,9 @@ def roles_of(
     if not fits:
         return None
     if not same_size(tokens, summed):
-        raise NearMissError("there are not as many keys as queries, as where heads share keys")
+        raise NearMissFound("there are not as many keys as queries, as where heads share keys")
     if size_of(wide) != size_of(channels):
-        raise NearMissError("heads of keys and of values differ in width")
+        raise NearMissFound("heads of keys and of values differ in width")
     batch, heads = heads_of(subject, shared)
     return tokens, heads, batch, wide
 

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 
 from aftexport.recognition.formula.axes import Axis, flat, flat_dims
-from aftexport.recognition.formula.terms import Exp, Leaf, Product, sole
+from aftexport.recognition.formula.terms import Exp, Leaf, Product, single_atom
 from aftexport.recognition.patterns.channels import channel_axes
-from aftexport.recognition.patterns.pattern import NearMissError, Subject, size_of
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, size_of
 
 
 def check_tokens(
@@ -15,7 +15,7 @@ def check_tokens(
     keys: Product,
     contracted: Collection[Axis] = (),
 ) -> None:
-    """Raises NearMissError unless the summed axes can only be those of the tokens.
+    """Raises NearMissFound unless the summed axes can only be those of the tokens.
 
     Args:
         subject: the value.
@@ -26,19 +26,19 @@ def check_tokens(
     """
     dims = flat_dims(subject.dims)
     if set(dims[0]) & set(tokens):
-        raise NearMissError("the mean is over the first axis, which may be the batch")
+        raise NearMissFound("the mean is over the first axis, which may be the batch")
     channels = channel_axes(keys, subject.reader)
     if channels & set(summed):
-        raise NearMissError("the mean is over the channels")
+        raise NearMissFound("the mean is over the channels")
     channels |= set(contracted)
     if not all(axis.is_fixed for axis in summed):
         return
     if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
-        raise NearMissError(f"the mean is over an axis of always {size_of(summed)}, no tokens")
+        raise NearMissFound(f"the mean is over an axis of always {size_of(summed)}, no tokens")
     for atom, _ in keys.factors:
-        inner = sole(atom.argument) if isinstance(atom, Exp) else atom
+        inner = single_atom(atom.argument) if isinstance(atom, Exp) else atom
         if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
-            raise NearMissError("the mean is over the last axis, which may be the channels")
+            raise NearMissFound("the mean is over the last axis, which may be the channels")
 
 
 def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:

@@ -10,13 +10,22 @@ from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, Dims, flat
-from aftexport.recognition.formula.terms import Count, Exp, Function, Over, Product, UpTo, one, sole
+from aftexport.recognition.formula.terms import (
+    CausalMask,
+    Count,
+    Exp,
+    Function,
+    Product,
+    Sum,
+    as_product,
+    single_atom,
+)
 from aftexport.recognition.patterns._constants import evaluated
 from aftexport.recognition.patterns._token_axes import packed
 from aftexport.recognition.patterns.elementwise import gate
 from aftexport.recognition.patterns.pattern import (
     Factor,
-    NearMissError,
+    NearMissFound,
     Operand,
     Subject,
     aligned,
@@ -75,7 +84,7 @@ class WeightedMean:
         exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
         weights = without(self.keys, exponentials)
         logits = logits_of(exponentials)
-        floored = holds_infinity(logits, self.subject.measured)
+        floored = holds_infinity(logits, self.subject.probed)
         own = tuple(axis for axis in self.channels if axis in free(self.keys))
         return Operand(logits, (self.batch, self.summed, own), weights, floored)
 
@@ -101,7 +110,7 @@ class WeightedMean:
 
 
 def weighted_mean(subject: Subject) -> WeightedMean | None:
-    """Takes the formula of a subject apart; raises NearMissError."""
+    """Takes the formula of a subject apart; raises NearMissFound."""
     formula = subject.formula
     numerators = sums(formula.factors, 1.0)
     if len(numerators) != 1:
@@ -117,32 +126,32 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
         refuse_changed_denominator(formula.factors)
         for inner in sums(numerator.body.factors, -1.0):
             if any(isinstance(atom, Exp) for atom, _ in inner.body.factors):
-                raise NearMissError("the softmax is over another axis than the sum of the values")
+                raise NearMissFound("the softmax is over another axis than the sum of the values")
         return None
     if len(denominators) != 1:
         return None
     found = aligned(denominators[0], numerator.body, summed)
     if found is None or found[1] != set(summed):
         if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
-            raise NearMissError("the weights are normalised over another axis too")
-        raise NearMissError("numerator and denominator have different weights")
+            raise NearMissFound("the weights are normalised over another axis too")
+        raise NearMissFound("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)
-    if any(isinstance(atom, UpTo) for atom, _ in value.factors):
-        raise NearMissError("numerator and denominator are sums over different keys")
+    if any(isinstance(atom, CausalMask) for atom, _ in value.factors):
+        raise NearMissFound("numerator and denominator are sums over different keys")
     if not set(summed) <= free(value):
         return None
     return _with_roles(subject, denominators[0], weights, value, summed)
 
 
 def _with_roles(
-    subject: Subject, denominator: Over, weights: Product, value: Product, summed: tuple[Axis, ...]
+    subject: Subject, denominator: Sum, weights: Product, value: Product, summed: tuple[Axis, ...]
 ) -> WeightedMean | None:
     formula = subject.formula
     tokens = tuple(axis for axis in subject.axes if axis not in free(value))
     biases, keys = by_dependence(weights, set(tokens))
-    reach = [atom for atom, _ in biases.factors if isinstance(atom, UpTo)]
-    biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], UpTo)))
+    causal_masks = [atom for atom, _ in biases.factors if isinstance(atom, CausalMask)]
+    biases = Product(tuple(f for f in biases.factors if not isinstance(f[0], CausalMask)))
     _refuse_mixed_logits(biases, value)
     others = [axis for axis in subject.axes if axis not in tokens]
     batch, channels = packed(subject, others)
@@ -157,19 +166,17 @@ def _with_roles(
     refuse_clamped(biases)
     strange = free(biases) - {*summed, *tokens}
     if strange:
-        raise NearMissError("the position bias depends on more than two positions")
+        raise NearMissFound("the position bias depends on more than two positions")
     if not same_size(tokens, summed):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissFound("queries and keys are of different sequences")
     check_maxima(subject, [denominator])
     outer = tuple(
-        (atom, p)
-        for atom, p in formula.factors
-        if not (isinstance(atom, Over) and p in (1.0, -1.0))
+        (atom, p) for atom, p in formula.factors if not (isinstance(atom, Sum) and p in (1.0, -1.0))
     )
     scale = float(formula.coefficient * np.exp(formula.exponent))
     count = size_of(summed) if all(axis.is_fixed for axis in summed) else 0
     if any(isinstance(atom, Count) for atom, _ in outer) or (count > 1 and scale * count == 1.0):
-        raise NearMissError("the mean is divided by the number of tokens")
+        raise NearMissFound("the mean is divided by the number of tokens")
     return WeightedMean(
         subject,
         keys,
@@ -180,24 +187,24 @@ def _with_roles(
         tokens,
         batch,
         channels,
-        bool(reach),
+        bool(causal_masks),
         scale,
     )
 
 
 def _refuse_mixed_logits(weights: Product, value: Product) -> None:
-    """Raises NearMissError where what is done to keys and bias together keeps them together."""
+    """Raises NearMissFound where what is done to keys and bias together keeps them together."""
     for atom, _ in weights.factors:
-        function = sole(atom.argument) if isinstance(atom, Exp) else None
-        if isinstance(function, Function) and free(value) <= free(one(function)):
-            raise NearMissError(
+        function = single_atom(atom.argument) if isinstance(atom, Exp) else None
+        if isinstance(function, Function) and free(value) <= free(as_product(function)):
+            raise NearMissFound(
                 f"the logits go through {function.name} once the position bias is added"
             )
 
 
 def _argument(factor: Factor) -> Product:
     atom = factor[0]
-    return atom.argument if isinstance(atom, Exp) else one(atom)
+    return atom.argument if isinstance(atom, Exp) else as_product(atom)
 
 
 def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
@@ -208,7 +215,7 @@ def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
     if len(mean.tokens) != 1 or len(mean.summed) != 1:
         return None
     order = (mean.tokens[0], mean.summed[0])
-    full = evaluated(mean.biases, order, mean.subject.measured)
+    full = evaluated(mean.biases, order, mean.subject.probed)
     if full is None or full.ndim != 2 or full.shape[0] != full.shape[1]:
         return None
     with np.errstate(divide="ignore"):

@@ -9,12 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import Atom, Exp, Over, Plus, Product, UpTo, Window, one
-from aftexport.recognition.patterns._constants import evaluated
-from aftexport.recognition.patterns.pattern import NearMissError, Subject, same_size, sums, without
+from aftexport.recognition.formula.terms import (
+    Atom,
+    CausalMask,
+    Exp,
+    Plus,
+    Product,
+    Sum,
+    Window,
+    as_product,
+)
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.patterns._constants import can_broadcast, evaluated
+from aftexport.recognition.patterns.pattern import NearMissFound, Subject, same_size, sums, without
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class Term:
         causal: whether keys after the query's position are left out.
     """
 
-    total: Over
+    total: Sum
     summed: Axis
     inner: Product
     outside: Product
@@ -59,7 +69,7 @@ class WindowedSums:
 
 def parts(atom: Atom) -> tuple[Product, ...]:
     """The terms of a sum; of anything else, itself."""
-    return atom.terms if isinstance(atom, Plus) else (one(atom),)
+    return atom.terms if isinstance(atom, Plus) else (as_product(atom),)
 
 
 def weighs_keys(part: Product) -> bool:
@@ -70,35 +80,35 @@ def weighs_keys(part: Product) -> bool:
 
 
 def terms_of(atom: Atom) -> list[Term]:
-    """A numerator or denominator as its terms; raises NearMissError where one is no such sum."""
+    """A numerator or denominator as its terms; raises NearMissFound where one is no such sum."""
     return [_term(part) for part in parts(atom)]
 
 
 def _term(part: Product) -> Term:
     totals = sums(part.factors, 1.0)
     if not part.factors:
-        raise NearMissError(f"{part.coefficient:.3g} is added to the sums")
+        raise NearMissFound(f"{part.coefficient:.3g} is added to the sums")
     if len(totals) != 1 or not weighs_keys(part):
-        raise NearMissError("something is added that is no sum of the keys' weights")
+        raise NearMissFound("something is added that is no sum of the keys' weights")
     (total,) = totals
     body = total.body
     windows = [atom for atom, _ in body.factors if isinstance(atom, Window)]
-    reach = [atom for atom, _ in body.factors if isinstance(atom, UpTo)]
+    causal_masks = [atom for atom, _ in body.factors if isinstance(atom, CausalMask)]
     axes = flat(total.axes)
     summed = windows[0].key if windows else axes[0]
     taps = [axis for axis in axes if axis is not summed]
     if len(windows) > 1:
-        raise NearMissError("the filter is of more than one dimension")
-    if len(taps) > len(windows) or (windows and reach) or summed not in axes:
-        raise NearMissError("a sum is over something else than the keys of a window, or all keys")
-    others = [f for f in body.factors if f[0] not in (*windows, *reach)]
-    inner = Product(tuple(f for f in others if summed in free(one(f[0]))))
+        raise NearMissFound("the filter is of more than one dimension")
+    if len(taps) > len(windows) or (windows and causal_masks) or summed not in axes:
+        raise NearMissFound("a sum is over something else than the keys of a window, or all keys")
+    others = [f for f in body.factors if f[0] not in (*windows, *causal_masks)]
+    inner = Product(tuple(f for f in others if summed in free(as_product(f[0]))))
     constants = Product(
         tuple(f for f in others if f not in inner.factors), body.coefficient, body.exponent
     )
     window = windows[0] if windows else None
-    outside = times(constants, without(part, one(total)))
-    return Term(total, summed, inner, outside, window, bool(reach))
+    outside = multiply(constants, without(part, as_product(total)))
+    return Term(total, summed, inner, outside, window, bool(causal_masks))
 
 
 def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
@@ -111,49 +121,51 @@ def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
         if axis in subject.axes
     }
     if len(found) != 1:
-        raise NearMissError("the windows are not placed by the position of the query alone")
+        raise NearMissFound("the windows are not placed by the position of the query alone")
     ((tokens, step),) = found.items()
     if step != 1:
-        raise NearMissError(f"the windows are {step} positions apart")
+        raise NearMissFound(f"the windows are {step} positions apart")
     if not all(same_size((tokens,), (term.summed,)) for term in terms):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissFound("queries and keys are of different sequences")
     return tokens
 
 
 def windowed_sums(
     subject: Subject, terms: Sequence[Term], tokens: Axis, channels: tuple[Axis, ...]
 ) -> WindowedSums:
-    """Puts the terms of a numerator or denominator together; raises NearMissError."""
+    """Puts the terms of a numerator or denominator together; raises NearMissFound."""
     everywhere = [term for term in terms if term.window is None]
     if not everywhere:
-        raise NearMissError("keys outside the window have no weight, as in a plain convolution")
+        raise NearMissFound("keys outside the window have no weight, as in a plain convolution")
     if len(everywhere) > 1:
-        raise NearMissError("there is more than one sum over all keys")
+        raise NearMissFound("there is more than one sum over all keys")
     (base,) = everywhere
-    common, scale = _apart(subject, base, channels, None)
+    common, scale = _split_constants(subject, base, channels, None)
     found: dict[int, NDArray[np.float64]] = {}
     for term in terms:
         if term.window is None:
             continue
         inner = substitute(term.inner, {term.summed: base.summed})
         if key(inner) != key(base.inner):
-            raise NearMissError("the window is of other keys or values than the sum over all")
+            raise NearMissFound("the window is of other keys or values than the sum over all")
         taps = [(axis, step) for axis, step in term.window.positions if axis is not tokens]
         if len(taps) > 1:
-            raise NearMissError("the windows are not placed by the position of the query alone")
+            raise NearMissFound("the windows are not placed by the position of the query alone")
         tap, step = taps[0] if taps else (None, 0)
-        own, weights = _apart(subject, term, channels, tap)
+        own, weights = _split_constants(subject, term, channels, tap)
         if key(own) != key(common):
-            raise NearMissError("the window is scaled apart from the sum over all keys")
+            raise NearMissFound("the window is scaled apart from the sum over all keys")
         for place in range(weights.shape[-1]):
             offset = term.window.shift + step * place
             found[offset] = found.get(offset, 0.0) + weights[..., place]
+    if not found:
+        raise Unreadable("a window has no entries")
     offsets = tuple(sorted(found))
     weights = np.stack([found[offset] for offset in offsets], -1) / scale
     return WindowedSums(base, offsets, weights, common, without(base.outside, common))
 
 
-def _apart(
+def _split_constants(
     subject: Subject, term: Term, channels: tuple[Axis, ...], tap: Axis | None
 ) -> tuple[Product, NDArray[np.float64]]:
     """What a term is multiplied by: that which is computed, and constants ``[channels, taps]``."""
@@ -161,12 +173,16 @@ def _apart(
     result = np.array(term.outside.coefficient * np.exp(term.outside.exponent))
     computed = []
     for factor in term.outside.factors:
-        array = evaluated(Product((factor,)), order, subject.measured)
+        array = evaluated(Product((factor,)), order, subject.probed)
         if array is None:
             computed.append(factor)
+        elif not can_broadcast(result, array):
+            raise Unreadable("constants of different sizes are multiplied")
         else:
             result = result * array
     if tap is None and result.ndim:
         result = result[..., None]
     shape = [axis.sizes[0] for axis in order] + [1] * (tap is None)
+    if any(size not in (1, whole) for size, whole in zip(result.shape, shape, strict=False)):
+        raise Unreadable("a filter has another size than its window")
     return Product(tuple(computed)), np.broadcast_to(result, shape)

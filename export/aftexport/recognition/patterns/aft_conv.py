@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula.algebra import free as axes_of
-from aftexport.recognition.formula.algebra import power, substitute, times
+from aftexport.recognition.formula.algebra import multiply, power, substitute
 from aftexport.recognition.formula.axes import Axis
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import ONE, Atom, Product
@@ -31,7 +31,8 @@ from aftexport.recognition.patterns._windowed_sums import (
 )
 from aftexport.recognition.patterns.outside_factors import split
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
+    Operand,
     Rewrite,
     Subject,
     check_maxima,
@@ -48,13 +49,7 @@ def match(subject: Subject) -> Rewrite | None:
     above = [atom for atom, p in factors if p == 1.0 and _has_window(atom)]
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
     if len(above) != 1 or len(below) != 1:
-        if all(any(_is_mixed(a) for a, p in factors if p == sign) for sign in (1.0, -1.0)):
-            raise NearMissError(
-                _added(subject, (a for a, p in factors if p == 1.0 and _is_mixed(a)))
-            )
-        sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
-        if (above or below) and {1.0, -1.0} <= sides:
-            raise NearMissError("not both numerator and denominator are sums over a window")
+        _refuse_other_windows(subject, has_window=bool(above or below))
         return None
     terms = terms_of(above[0]), terms_of(below[0])
     tokens = query_tokens(subject, (*terms[0], *terms[1]))
@@ -71,14 +66,9 @@ def match(subject: Subject) -> Rewrite | None:
         subject.formula.coefficient,
         subject.formula.exponent,
     )
+    divisor = multiply(denominator.common, denominator.constants)
     outer, outside = split(
-        subject,
-        times(
-            rest,
-            numerator.common,
-            numerator.constants,
-            power(times(denominator.common, denominator.constants), -1.0),
-        ),
+        subject, multiply(rest, numerator.common, numerator.constants, power(divisor, -1.0))
     )
     mean = WeightedMean(
         subject,
@@ -94,16 +84,42 @@ def match(subject: Subject) -> Rewrite | None:
     )
     gating = mean.gating
     if gating is None:
-        raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+        raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
     filters = _filters(numerator, channels, axes_of(keys), causal=causal)
+    constants = Product((), outer.coefficient, outer.exponent)
+    return _rewrite(mean, gating, filters, multiply(constants, outside))
+
+
+def _rewrite(
+    mean: WeightedMean,
+    gating: tuple[str, Operand],
+    filters: NDArray[np.float64],
+    outside: Product,
+) -> Rewrite:
     return Rewrite(
         "aft_conv",
-        "CausalAftConv" if causal else "AftConv",
+        "CausalAftConv" if mean.causal else "AftConv",
         [gating[1], mean.key_operand, mean.value_operand, filters],
-        mean.groups((tokens,)),
+        mean.groups(mean.tokens),
         {"num_heads": len(filters), "gate": gating[0]},
-        outside=times(Product((), outer.coefficient, outer.exponent), outside),
+        outside=outside,
     )
+
+
+def _refuse_other_windows(subject: Subject, *, has_window: bool) -> None:
+    """Raise NearMissFound where numerator or denominator is not a sum over a window and all keys.
+
+    Args:
+        subject: the value.
+        has_window: whether one of the two is such a sum.
+    """
+    factors = subject.formula.factors
+    mixed = [(atom, p) for atom, p in factors if _is_mixed(atom)]
+    if {1.0, -1.0} <= {p for _, p in mixed}:
+        raise NearMissFound(_added(subject, (atom for atom, p in mixed if p == 1.0)))
+    sides = {p for atom, p in factors if any(weighs_keys(part) for part in parts(atom))}
+    if has_window and {1.0, -1.0} <= sides:
+        raise NearMissFound("not both numerator and denominator are sums over a window")
 
 
 def _has_window(atom: Atom) -> bool:
@@ -149,14 +165,14 @@ def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple
     above, below = numerator.everywhere, denominator.everywhere
     keys = substitute(below.inner, {below.summed: above.summed})
     value = without(above.inner, keys)
-    if key(times(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
-        raise NearMissError("numerator and denominator have different weights")
+    if key(multiply(value, keys)) != key(above.inner) or above.summed not in axes_of(value):
+        raise NearMissFound("numerator and denominator have different weights")
     if above.causal != below.causal:
-        raise NearMissError("numerator and denominator are sums over different keys")
+        raise NearMissFound("numerator and denominator are sums over different keys")
     if numerator.offsets != denominator.offsets or not np.allclose(
         numerator.weights, denominator.weights, rtol=1e-9, atol=0.0
     ):
-        raise NearMissError("numerator and denominator have different filters")
+        raise NearMissFound("numerator and denominator have different filters")
     return keys, value
 
 
@@ -166,17 +182,17 @@ def _filters(
     """``[heads, s]``: the biases of the channels that have keys of their own."""
     first, taps = found.offsets[0], len(found.offsets)
     if found.offsets != tuple(range(first, first + taps)):
-        raise NearMissError("the filter is dilated")
+        raise NearMissFound("the filter is dilated")
     if first != (1 - taps if causal else -((taps - 1) // 2)):
-        raise NearMissError(
+        raise NearMissFound(
             f"the window begins {first} positions from the query: its padding is another"
         )
     weights = found.weights
     for place, axis in enumerate(channels):
         if axis not in own:
             if np.ptp(weights, axis=place).any():
-                raise NearMissError("the filter differs among channels that share a key")
+                raise NearMissFound("the filter differs among channels that share a key")
             weights = weights.take([0], place)
     if not (weights > -1.0).all():
-        raise NearMissError("a key's weight in the window is 0 or less")
+        raise NearMissFound("a key's weight in the window is 0 or less")
     return np.log1p(weights).reshape(-1, taps)

@@ -35,7 +35,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
             logits,
             (mean.tokens, mean.summed),
             without(mean.biases, exponentials),
-            holds_infinity(logits, mean.subject.measured),
+            holds_infinity(logits, mean.subject.probed),
         )
     return Rewrite(
         "aft_full",

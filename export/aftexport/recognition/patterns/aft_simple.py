@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from aftexport.recognition.formula.terms import number
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns._weighted_mean import WeightedMean
-from aftexport.recognition.patterns.pattern import LOWEST, NearMissError, Rewrite
+from aftexport.recognition.patterns.pattern import LOWEST, NearMissFound, Rewrite
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
@@ -22,7 +22,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
     check_tokens(mean.subject, mean.tokens, mean.summed, mean.keys)
     gating = mean.gating
     if gating is None:
-        raise NearMissError("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+        raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
     if gating[0] == "none" and not causal:
         return None
     return Rewrite(

@@ -5,21 +5,21 @@ import onnx_ir as ir
 from aftexport.recognition.formula.axes import (
     Axis,
     Dims,
-    LayoutError,
     flat,
     flat_dims,
     fresh,
     regroup,
 )
-from aftexport.recognition.formula.terms import Exp, Function, Leaf, Plus, Product
+from aftexport.recognition.formula.terms import Leaf, Max, Product, Sum
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.read.reader import Reader
 
-_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
+_CHANNELS_SECOND = ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization",
            "InstanceNormalization")  # fmt: skip
-_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
+_CHANNELS_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
-_FARTHEST = 12
+_MAX_NODES_BELOW = 12
 """Nodes between a tensor and the layer that made its channels."""
 
 
@@ -32,15 +32,10 @@ def channel_axes(product: Product, reader: Reader) -> set[Axis]:
     """
     found: set[Axis] = set()
     for atom, _ in product.factors:
-        match atom:
-            case Leaf():
-                found |= _of_leaf(atom, reader)
-            case Exp():
-                found |= channel_axes(atom.argument, reader)
-            case Plus(terms=inner) | Function(arguments=inner):
-                found.update(*(channel_axes(part, reader) for part in inner))
-            case _:
-                pass
+        if isinstance(atom, Leaf):
+            found |= _of_leaf(atom, reader)
+        elif not isinstance(atom, Sum | Max):
+            found.update(*(channel_axes(child, reader) for child in atom.children))
     return found
 
 
@@ -50,7 +45,7 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
     dims = tuple(tuple(copies[axis] for axis in axes) for axes in flat_dims(leaf.dims))
     try:
         made = _made_below(leaf.value, dims, reader)
-    except LayoutError:
+    except Unreadable:
         return set()
     return {axis for axis, copy in copies.items() if made & {*flat((copy,))}}
 
@@ -58,12 +53,12 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
 def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
     """The channels, of axes of ``dims``, that the layer below ``value`` made."""
     parts: list[tuple[Dims, Dims]] = []
-    for _ in range(_FARTHEST):
+    for _ in range(_MAX_NODES_BELOW):
         node = value.producer()
         if node is None or len(dims) < 2:
             return set()
-        if node.op_type in (*_SECOND, *_LAST):
-            found = set(flat(dims[1 if node.op_type in _SECOND else -1]))
+        if node.op_type in (*_CHANNELS_SECOND, *_CHANNELS_LAST):
+            found = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
             # A part of channels is channels.
             for whole, part in reversed(parts):
                 for axes, own in zip(whole, part, strict=True):
@@ -80,7 +75,7 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
 
 
 def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> Dims:
-    """The dims of what a node reads, where its output has ``dims``; raises LayoutError."""
+    """The dims of what a node reads, where its output has ``dims``; raises Unreadable."""
     shape = reader.shape(below)
     if node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", list(reversed(range(len(dims)))))
@@ -92,6 +87,6 @@ def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> D
         return (*dims[:place], fresh(shape[place]), *dims[place:])
     own = reader.shape(node.outputs[0])
     if len(shape) != len(dims) or (node.op_type not in _PARTS and own != shape):
-        raise LayoutError
+        raise Unreadable(f"{node.op_type} may change the order of dims")
     kept = zip(dims, own, shape, strict=True)
     return tuple(axes if size == whole else fresh(whole) for axes, size, whole in kept)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
-from aftexport.recognition.formula.terms import Exp, Over, Product, Truth, one
-from aftexport.recognition.patterns._roles import roles_of
+from aftexport.recognition.formula.terms import Exp, Indicator, Product, Sum, as_product
+from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
@@ -35,47 +35,67 @@ def match(subject: Subject) -> Rewrite | None:
         return None
     body, bound = numerators[0].body, flat(numerators[0].axes)
     inner = sums(body.factors, -1.0)
-    normalisers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
-    _refuse_one_softmax(numerators[0], normalisers)
-    if len(bound) < 2 or len(normalisers) != 2 or len(inner) + len(outer) != 2:
+    normalizers = [n for n in (*inner, *outer) if _is_of_weights(n.body)]
+    _refuse_one_softmax(numerators[0], normalizers)
+    if len(bound) < 2 or len(normalizers) != 2 or len(inner) + len(outer) != 2:
         return None
     _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
     if len(inner) != 1:
-        raise NearMissError("the two softmaxes are not over the query's channels and the tokens")
+        raise NearMissFound("the two softmaxes are not over the query's channels and the tokens")
     queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
     if queries is None or keys is None or queries[1] & keys[1]:
-        raise NearMissError("a softmax is over another axis than the product that reads it")
+        raise NearMissFound("a softmax is over another axis than the product that reads it")
     query, channels = queries
     key, summed = keys[0], tuple(a for a in bound if a in keys[1])
     value = without(without(without(body, query), key), Product(((inner[0], -1.0),)))
     roles = roles_of(subject, query, key, value, channels, summed)
     if roles is None:
-        raise NearMissError("query, key and value do not share heads and tokens as they should")
-    tokens, heads, batch, wide = roles
+        raise NearMissFound("query, key and value do not share heads and tokens as they should")
     refuse_clamped(key)
     refuse_clamped(query)
-    check_maxima(subject, normalisers)
-    check_tokens(subject, tokens, summed, key, channels)
+    check_maxima(subject, normalizers)
+    check_tokens(subject, roles[0], summed, key, channels)
+    if any(isinstance(atom, Indicator) for atom, _ in query.factors):
+        raise NearMissFound("channels of the query are left out of its softmax")
     order = tuple(a for a in flat(bound) if a in channels)
-    key_logits, query_logits = logits_of(key), logits_of(query)
-    if any(isinstance(atom, Truth) for atom, _ in query.factors):
-        raise NearMissError("channels of the query are left out of its softmax")
-    measured = subject.measured
     scale = formula.coefficient * body.coefficient
+    return _rewrite(subject, (query, key, value), roles, (summed, order), scale)
+
+
+def _rewrite(
+    subject: Subject,
+    operands: tuple[Product, Product, Product],
+    roles: Roles,
+    bound: tuple[tuple[Axis, ...], tuple[Axis, ...]],
+    scale: float,
+) -> Rewrite:
+    """Return the operator.
+
+    Args:
+        subject: the value.
+        operands: the factors of query, key and value.
+        roles: the axes of tokens, heads, batch and value channels.
+        bound: the axes of the keys' positions, and of the channels of query and key.
+        scale: the number that multiplies the result.
+    """
+    query, key, value = operands
+    tokens, heads, batch, wide = roles
+    summed, channels = bound
+    query_logits, key_logits = logits_of(query), logits_of(key)
     return Rewrite(
         "efficient_attention",
         "EfficientAttention",
         [
             Operand(
                 query_logits,
-                (batch, tokens, (*heads, *order)),
-                floored=holds_infinity(query_logits, measured),
+                (batch, tokens, (*heads, *channels)),
+                floored=holds_infinity(query_logits, subject.probed),
             ),
             Operand(
                 key_logits,
-                (batch, summed, (*heads, *order)),
-                Product(tuple(f for f in key.factors if isinstance(f[0], Truth))),
-                floored=holds_infinity(key_logits, measured),
+                (batch, summed, (*heads, *channels)),
+                Product(tuple(f for f in key.factors if isinstance(f[0], Indicator))),
+                floored=holds_infinity(key_logits, subject.probed),
             ),
             Operand(Product(value.factors), (batch, summed, (*heads, *wide))),
         ],
@@ -84,39 +104,41 @@ def match(subject: Subject) -> Rewrite | None:
     )
 
 
-def _refuse_one_softmax(numerator: Over, normalisers: Sequence[Over]) -> None:
-    """Raises NearMissError where query or key has a softmax, and the other has none."""
+def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
+    """Raises NearMissFound where query or key has a softmax, and the other has none."""
     body, bound = numerator.body, flat(numerator.axes)
-    found = aligned(normalisers[0], body, bound) if len(normalisers) == 1 else None
+    found = aligned(normalizers[0], body, bound) if len(normalizers) == 1 else None
     if found is None or not found[1] < set(bound):
         return
     others = set(bound) - found[1]
-    readers = [atom for atom, _ in without(body, found[0]).factors if free(one(atom)) & others]
+    readers = [
+        atom for atom, _ in without(body, found[0]).factors if free(as_product(atom)) & others
+    ]
     if any(isinstance(atom, Exp) for atom in readers):
         return
     function = next(filter(None, map(applied_function, readers)), None)
-    if normalisers[0] not in sums(body.factors, -1.0):
+    if normalizers[0] not in sums(body.factors, -1.0):
         if function is not None:
-            raise NearMissError(f"the softmax of the keys goes through {function}")
-        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+            raise NearMissFound(f"the softmax of the keys goes through {function}")
+        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
     if others & free(found[0]):
         if function is not None:
-            raise NearMissError(f"the softmax of the query goes through {function}")
-        raise NearMissError("the query is not normalised by a softmax over its channels")
+            raise NearMissFound(f"the softmax of the query goes through {function}")
+        raise NearMissFound("the query is not normalised by a softmax over its channels")
 
 
-def _refuse_one_exponential(numerator: Over, tokens: set[Axis]) -> None:
-    """Raises NearMissError where both softmaxes are of the keys, or of the query."""
+def _refuse_one_exponential(numerator: Sum, tokens: set[Axis]) -> None:
+    """Raises NearMissFound where both softmaxes are of the keys, or of the query."""
     exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
-    of_keys = [bool(free(one(atom)) & tokens) for atom in exponentials]
+    of_keys = [bool(free(as_product(atom)) & tokens) for atom in exponentials]
     if tokens and all(of_keys):
-        raise NearMissError("the query is not normalised by a softmax over its channels")
+        raise NearMissFound("the query is not normalised by a softmax over its channels")
     if tokens and not any(of_keys):
-        raise NearMissError("the keys are not normalised by a softmax over the tokens")
+        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
 
 
 def _is_of_weights(body: Product) -> bool:
     """Whether a formula is exponentials, of which a mask may leave some out."""
     atoms = [atom for atom, _ in body.factors]
     exponentials = [atom for atom in atoms if isinstance(atom, Exp)]
-    return bool(exponentials) and all(isinstance(a, Exp | Truth) for a in atoms)
+    return bool(exponentials) and all(isinstance(a, Exp | Indicator) for a in atoms)

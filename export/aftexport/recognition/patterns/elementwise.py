@@ -7,8 +7,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.equivalence import part_of, run_once, runner
-from aftexport.recognition.formula.terms import Leaf, Product, Truth
-from aftexport.recognition.graph.shape_probe import Measured
+from aftexport.recognition.formula.terms import Indicator, Leaf, Product
+from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import Factor, Subject
 
 Elementwise = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -25,12 +25,12 @@ def classified(
     """
     atom, exponent = factor
     value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())
-    if value is None or isinstance(atom, Leaf | Truth):
+    if value is None or isinstance(atom, Leaf | Indicator):
         return None
-    shape = subject.measured.runs[0][str(value.name)].shape
-    for argument in _upstream(value, shape, subject.measured):
+    shape = subject.probed.runs[0][str(value.name)].shape
+    for argument in _upstream(value, shape, subject.probed):
         try:
-            part = part_of(value, [argument], subject.measured, max_nodes=_MAX_NODES)
+            part = part_of(value, [argument], subject.probed, max_nodes=_MAX_NODES)
             if list(part.inputs) != [argument]:
                 continue
             found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
@@ -51,7 +51,7 @@ _MAX_NODES = 256
 _GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 10, 20, 50, 700.0])
 
 
-def _upstream(value: ir.Value, shape: tuple[int, ...], measured: Measured) -> list[ir.Value]:
+def _upstream(value: ir.Value, shape: tuple[int, ...], probed: ProbedGraph) -> list[ir.Value]:
     """What a value is computed from entry by entry, the farthest first."""
     found: dict[ir.Value, None] = {}
 
@@ -60,9 +60,9 @@ def _upstream(value: ir.Value, shape: tuple[int, ...], measured: Measured) -> li
         if node is None or depth > 8:
             return
         for given in node.inputs:
-            if given is None or given in found or not measured.is_float(given):
+            if given is None or given in found or not probed.is_float(given):
                 continue
-            array = measured.runs[0].get(str(given.name))
+            array = probed.runs[0].get(str(given.name))
             if array is not None and array.shape == shape:
                 walk(given, depth + 1)
                 found[given] = None

@@ -16,25 +16,26 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, substitute, times
+from aftexport.recognition.formula.algebra import free, multiply, substitute
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.keys import key
 from aftexport.recognition.formula.terms import (
     ONE,
     Exp,
     Leaf,
-    Over,
     Plus,
     Product,
+    Sum,
+    as_product,
     number,
-    one,
-    sole,
+    single_atom,
 )
+from aftexport.recognition.formula.unreadable import Unreadable
 from aftexport.recognition.patterns._additive_masks import additive_terms
 from aftexport.recognition.patterns._roles import heads_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.pattern import (
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
@@ -59,7 +60,7 @@ class _Pooling:
     pooled: Product
     summed: Axis
     formula: Product
-    total: Over
+    total: Sum
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def match(subject: Subject) -> Rewrite | None:
     if len(poolings) != 2:
         return None
     axes = subject.axes
-    outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Over))
+    outside = tuple((a, p) for a, p in subject.formula.factors if not isinstance(a, Sum))
     value = Product(outside, subject.formula.coefficient)
     tokens = tuple(a for a in axes if all(a not in free(p.pooled) for p in poolings))
     heads = [a for a in axes if all(a in free(p.logits) for p in poolings)]
@@ -93,15 +94,15 @@ def match(subject: Subject) -> Rewrite | None:
         if alpha is not None:
             break
     else:
-        raise NearMissError("the logits of neither pooling are a linear layer of what is pooled")
+        raise NearMissFound("the logits of neither pooling are a linear layer of what is pooled")
     second = next(pooling for pooling in poolings if pooling is not first)
-    beta = _logits(subject, second, times(second.pooled, first.formula), heads_only, channels)
+    beta = _logits(subject, second, multiply(second.pooled, first.formula), heads_only, channels)
     if not all(are_conditions(pooling.mask) for pooling in poolings):
-        raise NearMissError("the weights of tokens are multiplied by something else than a mask")
+        raise NearMissFound("the weights of tokens are multiplied by something else than a mask")
     if beta is None:
-        raise NearMissError("the second logits are not of keys times the pooled query")
+        raise NearMissFound("the second logits are not of keys times the pooled query")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
-        raise NearMissError("queries and keys are of different sequences")
+        raise NearMissFound("queries and keys are of different sequences")
     check_maxima(subject, [p.total for p in poolings])
     check_tokens(subject, tokens, (first.summed,), first.pooled)
     return _rewrite(
@@ -125,7 +126,7 @@ def _rewrite(
     masked = bool(alpha.mask.factors or beta.mask.factors)
     if masked:
         if width < 2:
-            raise NearMissError("there is a mask, and heads of one channel have no room for it")
+            raise NearMissFound("there is a mask, and heads of one channel have no room for it")
         beside = [(alpha.mask, ONE), (number(0.0), beta.mask), ()]
         weights = [_with_head(w, width, row) for w, row in zip(weights, (0, 1), strict=True)]
     scale = np.sqrt(width)
@@ -172,7 +173,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
         for total in denominators:
             part = aligned(total, numerator.body, bound)
             if part is not None:
-                formula = times(one(numerator), Product(((total, -1.0),)))
+                formula = multiply(as_product(numerator), Product(((total, -1.0),)))
                 pooled = without(numerator.body, part[0])
                 weights = tuple(f for f in part[0].factors if not isinstance(f[0], Exp))
                 mask = Product(weights)
@@ -181,17 +182,17 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
-    """Raises NearMissError where logits are of keys times a pooled query, but keys are pooled."""
+    """Raises NearMissFound where logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
-        reader = subject.reader.anew()
+        reader = subject.reader.blank_copy()
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
         for total in _totals(formula):
             if sums(total.body.factors, -1.0) and len(subject.formula.factors) > 2:
-                raise NearMissError("the second pooling is of other keys than its logits")
+                raise NearMissFound("the second pooling is of other keys than its logits")
 
 
-def _totals(formula: Product) -> list[Over]:
-    atom = sole(formula)
+def _totals(formula: Product) -> list[Sum]:
+    atom = single_atom(formula)
     terms = atom.terms if isinstance(atom, Plus) else (formula,)
     return [total for term in terms for total in sums(term.factors, 1.0)]
 
@@ -212,9 +213,9 @@ def _logits(
         weight = _weight(subject, leaf, pooling.summed, expected, heads, channels)
         if weight is None:
             continue
-        mask = algebra.plus(t for t in terms if t is not term)
+        mask = algebra.add(t for t in terms if t is not term)
         if mask.factors and free(mask) & {*heads, *channels}:
-            raise NearMissError("the mask differs from head to head")
+            raise NearMissFound("the mask differs from head to head")
         return _Logits(scale * weight, mask if mask.factors else Product(), leaf.value)
     return None
 
@@ -227,18 +228,18 @@ def _weight(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> NDArray[np.float64] | None:
-    reader = subject.reader.anew()
+    reader = subject.reader.blank_copy()
     formula = reader.read(leaf.value, leaf.dims, through_linear=True)
-    inner = sole(formula)
+    inner = single_atom(formula)
     terms = inner.terms if isinstance(inner, Plus) else (formula,)
     products = [t for t in terms if sums(t.factors, 1.0) and len(t.factors) == 1]
     # A bias adds one number to the logits of all tokens, which drops out of the softmax.
     if len(products) != 1 or any(summed in free(t) for t in terms if t is not products[0]):
         return None
     total = products[0].factors[0][0]
-    assert isinstance(total, Over)
+    assert isinstance(total, Sum)
     for weight, _ in total.body.factors:
-        array = subject.measured.constant(getattr(weight, "value", None))
+        array = subject.probed.constant(getattr(weight, "value", None))
         if not isinstance(weight, Leaf) or array is None:
             continue
         found = _same_input(total, weight, expected, heads, channels)
@@ -250,14 +251,14 @@ def _weight(
 
 
 def _same_input(
-    total: Over,
+    total: Sum,
     weight: Leaf,
     expected: Product,
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> tuple[Axis, ...] | None:
     """The axes of ``weight`` that stand for those of ``expected``, if that is what it weighs."""
-    outputs = {*heads} & free(one(weight))
+    outputs = {*heads} & free(as_product(weight))
     inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
     for own in ((*heads, *channels), channels):
         if (
@@ -270,7 +271,9 @@ def _same_input(
         if [a.sizes for a in inputs] != [a.sizes for a in own]:
             continue
         renamed = substitute(expected, dict(zip(own, inputs, strict=True)))
-        if key(algebra.over(inputs, times(renamed, one(weight)))) == key(one(total)):
+        if key(algebra.sum_over(inputs, multiply(renamed, as_product(weight)))) == key(
+            as_product(total)
+        ):
             return inputs
     return None
 
@@ -280,6 +283,8 @@ def _matrix(
 ) -> NDArray[np.float64]:
     """``[heads and channels, heads]``; a weight that all heads share stands on a diagonal."""
     order = [a for dim in weight.dims for a in flat(dim)]
+    if array.size != size_of(order):
+        raise Unreadable("a weight has another size than its axes")
     array = array.astype(np.float64).reshape([a.sizes[0] for a in order])
     outputs = [a for a in order if a not in inputs]
     array = array.transpose([order.index(a) for a in (*inputs, *outputs)])

@@ -3,6 +3,10 @@
 sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
 
 from aftexport.operators.mechanisms.linear_attention import MIN_EPS
@@ -10,28 +14,29 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import (
     Atom,
+    CausalMask,
     Exp,
     Function,
+    Indicator,
     Leaf,
-    Over,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
+    as_product,
     number,
-    one,
 )
 from aftexport.recognition.patterns._constants import whole
-from aftexport.recognition.patterns._roles import roles_of
+from aftexport.recognition.patterns._roles import Roles, roles_of
 from aftexport.recognition.patterns._token_axes import check_tokens
 from aftexport.recognition.patterns.elementwise import Elementwise, classified
 from aftexport.recognition.patterns.pattern import (
     Factor,
-    NearMissError,
+    NearMissFound,
     Operand,
     Rewrite,
     Subject,
     aligned,
+    by_dependence,
     fixed_sum,
     leaves,
     refuse_changed_denominator,
@@ -65,7 +70,7 @@ def match(subject: Subject) -> Rewrite | None:
     below = next(((a, p) for a, p in formula.factors if a is not numerators[0]), None)
     if below is None or below[1] != -1.0 or len(bound) < 2:
         return None
-    denominator = fixed_sum(one(below[0]))
+    denominator = fixed_sum(as_product(below[0]))
     if denominator is None:
         _refuse_masked_denominator(below[0])
         refuse_changed_denominator(formula.factors)
@@ -74,116 +79,232 @@ def match(subject: Subject) -> Rewrite | None:
     found = aligned(total, body, bound)
     if found is None:
         _refuse_changed_keys(total)
-        raise NearMissError("numerator and denominator have different weights")
+        raise NearMissFound("numerator and denominator have different weights")
     weights, value = found[0], without(body, found[0])
     if formula.coefficient == 1.0 != scale:
-        raise NearMissError("the denominator is scaled, and the numerator is not")
-    return _with_roles(subject, bound, weights, value, eps, formula.coefficient / scale)
+        raise NearMissFound("the denominator is scaled, and the numerator is not")
+    parts = _Parts(subject, weights, value, bound, eps, formula.coefficient / scale)
+    for check in _CHECKS:
+        if (reason := check(parts)) is None:
+            continue
+        if reason == _OTHER:
+            return None
+        raise NearMissFound(reason)
+    return _rewrite(parts)
 
 
-def _with_roles(
-    subject: Subject,
-    bound: tuple[Axis, ...],
-    weights: Product,
-    value: Product,
-    eps: float,
-    scale: float,
-) -> Rewrite | None:
-    reach = [a for a, _ in weights.factors if isinstance(a, UpTo) or _is_lower(subject, a)]
-    if any(isinstance(a, UpTo) or _is_lower(subject, a) for a, _ in value.factors):
-        raise NearMissError("numerator and denominator are sums over different keys")
-    features = Product(tuple(f for f in weights.factors if f[0] not in reach))
-    summed = tuple(a for a in bound if a in free(value))
-    channels = [a for a in bound if a not in free(value)]
-    if not summed or not channels or len(features.factors) < 2:
-        return None
-    key_factors = [f for f in features.factors if set(summed) & free(one(f[0]))]
-    query_factors = [f for f in features.factors if f not in key_factors]
-    if any(isinstance(atom, Exp) for atom, _ in features.factors):
-        return None  # softmax features are other mechanisms
-    positions = set(subject.axes) - free(value)
-    if any(free(one(f[0])) & positions for f in key_factors):
-        raise NearMissError("the scores' mask is not known to be of the keys after the query")
-    key = Product(tuple(key_factors))
-    query = Product(tuple(query_factors))
-    roles = roles_of(subject, query, key, value, channels, summed)
-    if roles is None:
-        return None
-    tokens, heads, batch, wide = roles
-    mask = Product(tuple(f for f in key.factors if not free(one(f[0])) & {*channels}))
-    refuse_input_weights(mask)
-    key = without(key, mask)
-    if len(query.factors) != 1 or len(key.factors) != 1:
-        raise NearMissError("the features are multiplied by something else than a mask of keys")
-    mapped = [_features(subject, product) for product in (query, key)]
-    if mapped[0] is None or mapped[1] is None or mapped[0][0] != mapped[1][0]:
-        raise NearMissError("the feature map is neither elu(x) + 1 nor relu(x)")
-    check_tokens(subject, tokens, summed, mapped[1][1], channels)
-    if eps < 0.0:
-        raise NearMissError(f"{eps:.3g} is added to the denominator, and eps is 0 or more")
+@dataclass(frozen=True)
+class _Parts:
+    """A weighted sum that is divided by the sum of its weights, taken apart.
+
+    Attributes:
+        subject: the value.
+        weights: the factors that numerator and denominator share.
+        value: the other factors of the numerator.
+        bound: the summed axes.
+        eps: the number that is added to the denominator.
+        scale: the number that multiplies the quotient.
+    """
+
+    subject: Subject
+    weights: Product
+    value: Product
+    bound: tuple[Axis, ...]
+    eps: float
+    scale: float
+
+    @property
+    def summed(self) -> tuple[Axis, ...]:
+        """The axes of the keys' positions."""
+        return tuple(axis for axis in self.bound if axis in free(self.value))
+
+    @property
+    def channels(self) -> list[Axis]:
+        """The axes in which query and key meet."""
+        return [axis for axis in self.bound if axis not in free(self.value)]
+
+    @cached_property
+    def causal_masks(self) -> list[Atom]:
+        """The weights that leave out the keys after the query."""
+        return [a for a, _ in self.weights.factors if _is_causal_mask(self.subject, a)]
+
+    @cached_property
+    def features(self) -> Product:
+        """The weights without causal masks."""
+        return Product(tuple(f for f in self.weights.factors if f[0] not in self.causal_masks))
+
+    @cached_property
+    def query(self) -> Product:
+        """The features that do not depend on the key's position."""
+        return by_dependence(self.features, {*self.summed})[1]
+
+    @cached_property
+    def key_and_mask(self) -> Product:
+        """The features that depend on the key's position."""
+        return by_dependence(self.features, {*self.summed})[0]
+
+    @cached_property
+    def mask(self) -> Product:
+        """The mask of keys, which has no channels."""
+        return by_dependence(self.key_and_mask, {*self.channels})[1]
+
+    @cached_property
+    def key(self) -> Product:
+        """The features of the key."""
+        return without(self.key_and_mask, self.mask)
+
+    @cached_property
+    def roles(self) -> Roles | None:
+        """The axes of tokens, heads, batch and value channels; raises NearMissFound."""
+        return roles_of(
+            self.subject, self.query, self.key_and_mask, self.value, self.channels, self.summed
+        )
+
+    @cached_property
+    def feature_map(self) -> tuple[str, Product, Product] | None:
+        """The function that makes the features, and the query and key that it is applied to."""
+        query, key = (_features(self.subject, product) for product in (self.query, self.key))
+        if query is None or key is None or query[0] != key[0]:
+            return None
+        return query[0], query[1], key[1]
+
+
+def _check_causal_masks(parts: _Parts) -> str | None:
+    if any(_is_causal_mask(parts.subject, atom) for atom, _ in parts.value.factors):
+        return "numerator and denominator are sums over different keys"
+    return None
+
+
+def _check_features(parts: _Parts) -> str | None:
+    atoms = [atom for atom, _ in parts.features.factors]
+    if not parts.summed or not parts.channels or len(atoms) < 2:
+        return _OTHER
+    # Softmax features are those of other mechanisms.
+    return _OTHER if any(isinstance(atom, Exp) for atom in atoms) else None
+
+
+def _check_score_mask(parts: _Parts) -> str | None:
+    positions = set(parts.subject.axes) - free(parts.value)
+    if free(parts.key_and_mask) & positions:
+        return "the scores' mask is not known to be of the keys after the query"
+    return None
+
+
+def _check_roles(parts: _Parts) -> str | None:
+    return _OTHER if parts.roles is None else None
+
+
+def _check_key_mask(parts: _Parts) -> str | None:
+    refuse_input_weights(parts.mask)
+    if len(parts.query.factors) != 1 or len(parts.key.factors) != 1:
+        return "the features are multiplied by something else than a mask of keys"
+    return None
+
+
+def _check_feature_map(parts: _Parts) -> str | None:
+    if parts.feature_map is None:
+        return "the feature map is neither elu(x) + 1 nor relu(x)"
+    return None
+
+
+def _check_tokens(parts: _Parts) -> str | None:
+    assert parts.roles is not None
+    assert parts.feature_map is not None
+    tokens, (_, _, key) = parts.roles[0], parts.feature_map
+    check_tokens(parts.subject, tokens, parts.summed, key, parts.channels)
+    return None
+
+
+def _check_eps(parts: _Parts) -> str | None:
+    if parts.eps < 0.0:
+        return f"{parts.eps:.3g} is added to the denominator, and eps is 0 or more"
+    return None
+
+
+_OTHER = "another mechanism"
+"""The result of a check for a value that does not resemble linear attention."""
+_CHECKS: Sequence[Callable[[_Parts], str | None]] = (
+    _check_causal_masks,
+    _check_features,
+    _check_score_mask,
+    _check_roles,
+    _check_key_mask,
+    _check_feature_map,
+    _check_tokens,
+    _check_eps,
+)
+"""The conditions in order: each returns the reason of a near miss, ``_OTHER``, or None if it holds.
+
+A check relies on those before it.
+"""
+
+
+def _rewrite(parts: _Parts) -> Rewrite:
+    """Return the operator for parts that passed all checks."""
+    assert parts.roles is not None
+    assert parts.feature_map is not None
+    (tokens, heads, batch, wide), summed = parts.roles, parts.summed
+    name, query, key = parts.feature_map
+    packed, eps = (*heads, *parts.channels), parts.eps
+    inputs = [value for formula in (query, key) for value in leaves(formula)]
     return Rewrite(
         "linear_attention",
-        "CausalNormalizedLinearAttention" if reach else "NormalizedLinearAttention",
+        "CausalNormalizedLinearAttention" if parts.causal_masks else "NormalizedLinearAttention",
         [
-            Operand(mapped[0][1], (batch, tokens, (*heads, *channels))),
-            # Of what a mask leaves out the logarithm is below all that has features above 0.
-            Operand(mapped[1][1], (batch, summed, (*heads, *channels)), mask),
-            Operand(value, (batch, summed, (*heads, *wide))),
+            Operand(query, (batch, tokens, packed)),
+            # The logarithm of a masked weight is below that of every key with positive features.
+            Operand(key, (batch, summed, packed), parts.mask),
+            Operand(parts.value, (batch, summed, (*heads, *wide))),
         ],
         (batch, tokens, (*heads, *wide)),
-        {"num_heads": size_of(heads), "feature_map": mapped[0][0], "eps": max(eps, MIN_EPS)},
-        lowest={
-            v: _LOWEST
-            for _, formula in (mapped[0], mapped[1])
-            for v in leaves(formula)
-            if subject.measured.is_float(v)
-        },
-        outside=number(scale),
+        {"num_heads": size_of(heads), "feature_map": name, "eps": max(eps, MIN_EPS)},
+        lowest={value: _LOWEST for value in inputs if parts.subject.probed.is_float(value)},
+        outside=number(parts.scale),
         proven={"eps": eps},
-        # As float32 has it, the smallest is a little below.
+        # In float32 the smallest eps is a little below MIN_EPS.
         note="" if eps >= np.float32(MIN_EPS) else _SMALL_EPS.format(eps),
     )
 
 
-def _refuse_changed_keys(total: Over) -> None:
-    """Raises NearMissError where numbers are added to the sum of the keys that queries read."""
+def _refuse_changed_keys(total: Sum) -> None:
+    """Raises NearMissFound where numbers are added to the sum of the keys that queries read."""
     for atom, _ in total.body.factors:
         terms = atom.terms if isinstance(atom, Plus) else ()
         constants = [term.coefficient for term in terms if not term.factors]
         if constants and any(sums(term.factors, 1.0) for term in terms):
-            raise NearMissError(
+            raise NearMissFound(
                 f"{constants[0]:.3g} is added to the sum of the keys before queries multiply it:"
                 " add it to the denominator"
             )
 
 
 def _refuse_masked_denominator(atom: Atom) -> None:
-    """Raises NearMissError where a sum below is multiplied by something before eps is added."""
+    """Raises NearMissFound where a sum below is multiplied by something before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
-        others = [a for a, _ in term.factors if not isinstance(a, Over)]
+        others = [a for a, _ in term.factors if not isinstance(a, Sum)]
         if not sums(term.factors, 1.0) or not others:
             continue
-        if any(isinstance(other, Truth) for other in others):
-            raise NearMissError("the denominator is multiplied by a mask, and the numerator is not")
+        if any(isinstance(other, Indicator) for other in others):
+            raise NearMissFound("the denominator is multiplied by a mask, and the numerator is not")
         names = [str(other.value.name) for other in others if isinstance(other, Leaf)]
-        raise NearMissError(
+        raise NearMissFound(
             f"the denominator is multiplied by {', '.join(names) or 'a tensor'} before eps is"
             " added: make it one of true and false, if it is a mask of queries"
         )
 
 
 def _refuse_other_parts(subject: Subject) -> None:
-    """Raises NearMissError where what divides is a part of such a product, but of which values?"""
+    """Raises NearMissFound where what divides is a part of such a product, but of which values?"""
     for factor in subject.formula.factors:
         for leaf in leaves(Product((factor,))) if factor[1] == -1.0 else ():
             node = leaf.producer()
             if node is None or node.op_type != "Slice":
                 continue
-            product = subject.reader.apart(subject.reader.input(node, 0))
+            product = subject.reader.read_separately(subject.reader.input(node, 0))
             for total in sums(product.factors, 1.0):
                 mapped = any(isinstance(a, Function | Plus | Exp) for a, _ in total.body.factors)
                 if mapped and len(flat(total.axes)) > 1:
-                    raise NearMissError(
+                    raise NearMissFound(
                         "the denominator is cut out of a product of features and values, and is"
                         " not known to be of a column of ones after the values"
                     )
@@ -194,16 +315,20 @@ def _features(subject: Subject, product: Product) -> tuple[str, Product] | None:
     return classified(subject, factor, FEATURE_MAPS) if factor is not None else None
 
 
+def _is_causal_mask(subject: Subject, atom: Atom) -> bool:
+    return isinstance(atom, CausalMask) or _is_lower(subject, atom)
+
+
 def _is_lower(subject: Subject, atom: Atom) -> bool:
     """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
-    if not isinstance(atom, Leaf | Truth):
+    if not isinstance(atom, Leaf | Indicator):
         return False
-    array = whole(atom.value, subject.measured)
+    array = whole(atom.value, subject.probed)
     axes = [flat(dim) for dim in atom.dims if flat(dim)]
     if array is None or len(axes) != 2 or array.size != array.shape[-1] ** 2:
         return False
     matrix = array.reshape(array.shape[-1], array.shape[-1]).astype(np.float64)
-    if isinstance(atom, Truth) and not atom.holds:
+    if isinstance(atom, Indicator) and not atom.holds:
         matrix = 1.0 - matrix
     first_is_query = axes[0][0] in subject.axes
     return bool(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.keys import key
-from aftexport.recognition.formula.terms import Atom, Leaf, Plus, Product, one
+from aftexport.recognition.formula.terms import Atom, Leaf, Plus, Product, as_product
 from aftexport.recognition.patterns.pattern import Subject, is_condition
 from aftexport.recognition.read import layout
 
@@ -20,7 +20,9 @@ def without_outside(subject: Subject) -> tuple[Subject, Product]:
     ``m n / (m d + eps) = m n / (d + eps)``.
     """
     rest, outside = split(subject, subject.formula)
-    names = {key(one(a)) for a, _ in outside.factors if is_condition(a) or _is_integer(subject, a)}
+    names = {
+        key(as_product(a)) for a, _ in outside.factors if is_condition(a) or _is_integer(subject, a)
+    }
     factors = tuple((_where_true(atom, names), power) for atom, power in rest.factors)
     formula = Product(factors, rest.coefficient, rest.exponent)
     return (replace(subject, formula=formula) if outside.factors else subject), outside
@@ -38,9 +40,9 @@ def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
         return power == 1.0
     if not isinstance(atom, Leaf):
         return False
-    axes = free(one(atom))
+    axes = free(as_product(atom))
     moving = bool(axes) and not any(axis.is_fixed for axis in axes)
-    return subject.measured.constant(atom.value) is not None or (moving and power == 1.0)
+    return subject.probed.constant(atom.value) is not None or (moving and power == 1.0)
 
 
 def _is_integer(subject: Subject, atom: Atom) -> bool:
@@ -49,7 +51,7 @@ def _is_integer(subject: Subject, atom: Atom) -> bool:
     while node is not None and node.op_type in ("Cast", *layout.FORMULAS):
         source = node.inputs[0]
         if source is None or source.is_graph_input():
-            return source is not None and not subject.measured.is_float(source)
+            return source is not None and not subject.probed.is_float(source)
         node = source.producer()
     return False
 
@@ -60,7 +62,7 @@ def _where_true(atom: Atom, names: set[str]) -> Atom:
         return atom
     terms = tuple(
         Product(
-            tuple(f for f in term.factors if key(one(f[0])) not in names),
+            tuple(f for f in term.factors if key(as_product(f[0])) not in names),
             term.coefficient,
             term.exponent,
         )

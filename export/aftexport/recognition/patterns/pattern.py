@@ -17,16 +17,16 @@ from aftexport.recognition.formula.terms import (
     Atom,
     Exp,
     Function,
-    Greatest,
+    Indicator,
     Leaf,
-    Over,
+    Max,
     Plus,
     Product,
-    Truth,
-    one,
-    sole,
+    Sum,
+    as_product,
+    single_atom,
 )
-from aftexport.recognition.graph.shape_probe import Measured, rests_on_inputs
+from aftexport.recognition.graph.shape_probe import ProbedGraph, depends_on_inputs
 from aftexport.recognition.read.reader import Reader
 
 Factor = tuple[Atom, float]
@@ -34,8 +34,8 @@ LOWEST = -1e30
 """A bias this low leaves a key out, whatever the key."""
 
 
-class NearMissError(Exception):
-    """Much like a mechanism, but for the condition that the message names."""
+class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
+    """The condition that a value fails, which is a mechanism but for that condition."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Subject:
     formula: Product
     dims: Dims
     reader: Reader
-    measured: Measured
+    probed: ProbedGraph
     opset: int
 
     @property
@@ -117,13 +117,13 @@ class Subject:
 Pattern = Callable[[Subject], Rewrite | None]
 """Returns what computes the subject, None where it is something else.
 
-Raises NearMissError where it is nearly the mechanism.
+Raises NearMissFound where it is nearly the mechanism.
 """
 
 
 def is_condition(atom: Atom) -> bool:
     """Whether an atom is a mask, or made of masks by and, or, not: 1 or 0."""
-    if isinstance(atom, Truth):
+    if isinstance(atom, Indicator):
         return True
     if not isinstance(atom, Plus) or len(atom.terms) != 2:
         return False
@@ -137,9 +137,9 @@ def are_conditions(product: Product) -> bool:
     return all(is_condition(atom) for atom, _ in product.factors)
 
 
-def sums(factors: Iterable[Factor], power: float) -> list[Over]:
+def sums(factors: Iterable[Factor], power: float) -> list[Sum]:
     """The sums over axes that occur with a power."""
-    return [atom for atom, p in factors if isinstance(atom, Over) and p == power]
+    return [atom for atom, p in factors if isinstance(atom, Sum) and p == power]
 
 
 def within(part: Product, whole: Product) -> bool:
@@ -162,7 +162,7 @@ def renamings(of: Sequence[Axis], to: Sequence[Axis]) -> Iterator[dict[Axis, Axi
             yield dict(zip(of, chosen, strict=True))
 
 
-def aligned(total: Over, body: Product, bound: Sequence[Axis]) -> tuple[Product, set[Axis]] | None:
+def aligned(total: Sum, body: Product, bound: Sequence[Axis]) -> tuple[Product, set[Axis]] | None:
     """The summand of ``total`` as factors of ``body``, and which axes of ``bound`` it sums."""
     for names in renamings(flat(total.axes), flat(bound)):
         part = substitute(total.body, names)
@@ -171,63 +171,67 @@ def aligned(total: Over, body: Product, bound: Sequence[Axis]) -> tuple[Product,
     return None
 
 
-def fixed_sum(product: Product) -> tuple[Over, float, float] | None:
+def fixed_sum(product: Product) -> tuple[Sum, float, float] | None:
     """``scale * (sum + constant)`` as the sum, the constant and the scale."""
     if len(product.factors) != 1 or product.factors[0][1] != 1.0:
         return None
     atom = product.factors[0][0]
-    if isinstance(atom, Over):
+    if isinstance(atom, Sum):
         return atom, 0.0, 1.0
     if not isinstance(atom, Plus) or len(atom.terms) != 2:
         return None
     constants = [t for t in atom.terms if not t.factors]
-    totals = [t for t in atom.terms if len(t.factors) == 1 and isinstance(t.factors[0][0], Over)]
+    totals = [t for t in atom.terms if len(t.factors) == 1 and isinstance(t.factors[0][0], Sum)]
     if len(constants) != 1 or len(totals) != 1 or totals[0].factors[0][1] != 1.0:
         return None
     total = totals[0].factors[0][0]
-    assert isinstance(total, Over)
+    assert isinstance(total, Sum)
     by = totals[0].coefficient
     return total, constants[0].coefficient / by, by
 
 
 def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
-    """Raises NearMissError where a denominator is a sum with something done to it."""
+    """Raises NearMissFound where a denominator is a sum with something done to it."""
     for atom, p in factors:
         if p != -1.0:
             continue
         if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
             constants = [t.coefficient for t in atom.terms if not t.factors]
             what = f"{constants[0]:.3g} is" if constants else "something is"
-            raise NearMissError(f"{what} added to the denominator")
-        for term in atom.terms if isinstance(atom, Plus) else (one(atom),):
-            inner = sole(term)
+            raise NearMissFound(f"{what} added to the denominator")
+        for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
+            inner = single_atom(term)
             if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
-                raise NearMissError(f"the denominator goes through {inner.name}")
+                raise NearMissFound(f"the denominator goes through {inner.name}")
 
 
 def refuse_input_weights(weights: Product) -> None:
-    """Raises NearMissError where numbers that the graph is given weigh the keys."""
+    """Raises NearMissFound where numbers that the graph is given weigh the keys."""
     for atom, _ in weights.factors:
-        if isinstance(atom, Leaf) and atom.value.producer() is None and rests_on_inputs(atom.value):
-            raise NearMissError(
+        if (
+            isinstance(atom, Leaf)
+            and atom.value.producer() is None
+            and depends_on_inputs(atom.value)
+        ):
+            raise NearMissFound(
                 f"the weights of keys are multiplied by the input {atom.value.name}, which may be"
                 " any number: make it one of true and false, if it is a mask"
             )
 
 
 def refuse_clamped(logits: Product) -> None:
-    """Raises NearMissError where what is exponentiated is clamped."""
+    """Raises NearMissFound where what is exponentiated is clamped."""
     for atom, _ in logits.factors:
         argument = atom.argument if isinstance(atom, Exp) else Product()
         for inner, _ in argument.factors:
             if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
-                raise NearMissError("the keys are clamped before the exponential")
-            if isinstance(inner, Greatest):
-                raise NearMissError("a maximum is subtracted that is not over the tokens alone")
+                raise NearMissFound("the keys are clamped before the exponential")
+            if isinstance(inner, Max):
+                raise NearMissFound("a maximum is subtracted that is not over the tokens alone")
 
 
-def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
-    """Raises NearMissError for a maximum over other axes than a denominator sums.
+def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
+    """Raises NearMissFound for a maximum over other axes than a denominator sums.
 
     In exact numbers it may cancel, but what it is subtracted from underflows elsewhere.
     """
@@ -241,17 +245,16 @@ def check_maxima(subject: Subject, denominators: Iterable[Over]) -> None:
             for names in renamings(axes, flat(total.axes))
         )
         if not any(fits):
-            raise NearMissError("a maximum is subtracted that is not over the summed axis alone")
+            raise NearMissFound("a maximum is subtracted that is not over the summed axis alone")
 
 
 def leaves(formula: Product) -> list[ir.Value]:
     """The tensors a formula without sums rests on."""
     found: dict[ir.Value, None] = {}
     for atom, _ in formula.factors:
-        if isinstance(atom, Leaf | Truth):
+        if isinstance(atom, Leaf | Indicator):
             found[atom.value] = None
-        parts = getattr(atom, "terms", ()) or getattr(atom, "arguments", ())
-        for part in (*parts, *((atom.argument,) if isinstance(atom, Exp) else ())):
+        for part in () if isinstance(atom, Sum | Max) else atom.children:
             found |= dict.fromkeys(leaves(part))
     return list(found)
 
@@ -261,20 +264,20 @@ def logits_of(factors: Product) -> Product:
     terms = [
         Product(atom.argument.factors, p) for atom, p in factors.factors if isinstance(atom, Exp)
     ]
-    return algebra.plus(terms)
+    return algebra.add(terms)
 
 
-def holds_infinity(formula: Product, measured: Measured) -> bool:
+def holds_infinity(formula: Product, probed: ProbedGraph) -> bool:
     """Whether a tensor of the formula held what leaves a key out, in a run."""
     for atom, _ in formula.factors:
         value = getattr(atom, "value", None)
         if value is not None:
-            arrays = [measured.constant(value)]
-            arrays += [run.get(str(value.name)) for run in (*measured.runs, *measured.more)]
+            arrays = [probed.constant(value)]
+            arrays += [run.get(str(value.name)) for run in (*probed.runs, *probed.edge_runs)]
             given = [a for a in arrays if a is not None and a.size]
             if any(np.min(a.astype(np.float64)) < LOWEST for a in given):
                 return True
-        if isinstance(atom, Plus) and any(holds_infinity(t, measured) for t in atom.terms):
+        if isinstance(atom, Plus) and any(holds_infinity(t, probed) for t in atom.terms):
             return True
     return False
 
@@ -300,6 +303,6 @@ def single(product: Product) -> Factor | None:
 
 def by_dependence(product: Product, axes: set[Axis]) -> tuple[Product, Product]:
     """The factors that depend on one of some axes, and those that do not."""
-    depending = tuple(f for f in product.factors if free(one(f[0])) & axes)
+    depending = tuple(f for f in product.factors if free(as_product(f[0])) & axes)
     rest = tuple(f for f in product.factors if f not in depending)
     return Product(depending), Product(rest)

@@ -6,25 +6,26 @@ from aftexport.recognition.formula.algebra import free
 from aftexport.recognition.formula.axes import Axis, flat
 from aftexport.recognition.formula.terms import (
     Atom,
+    CausalMask,
     Exp,
     Function,
+    Indicator,
     Leaf,
-    Over,
+    Max,
     Plus,
     Product,
-    Truth,
-    UpTo,
+    Sum,
     Window,
-    one,
+    as_product,
 )
-from aftexport.recognition.graph.shape_probe import rests_on_inputs
+from aftexport.recognition.graph.shape_probe import depends_on_inputs
 from aftexport.recognition.patterns.channels import channel_axes
 from aftexport.recognition.patterns.pattern import Subject, is_condition, sums
 
-OF_PAIRS = "the weights are of pairs of query and key, as in dot-product attention"
+PAIR_WEIGHTS = "the weights are of pairs of query and key, as in dot-product attention"
 
 
-def summed_tokens(subject: Subject, total: Over) -> set[Axis]:
+def summed_tokens(subject: Subject, total: Sum) -> set[Axis]:
     """Return the axes of a sum that can be tokens: those of any size, or else those of no layer."""
     bound = set(flat(total.axes))
     moving = {axis for axis in bound if not axis.is_fixed}
@@ -39,26 +40,28 @@ def weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
         atom
         for atom, power in body.factors
         if (power > 0.0 or isinstance(atom, Exp))
-        and free(one(atom)) & tokens
-        and not isinstance(atom, UpTo | Window)
+        and free(as_product(atom)) & tokens
+        and not isinstance(atom, CausalMask | Window)
         and not is_condition(atom)
     ]
 
 
 def has_values(body: Product, tokens: set[Axis]) -> bool:
     """Return whether a sum of exponentials over tokens is of inputs beside them."""
-    return any(not isinstance(a, Exp) and rests_within(a) for a in weighed(body, tokens))
+    return any(
+        not isinstance(a, Exp) and depends_on_inputs_within(a) for a in weighed(body, tokens)
+    )
 
 
-def rests_within(atom: Atom) -> bool:
+def depends_on_inputs_within(atom: Atom) -> bool:
     """Return whether an atom depends on the numbers that the graph is given."""
     return any(
-        isinstance(inner, Leaf | Truth) and rests_on_inputs(inner.value)
+        isinstance(inner, Leaf | Indicator) and depends_on_inputs(inner.value)
         for inner in atoms_within(atom)
     )
 
 
-def rows_of(subject: Subject, total: Over, tokens: set[Axis]) -> set[Axis]:
+def rows_of(subject: Subject, total: Sum, tokens: set[Axis]) -> set[Axis]:
     """Return the axes of a value that have as many entries as are summed, and can be tokens."""
     sizes = {axis.sizes for axis in tokens}
     others = {*flat(subject.dims[0])} | channel_axes(total.body, subject.reader)
@@ -74,24 +77,28 @@ def has_pairs(subject: Subject) -> bool:
     )
 
 
-def are_pairs(subject: Subject, total: Over, tokens: set[Axis]) -> bool:
+def are_pairs(subject: Subject, total: Sum, tokens: set[Axis]) -> bool:
     """Return whether weights in a sum rest on the row of the result, and on the key's.
 
     Those that are exponentials do, and tensors that have both rows.
     """
     rows = rows_of(subject, total, tokens)
     for atom in weighed(total.body, tokens):
-        if isinstance(atom, Leaf) and _rests_on_rows(atom, rows):
+        if isinstance(atom, Leaf) and _depends_on_rows(atom, rows):
             return True
         for inner in atoms_within(atom):
-            is_weight = isinstance(inner, Exp) and free(one(inner)) & tokens
-            if is_weight and any(_rests_on_rows(leaf, rows) for leaf in atoms_within(inner)):
+            is_weight = isinstance(inner, Exp) and free(as_product(inner)) & tokens
+            if is_weight and any(_depends_on_rows(leaf, rows) for leaf in atoms_within(inner)):
                 return True
     return False
 
 
-def _rests_on_rows(atom: Atom, rows: set[Axis]) -> bool:
-    return isinstance(atom, Leaf) and bool(free(one(atom)) & rows) and rests_on_inputs(atom.value)
+def _depends_on_rows(atom: Atom, rows: set[Axis]) -> bool:
+    return (
+        isinstance(atom, Leaf)
+        and bool(free(as_product(atom)) & rows)
+        and depends_on_inputs(atom.value)
+    )
 
 
 def applied_function(atom: Atom) -> str | None:
@@ -112,7 +119,7 @@ def applied_function(atom: Atom) -> str | None:
 
 
 def _tells_nan(atom: Atom) -> bool:
-    node = atom.value.producer() if isinstance(atom, Truth) else None
+    node = atom.value.producer() if isinstance(atom, Indicator) else None
     return node is not None and (
         node.op_type == "IsNaN" or (node.op_type == "Equal" and node.inputs[0] is node.inputs[1])
     )
@@ -132,10 +139,5 @@ def _products_within(atom: Atom) -> Iterator[Product]:
 
 
 def parts_of(atom: Atom) -> tuple[Product, ...]:
-    """Return the formulas that an atom is made of."""
-    match atom:
-        case Plus(terms=parts) | Function(arguments=parts):
-            return parts
-        case Exp(argument=part) | Over(body=part):
-            return (part,)
-    return ()
+    """Return the formulas that an atom is made of, except a maximum, which only shifts logits."""
+    return () if isinstance(atom, Max) else atom.children

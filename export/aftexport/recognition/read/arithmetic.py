@@ -8,9 +8,9 @@ import math
 import onnx_ir as ir
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import free, negation, plus, times
+from aftexport.recognition.formula.algebra import add, free, multiply, negation
 from aftexport.recognition.formula.axes import Dims
-from aftexport.recognition.formula.terms import Function, Product, one
+from aftexport.recognition.formula.terms import Function, Product, as_product
 from aftexport.recognition.read.reader import Reader
 
 
@@ -19,22 +19,22 @@ def _identity(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 
 def _cast(reader: Reader, node: ir.Node, dims: Dims) -> Product:
-    measured, source, result = reader.measured, reader.input(node, 0), node.outputs[0]
-    keeps = measured.is_float(source) and measured.is_float(result)
+    probed, source, result = reader.probed, reader.input(node, 0), node.outputs[0]
+    keeps = probed.is_float(source) and probed.is_float(result)
     if keeps or (
-        measured.is_truth(source) and (measured.is_float(result) or measured.is_truth(result))
+        probed.is_boolean(source) and (probed.is_float(result) or probed.is_boolean(result))
     ):
         return reader.read(source, dims)
     return reader.leaf(result, dims)
 
 
 def _mul(reader: Reader, node: ir.Node, dims: Dims) -> Product:
-    return times(*reader.arguments(node, dims))
+    return multiply(*reader.arguments(node, dims))
 
 
 def _div(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     numerator, denominator = reader.arguments(node, dims)
-    return times(numerator, algebra.power(denominator, -1.0))
+    return multiply(numerator, algebra.power(denominator, -1.0))
 
 
 def _reciprocal(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -44,14 +44,14 @@ def _reciprocal(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 def _sqrt(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     (argument,) = reader.arguments(node, dims)
     if argument.factors:
-        return one(Function("Sqrt", (argument,), node.outputs[0], dims))
+        return as_product(Function("Sqrt", (argument,), node.outputs[0], dims))
     return algebra.power(argument, 0.5)
 
 
 def _pow(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     base, exponent = reader.arguments(node, dims)
     if exponent.factors or exponent.coefficient not in (-2.0, -1.0, 1.0, 2.0):
-        return one(Function("Pow", (base, exponent), node.outputs[0], dims))
+        return as_product(Function("Pow", (base, exponent), node.outputs[0], dims))
     return algebra.power(base, exponent.coefficient)
 
 
@@ -60,12 +60,12 @@ def _neg(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 
 def _add(reader: Reader, node: ir.Node, dims: Dims) -> Product:
-    return plus(reader.arguments(node, dims), node.outputs[0], dims)
+    return add(reader.arguments(node, dims), node.outputs[0], dims)
 
 
 def _sub(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     first, second = reader.arguments(node, dims)
-    return plus((first, algebra.scaled(second, -1.0)), node.outputs[0], dims)
+    return add((first, algebra.scaled(second, -1.0)), node.outputs[0], dims)
 
 
 def _exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -73,11 +73,11 @@ def _exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 
 
 def _and(reader: Reader, node: ir.Node, dims: Dims) -> Product:
-    return times(*reader.arguments(node, dims))
+    return multiply(*reader.arguments(node, dims))
 
 
 def _or(reader: Reader, node: ir.Node, dims: Dims) -> Product:
-    return negation(times(*map(negation, reader.arguments(node, dims))))
+    return negation(multiply(*map(negation, reader.arguments(node, dims))))
 
 
 def _not(reader: Reader, node: ir.Node, dims: Dims) -> Product:
@@ -91,11 +91,11 @@ def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
         if other.factors or (kept.factors and free(kept) <= free(truth)):
             continue
         if other.coefficient == 0.0:
-            return times(truth, kept)
+            return multiply(truth, kept)
         if other.coefficient == -math.inf:
-            left_out = one(Function("Log", (truth,), None, dims))
-            return plus((kept, left_out), node.outputs[0], dims)
-    return one(Function("Where", (condition, first, second), node.outputs[0], dims))
+            left_out = as_product(Function("Log", (truth,), None, dims))
+            return add((kept, left_out), node.outputs[0], dims)
+    return as_product(Function("Where", (condition, first, second), node.outputs[0], dims))
 
 
 FORMULAS = {

@@ -39,11 +39,11 @@ def within_horizon(
     times: dict[ir.Value, int] = {value: 1}
     order = itertools.count()
     # The last of the graph first: when a value comes, everything that reads it has come.
-    waiting = [(0, next(order), value)]
+    pending = [(0, next(order), value)]
     costs: dict[int, tuple[int, list[ir.Value]]] = {}
     seen = 0
-    while waiting and seen < MAX_VALUES:
-        _, _, last = heapq.heappop(waiting)
+    while pending and seen < MAX_VALUES:
+        _, _, last = heapq.heappop(pending)
         level, count = levels[last], times[last]
         if level > MAX_LEVELS or count > MAX_READS + READS_PER_VALUE * MAX_VALUES:
             continue
@@ -57,7 +57,7 @@ def within_horizon(
                 continue
             if given not in levels:
                 levels[given], times[given] = 0, 0
-                heapq.heappush(waiting, (-positions[given], next(order), given))
+                heapq.heappush(pending, (-positions[given], next(order), given))
             levels[given] = max(levels[given], level + 1)
             times[given] += uses * count
     return _nearest(costs)

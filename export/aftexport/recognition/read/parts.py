@@ -8,7 +8,7 @@ import onnx_ir as ir
 from aftexport.recognition.formula.algebra import occurring
 from aftexport.recognition.formula.axes import Axis, Dims, Part, Sizes, flat
 from aftexport.recognition.formula.terms import Product, number
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader, axis_index
 
 
 def cut(
@@ -58,7 +58,7 @@ def padded(
 
 
 def _concat(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
-    axis = node.attributes.get_int("axis") % len(dims)
+    axis = axis_index(node.attributes.get_int("axis"), len(dims))
     part = _part(reader, dims, axis)
     if part is None:
         return None
@@ -67,8 +67,8 @@ def _concat(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         source = reader.input(node, index)
         own = reader.shape(source)[axis]
         if part.firsts == tuple(firsts) and part.sizes == own:
-            array = reader.measured.constant(source)
-            if array is not None and np.all(array == array.flat[0]):
+            array = reader.probed.constant(source)
+            if array is not None and array.size and np.all(array == array.flat[0]):
                 return number(float(array.flat[0]))
             return reader.read(source, (*dims[:axis], part.axes, *dims[axis + 1 :]))
         firsts += own

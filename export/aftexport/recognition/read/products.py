@@ -3,10 +3,11 @@
 import onnx_ir as ir
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import plus, times
+from aftexport.recognition.formula.algebra import add, multiply
 from aftexport.recognition.formula.axes import Axis, Dims, fresh
 from aftexport.recognition.formula.terms import Product
-from aftexport.recognition.formula.windows import over
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.formula.windows import sum_over
 from aftexport.recognition.read.reader import Reader
 
 
@@ -17,9 +18,9 @@ def _matmul(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         return None
     summed = fresh(reader.shape(first)[-1])
     batch, row, column = dims[:-2], dims[-2], dims[-1]
-    return over(
+    return sum_over(
         summed,
-        times(
+        multiply(
             reader.broadcast(first, (*batch, row, summed)),
             reader.broadcast(second, (*batch, summed, column)),
         ),
@@ -35,13 +36,15 @@ def _gemm(reader: Reader, node: ir.Node, dims: Dims) -> Product:
         rows = (summed, dims[0])
     if node.attributes.get_int("transB", 0):
         columns = (dims[1], summed)
-    product = over(summed, times(reader.broadcast(first, rows), reader.broadcast(second, columns)))
+    product = sum_over(
+        summed, multiply(reader.broadcast(first, rows), reader.broadcast(second, columns))
+    )
     product = algebra.scaled(product, node.attributes.get_float("alpha", 1.0))
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return product
     bias = reader.broadcast(node.inputs[2], dims)
     bias = algebra.scaled(bias, node.attributes.get_float("beta", 1.0))
-    return plus((product, bias), node.outputs[0], dims)
+    return add((product, bias), node.outputs[0], dims)
 
 
 def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
@@ -58,6 +61,9 @@ def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         right = right.replace("...", "".join(rest))
     if not arrow or any("." in t or len(set(t)) != len(t) for t in (*terms, right)):
         return None
+    ranks = [len(reader.shape(reader.input(node, i))) for i in range(len(node.inputs))]
+    if list(map(len, (*terms, right))) != [*ranks, len(dims)]:
+        raise Unreadable(f"the equation of an Einsum does not fit its {len(ranks)} inputs")
     axes = dict(zip(right, dims, strict=True))
     summed: list[Axis] = []
     for term, value in zip(terms, node.inputs, strict=True):
@@ -69,7 +75,7 @@ def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         reader.broadcast(value, tuple(axes[letter] for letter in term))  # type: ignore[arg-type]
         for term, value in zip(terms, node.inputs, strict=True)
     ]
-    return over(summed, times(*factors))
+    return sum_over(summed, multiply(*factors))
 
 
 FORMULAS = {"Einsum": _einsum, "Gemm": _gemm, "MatMul": _matmul}

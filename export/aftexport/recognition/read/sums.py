@@ -5,11 +5,20 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from aftexport.recognition.formula import algebra
-from aftexport.recognition.formula.algebra import plus, times
-from aftexport.recognition.formula.axes import Axis, Dims, LayoutError, fresh
-from aftexport.recognition.formula.terms import ONE, Function, Greatest, Product, UpTo, number, one
-from aftexport.recognition.formula.windows import over
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.formula.algebra import add, multiply
+from aftexport.recognition.formula.axes import Axis, Dims, fresh
+from aftexport.recognition.formula.terms import (
+    ONE,
+    CausalMask,
+    Function,
+    Max,
+    Product,
+    as_product,
+    number,
+)
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.formula.windows import sum_over
+from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _reduced(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, list[Axis]]:
@@ -35,80 +44,80 @@ def _axes(reader: Reader, node: ir.Node, rank: int) -> list[int]:
     if "axes" in node.attributes:
         given = node.attributes.get_ints("axes")
     elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        array = reader.measured.constant(node.inputs[1])
+        array = reader.probed.constant(node.inputs[1])
         if array is None:
-            raise LayoutError
+            raise Unreadable("the axes of a reduction are computed")
         given = [int(a) for a in array.reshape(-1)]
     if not given:
         return list(range(rank))
-    return sorted(a % rank for a in given)
+    return sorted(axis_index(a, rank) for a in given)
 
 
 def _reduce_sum(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    return over(axes, body)
+    return sum_over(axes, body)
 
 
 def _reduce_mean(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    count = over(axes, ONE)
-    return times(over(axes, body), algebra.power(count, -1.0))
+    count = sum_over(axes, ONE)
+    return multiply(sum_over(axes, body), algebra.power(count, -1.0))
 
 
 def _reduce_max(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    found = algebra.greatest(axes, body)
-    reader.maxima += [a for a, _ in found.factors if isinstance(a, Greatest)]
+    found = algebra.max_over(axes, body)
+    reader.maxima += [a for a, _ in found.factors if isinstance(a, Max)]
     return found
 
 
 def _reduce_log_sum_exp(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     body, axes = _reduced(reader, node, dims)
-    total = over(axes, algebra.exponential(body))
-    return one(Function("Log", (total,), node.outputs[0], dims))
+    total = sum_over(axes, algebra.exponential(body))
+    return as_product(Function("Log", (total,), node.outputs[0], dims))
 
 
 def _softmax_parts(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, Product]:
     source = reader.input(node, 0)
-    axis = node.attributes.get_int("axis", -1) % len(dims)
+    axis = axis_index(node.attributes.get_int("axis", -1), len(dims))
     summed = fresh(reader.shape(source)[axis])
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
-    total = over(summed, algebra.exponential(reader.read(source, inner)))
+    total = sum_over(summed, algebra.exponential(reader.read(source, inner)))
     return reader.read(source, dims), total
 
 
 def _softmax(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     logits, total = _softmax_parts(reader, node, dims)
-    return times(algebra.exponential(logits), algebra.power(total, -1.0))
+    return multiply(algebra.exponential(logits), algebra.power(total, -1.0))
 
 
 def _log_softmax(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     logits, total = _softmax_parts(reader, node, dims)
-    log = one(Function("Log", (total,), node.outputs[0], dims))
-    return plus((logits, algebra.scaled(log, -1.0)), node.outputs[0], dims)
+    log = as_product(Function("Log", (total,), node.outputs[0], dims))
+    return add((logits, algebra.scaled(log, -1.0)), node.outputs[0], dims)
 
 
 def _cumsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     attributes = node.attributes
     if attributes.get_int("exclusive", 0) or attributes.get_int("reverse", 0):
         return None
-    along = reader.measured.constant(reader.input(node, 1))
+    along = reader.probed.constant(reader.input(node, 1))
     if along is None:
         return None
-    axis = int(along.reshape(())) % len(dims)
+    axis = axis_index(int(scalar(along)), len(dims))
     summed = fresh(reader.shape(reader.input(node, 0))[axis])
     if not summed:
         return reader.read(reader.input(node, 0), dims)
     if len(dims[axis]) != 1:
         return None
     inner = (*dims[:axis], summed, *dims[axis + 1 :])
-    reach = one(UpTo(dims[axis][0], summed[0]))
-    return over(summed, times(reach, reader.read(reader.input(node, 0), inner)))
+    mask = as_product(CausalMask(dims[axis][0], summed[0]))
+    return sum_over(summed, multiply(mask, reader.read(reader.input(node, 0), inner)))
 
 
 def _constant_of_shape(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     value = node.attributes.get_tensor("value") if "value" in node.attributes else None
-    return number(0.0 if value is None else float(value.numpy().reshape(())))
+    return number(0.0 if value is None else float(scalar(value.numpy())))
 
 
 FORMULAS = {

@@ -11,12 +11,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from aftexport.recognition.formula.algebra import times
+from aftexport.recognition.formula.algebra import multiply
 from aftexport.recognition.formula.axes import Axis, Dims, fresh
-from aftexport.recognition.formula.terms import Product, Window, one
-from aftexport.recognition.formula.windows import has_window, over
+from aftexport.recognition.formula.terms import Product, Window, as_product
+from aftexport.recognition.formula.unreadable import Unreadable
+from aftexport.recognition.formula.windows import has_window, sum_over
 from aftexport.recognition.read import parts
-from aftexport.recognition.read.reader import Reader
+from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
@@ -52,7 +53,9 @@ def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         taps.append(tap)
     filters = reader.read(weight, (dims[1], (), *taps))
     summed = [window.key for window in windows] + [axis for tap in taps for axis in tap]
-    return over(summed, times(*map(one, windows), reader.read(source, tuple(inner)), filters))
+    return sum_over(
+        summed, multiply(*map(as_product, windows), reader.read(source, tuple(inner)), filters)
+    )
 
 
 def _pads_before(node: ir.Node, spans: list[int]) -> Sequence[int] | None:
@@ -74,18 +77,18 @@ def _pad(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     source = reader.input(node, 0)
     sizes = reader.shape(source)
     rank = len(sizes)
-    pads, axes = reader.measured.steady(reader.input(node, 1)), _steady(reader, node, 3)
-    filling = _steady(reader, node, 2)
+    pads, axes = reader.probed.fixed_value(reader.input(node, 1)), _fixed_input(reader, node, 3)
+    filling = _fixed_input(reader, node, 2)
     if pads is None or node.attributes.get_string("mode", "constant") != "constant":
         return None
-    padded = range(rank) if axes is None else [int(a) % rank for a in axes.reshape(-1)]
+    padded = range(rank) if axes is None else [axis_index(int(a), rank) for a in axes.reshape(-1)]
     given = {
         axis: (int(before), int(after))
         for axis, before, after in zip(padded, *pads.reshape(2, -1), strict=True)
     }
     ends = [given.get(i, (0, 0)) for i in range(rank)]
     if filling is not None and filling.any():
-        return parts.padded(reader, node, dims, ends, float(filling.reshape(())))
+        return parts.padded(reader, node, dims, ends, float(scalar(filling)))
     if not reader.is_of_weights(source):
         return None
     return _shifted(reader, source, dims, [(-before, 1) for before, _ in ends])
@@ -95,10 +98,10 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     source = reader.input(node, 0)
     sizes = reader.shape(source)
     rank = len(sizes)
-    starts, axes, steps = (_steady(reader, node, i) for i in (1, 3, 4))
+    starts, axes, steps = (_fixed_input(reader, node, i) for i in (1, 3, 4))
     if starts is None:
         return None
-    cut = range(len(starts)) if axes is None else [int(a) % rank for a in axes]
+    cut = range(len(starts)) if axes is None else [axis_index(int(a), rank) for a in axes]
     by = np.ones_like(starts) if steps is None else steps
     if any(step < 1 for step in by):
         return None
@@ -111,7 +114,7 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
         stepped[axis] = int(step)
     # Read with no effect first: most slices are of what is not to be looked into.
     own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
-    found = reader.apart(source, own, taken if set(stepped) == {1} else None)
+    found = reader.read_separately(source, own, taken if set(stepped) == {1} else None)
     if parts.are_read(found, taken):
         own, taken = parts.cut(reader, node, dims, firsts)
         reader.parts |= taken
@@ -139,31 +142,35 @@ def _shifted(
             return None
         windows.append(Window(axes[0], tuple((axis, step) for axis in place), shift))
         inner.append(axes)
-    body = times(*map(one, windows), reader.read(source, tuple(inner)))
-    return over([window.key for window in windows], body)
+    body = multiply(*map(as_product, windows), reader.read(source, tuple(inner)))
+    return sum_over([window.key for window in windows], body)
 
 
 def _gather(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     sizes = reader.shape(reader.input(node, 0))
-    return _taken(reader, node, dims, node.attributes.get_int("axis", 0) % len(sizes), False)
+    axis = axis_index(node.attributes.get_int("axis", 0), len(sizes))
+    return _indexed(reader, node, dims, axis, False)
 
 
 def _gather_nd(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     index = reader.shape(reader.input(node, 1))
     if node.attributes.get_int("batch_dims", 0) or set(index[-1]) != {1}:
         return None
-    return _taken(reader, node, dims, 0, True)
+    return _indexed(reader, node, dims, 0, True)
 
 
-def _taken(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
+def _indexed(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
     """Entries of an axis, where which ones is a sum of positions; ``listed``: one to a list."""
     source, index = reader.input(node, 0), reader.input(node, 1)
     if not reader.is_windowed(source):
         return None
-    runs = (*reader.measured.runs, *reader.measured.more)
-    steady = reader.measured.constant(index)
-    arrays = [run[str(index.name)] for run in runs] if steady is None else [steady]
-    places = _places([a[..., 0] if listed else a for a in arrays])
+    runs = (*reader.probed.runs, *reader.probed.edge_runs)
+    fixed = reader.probed.constant(index)
+    kept = [run.get(str(index.name)) for run in runs] if fixed is None else [fixed]
+    arrays = [a for a in kept if a is not None and a.ndim == len(reader.shape(index))]
+    if len(arrays) < len(kept):
+        raise Unreadable(f"the indices {index.name} are not known at every size")
+    places = _affine_positions([a[..., 0] if listed else a for a in arrays])
     rank = len(reader.shape(index)) - listed
     at = dims[axis : axis + rank]
     if places is None or any(len(axes) > 1 for axes in at):
@@ -174,10 +181,12 @@ def _taken(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -
     inner = (*dims[:axis], own, *dims[axis + rank :])
     if not own:
         return reader.read(source, inner) if shift == 0 and not positions else None
-    return over(own, times(one(Window(own[0], positions, shift)), reader.read(source, inner)))
+    return sum_over(
+        own, multiply(as_product(Window(own[0], positions, shift)), reader.read(source, inner))
+    )
 
 
-def _places(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
+def _affine_positions(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
     """``shift`` and ``steps`` where every array is ``shift + sum step * index``."""
     largest = max(arrays, key=lambda array: array.size)
     if not largest.size:
@@ -195,8 +204,8 @@ def _places(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
     return shift, steps
 
 
-def _steady(reader: Reader, node: ir.Node, index: int) -> NDArray[np.generic] | None:
-    return reader.measured.steady(node.inputs[index]) if len(node.inputs) > index else None
+def _fixed_input(reader: Reader, node: ir.Node, index: int) -> NDArray[np.generic] | None:
+    return reader.probed.fixed_value(node.inputs[index]) if len(node.inputs) > index else None
 
 
 FORMULAS = {
