@@ -68,7 +68,7 @@ def test_save_refuses_labels_that_do_not_fit_and_keeps_the_file_there(
 
 
 def test_a_module_that_has_no_configuration_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--factory package"):
+    with pytest.raises(UsageError, match=r"got a Bag.*--factory package"):
         aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
     assert listing(tmp_path) == {}
 
@@ -112,7 +112,7 @@ def test_a_factory_that_nothing_needs_is_refused_by_name(
 ) -> None:
     torch.save(toy.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
-        with pytest.raises(UsageError, match=r"needs no factory\. Leave toy:Bag out"):
+        with pytest.raises(UsageError, match=r"got --factory toy:Bag for .*Omit"):
             load(path, factory="toy:Bag", allow_pickle=True)
 
 
@@ -120,7 +120,7 @@ def test_a_folder_with_a_factory_is_refused_with_what_to_give(
     tmp_path: Path, checkpoint_file: Path
 ) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
-    with pytest.raises(UsageError, match=r"needs no factory.*give the file model\.safetensors"):
+    with pytest.raises(UsageError, match=r"got --factory .*give the file model\.safetensors"):
         load(folder, factory="toy:Bag")
 
 
@@ -137,15 +137,15 @@ def test_a_pickled_module_loads_only_when_allowed_and_with_a_warning(tmp_path: P
     torch.save(toy.Bag(), path)
     with pytest.raises(CheckpointError, match="--allow-pickle"):
         load(path)
-    with pytest.warns(UserWarning, match="runs whatever code"):
+    with pytest.warns(UserWarning, match="runs the code in"):
         assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
 
 
 def test_a_pickle_that_is_no_module_is_refused_even_when_allowed(tmp_path: Path) -> None:
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
     with (
-        pytest.warns(UserWarning, match="runs whatever code"),
-        pytest.raises(CheckpointError, match="not a module"),
+        pytest.warns(UserWarning, match="runs the code in"),
+        pytest.raises(CheckpointError, match="expected a module"),
     ):
         load(tmp_path / "model.pt", allow_pickle=True)
 

@@ -45,11 +45,11 @@ def test_of_weights_beside_those_that_are_read_a_warning_says_how_to_take_them(
     trained, averaged = toy.Bag(), toy.Bag()
     torch.nn.init.constant_(averaged.head.bias, 7)
     torch.save({"state_dict": trained.state_dict(), name: averaged.state_dict()}, "model.pt")
-    with pytest.warns(UserWarning, match=f"under state_dict are taken.*under {name}") as said:
+    with pytest.warns(UserWarning, match=f"under state_dict, .*under {name}") as said:
         module = load("model.pt", factory="toy:Bag").module
     assert isinstance(module, toy.Bag)
     assert torch.equal(module.head.bias, trained.head.bias)
-    command = str(said[0].message).partition("export those: ")[2].removesuffix(".")
+    command = str(said[0].message).partition("export the latter: ")[2].removesuffix(".")
     exec(command, {"torch": torch})
     other = load("other.pt", factory="toy:Bag").module
     assert isinstance(other, toy.Bag)
@@ -64,7 +64,7 @@ def test_weights_that_are_not_found_or_found_twice_are_refused_by_their_names(
         ({"epoch": 3, "generator": state}, "weights under generator, which is not a usual name"),
         ({"model": state, "net": state}, "weights under model, net"),
         ({"epoch": 3, "model": {}}, "empty"),
-        ([state], "a list, not a model"),
+        ([state], "expected a model, got a list"),
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=reason):
@@ -113,7 +113,7 @@ def test_of_a_weight_in_parts_it_is_said_what_makes_it_whole(
     torch.save(model.state_dict(), path)
     with pytest.raises(CheckpointError) as refused:
         load(path, factory="toy:Bag")
-    assert f"call torch.nn.utils.{call}" in refused.value.remedy
+    assert f"Call torch.nn.utils.{call}" in refused.value.remedy
     assert load(path, factory="toy:in_parts").module is not None
 
     exec(f"torch.nn.utils.{call}", {"torch": torch, "model": model})
@@ -123,7 +123,7 @@ def test_of_a_weight_in_parts_it_is_said_what_makes_it_whole(
     assert torch.equal(read.head.weight, model.head.weight)
     with pytest.raises(CheckpointError) as refused:
         load(path, factory="toy:in_parts")
-    assert f"factory call torch.nn.utils.{call}" in refused.value.remedy
+    assert f"Call torch.nn.utils.{call}, and so on, in the factory" in refused.value.remedy
 
 
 def test_a_weight_with_two_names_is_read_by_one(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_weights_of_several_modules_are_refused_by_what_holds_them(tmp_path: Pat
     state = toy.Bag().state_dict()
     both = {f"{part}.{name}": state[name] for part in ("student", "teacher") for name in state}
     torch.save(both, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of one of them alone"):
+    with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of only one of them"):
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
@@ -223,7 +223,7 @@ def test_a_mask_may_be_infinite_where_the_modules_own_is(tmp_path: Path) -> None
             load(path, factory="toy:Tied")
 
 
-@pytest.mark.filterwarnings("ignore:.*runs whatever code")
+@pytest.mark.filterwarnings("ignore:.*runs the code in")
 def test_a_module_without_its_numbers_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
@@ -332,7 +332,9 @@ def test_buffers_that_the_module_makes_itself_are_left_out(parts: Parts, tmp_pat
     state = parts.state_dict() | {"positions": torch.zeros(9), "head._extra_state": None}
     del state["layers.1.num_batches_tracked"]
     torch.save(state, tmp_path / "model.pt")
-    with pytest.warns(UserWarning, match=r"makes these buffers itself.*: positions, head\._extra"):
+    with pytest.warns(
+        UserWarning, match=r"computes these buffers itself.*: positions, head\._extra"
+    ):
         assert_same_weights(tmp_path / "model.pt", parts)
 
 
