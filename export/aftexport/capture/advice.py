@@ -1,4 +1,4 @@
-"""Advice to the author of a model that torch.export does not capture."""
+"""Advice to the author of a model that torch.export cannot capture."""
 
 import re
 from collections.abc import Sequence
@@ -9,127 +9,134 @@ from aftexport.capture.complaints import violation
 from aftexport.capture.shape_guards import ShapeGuard
 from aftexport.contract import MAX_TOKENS
 
-_RECURRENT = "Recurrent layers are captured for one length: put an attention layer in their place."
+_RECURRENT = (
+    "torch.export captures recurrent layers for one length only: replace them by attention layers."
+)
 _INSTEAD = {
-    "conv1d": "Give it no padding of its own, and pad the tokens before, by "
-    "torch.nn.functional.pad, to as many as its kernel has or more.",
-    "max_pool1d": "Call max_pool2d on x.unsqueeze(2), which is captured for every length.",
-    "linspace": "Write torch.arange(tokens) / tokens, which is captured for every length.",
+    "conv1d": "Set its padding to 0 and pad the tokens before it by torch.nn.functional.pad, to at "
+    "least the size of its kernel.",
+    "max_pool1d": "Call max_pool2d on x.unsqueeze(2): torch.export captures it for every length.",
+    "linspace": "Write torch.arange(tokens) / tokens: torch.export captures it for every length.",
     "lstm": _RECURRENT,
     "gru": _RECURRENT,
     "rnn_tanh": _RECURRENT,
     "rnn_relu": _RECURRENT,
 }
-"""What to write in place of an operator that torch.export does not capture for every length."""
+"""Operator to its replacement, which torch.export captures for every length."""
 IN_TORCH = (
-    "Slice in that line from the start or in other steps, or pad the tokens before; or write it in "
-    "other operators."
+    "Slice in that line from the start or in other steps, pad the tokens before the slice, or "
+    "write the line in other operators."
 )
 """The advice where torch itself fails, see ``complaints.failed_in_torch``."""
-BRANCHES = "Take branches on the number of tokens out of forward."
-ONE_WAY = "Or export the one way: --max-length {}."
-_TABLE = "Give the table of that line a row for every token."
+BRANCHES = "Remove branches on the number of tokens from forward."
+ONE_WAY = "Or export one branch only: --max-length {}."
+_TABLE = "Give the table in that line one row for every token."
 _WINDOWS = (
-    "Count the windows by -(-tokens // w) and pad to as many, without a branch: that pads nothing "
-    "where tokens are a multiple of w (export/README.md, Windows)."
+    "Pad the tokens to -(-tokens // w) windows of w tokens, without a branch: multiples of w get "
+    "no padding (export/README.md, Windows)."
 )
 _NUMBERS = {
     "float": "Write tokens ** 0.5, or torch.sym_float(tokens) in place of float(tokens): a Python "
-    "float holds for one length.",
+    "float is fixed to one length.",
     "int": "Write the size in integers, tokens // 2 in place of int(tokens * 0.5): a Python int "
-    "holds for one length.",
-    "index": "Write the size in integers, with + - * // and min and max: a function that needs a "
-    "Python number holds for one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
-    "loop": "Take loops over the tokens out of forward: cumsum does the same for every length, "
-    "and so does one operator on windows (export/README.md, Windows).",
+    "is fixed to one length.",
+    "index": "Write the size in integers, with + - * // and min and max: a Python number is fixed "
+    "to one length. math.sqrt(tokens) and math.log(tokens) may scale tensors.",
+    "loop": "Replace loops over the tokens by cumsum, or by one operator on windows: both are "
+    "captured for every length (export/README.md, Windows).",
 }
-"""What to write in place of what makes a number of Python of a size."""
+"""Conversion of a size to a Python number, see ``ShapeGuard.conversion``, to its replacement."""
 _FLOAT = (
     "Give that operator a float that is the same for every length, and multiply a tensor by the "
-    "one that is not: of scaled_dot_product_attention the query, with scale=1.0."
+    "float that depends on the length: for scaled_dot_product_attention the query, with scale=1.0."
 )
 _PIECES = ("chunk", "split", "tensor_split", "unbind", "split_with_sizes")
 
 
-def is_of_pieces(taken: ShapeGuard) -> bool:
-    """Whether it is the number of pieces of a tensor, which is not the same for every length."""
-    return taken.operator.rpartition(".")[2] in _PIECES
+def is_of_pieces(guard: ShapeGuard) -> bool:
+    """Return whether a guard fixes the number of pieces of a tensor, which varies with length."""
+    return guard.operator.rpartition(".")[2] in _PIECES
 
 
-def decisive(taken: Sequence[ShapeGuard], again: Sequence[ShapeGuard] = ()) -> ShapeGuard | None:
-    """What keeps a model from being captured, of all that torch.export took for given.
+def decisive_guard(
+    guards: Sequence[ShapeGuard], retry_guards: Sequence[ShapeGuard] = ()
+) -> ShapeGuard | None:
+    """Return the guard that keeps a model from being captured; None without any guard.
+
+    A guard in one attempt only comes from the branch that torch was told to take, except for a
+    branch of the model itself. The same condition may be written differently in both attempts.
 
     Args:
-        taken: with sizes that are never 1.
-        again: the same model's, with sizes that may be 1; empty where there was no such attempt.
-            What is not in both goes with the way torch is told to go, except a branch of the
-            model itself. The same condition may be written differently in either.
+        guards: the guards of the attempt in which sizes are never 1.
+        retry_guards: the guards of the same model in the attempt in which sizes may be 1; empty
+            if there was no such attempt.
     """
-    if not again:
-        return next(iter([t for t in taken if _restricts(t)] or taken), None)
-    restricting = [t for t in again if _restricts(t)]
-    before = {(str(t), t.operator, t.line) for t in taken}
-    kept = [t for t in restricting if (str(t), t.operator, t.line) in before]
-    own = [t for t in restricting if not t.operator]
-    return next(iter(kept or own or restricting or again))
+    if not retry_guards:
+        return next(iter([g for g in guards if _restricts(g)] or guards), None)
+    restricting = [g for g in retry_guards if _restricts(g)]
+    before = {(str(g), g.operator, g.line) for g in guards}
+    kept = [g for g in restricting if (str(g), g.operator, g.line) in before]
+    own = [g for g in restricting if not g.operator]
+    return next(iter(kept or own or restricting or retry_guards))
 
 
-def _restricts(taken: ShapeGuard) -> bool:
-    return taken.excludes("batch") or taken.excludes("tokens")
+def _restricts(guard: ShapeGuard) -> bool:
+    return guard.excludes("batch") or guard.excludes("tokens")
 
 
 def remedy(
     model: nn.Module,
     complaint: str,
-    taken: ShapeGuard | None = None,
+    guard: ShapeGuard | None = None,
     one_way: int | None = None,
     *,
     otherwise: str = "Write it in other operators; branches on values, .item() and .tolist() "
     "cannot be captured.",
 ) -> str:
-    """What to do about it.
+    """Return the advice for one failure, in the imperative.
 
     Args:
-        model: that was to be captured.
-        complaint: torch.export's, or the module's own.
-        taken: see ``decisive``.
-        one_way: the most tokens up to which the model was captured; None where it was not.
-        otherwise: where nothing better is known.
+        model: the model that could not be captured.
+        complaint: the message of torch.export, or of the module itself.
+        guard: the decisive guard, see ``decisive_guard``.
+        one_way: the maximum number of tokens for which the model was captured; None for none.
+        otherwise: the advice for unknown complaints.
     """
     if not any(isinstance(module, nn.Embedding) for module in model.modules()):
         return (
-            "A bundle takes input_ids: put an nn.Embedding before the module and a classifier "
-            "after it. Or export it by torch.onnx.export, and run aftexport fuse."
+            "Put an nn.Embedding before the module and a classifier after it, since a bundle takes "
+            "input_ids; or export the module by torch.onnx.export, and run aftexport fuse."
         )
     if "data is not allocated" in complaint:
         return (
-            "It reads numbers of a parameter one by one, as aft-pytorch's AFTLocal does to rebuild "
-            "wbias in every call. Write that as tensor operations, AFTFull's forward with "
-            "self.wbias * band: AFT-local is recognised there."
+            "Write the reads of single parameter values as tensor operations. For aft-pytorch's "
+            "AFTLocal, which rebuilds wbias in every call, use AFTFull's forward with "
+            "self.wbias * band: aftexport recognizes AFT-local in it."
         )
     if "in output, which is not a known type" in complaint:
-        return "Wrap it in a module that returns the logits [batch, classes] alone."
-    if taken is not None and taken.excludes("batch"):
+        return "Wrap it in a module that returns only the logits [batch, classes]."
+    if guard is not None and guard.excludes("batch"):
         return (
-            "Take the number of documents from input_ids.shape, and loops over them out of forward."
+            "Read the number of documents from input_ids.shape, and remove loops over documents "
+            "from forward."
         )
     if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
-        return "NumPy takes no size that is free: write tokens ** 0.5, or math.log(tokens)."
+        return "Write tokens ** 0.5, or math.log(tokens): NumPy does not accept dynamic sizes."
     bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
-    if taken is not None and taken.conversion:
-        return _NUMBERS[taken.conversion]
-    if taken is not None and taken.operator and taken.most_tokens(MAX_TOKENS) is not None:
-        return _WINDOWS if is_of_pieces(taken) else _TABLE + bounded
-    if taken is not None and taken.operator and taken.is_of_floats:
+    if guard is not None and guard.conversion:
+        return _NUMBERS[guard.conversion]
+    if guard is not None and guard.operator and guard.max_tokens(MAX_TOKENS) is not None:
+        return _WINDOWS if is_of_pieces(guard) else _TABLE + bounded
+    if guard is not None and guard.operator and guard.is_of_floats:
         return _FLOAT
-    if taken is not None and taken.operator:
+    if guard is not None and guard.operator:
         return _INSTEAD.get(
-            taken.operator.rpartition(".")[2],
-            "Write that line so that it does the same for every document, of 1 token too: pad the "
-            "tokens to as many as it needs, or to a multiple (export/README.md, Windows).",
+            guard.operator.rpartition(".")[2],
+            "Write that line so that it works for every length from 1 token: pad the tokens to the "
+            "minimum it needs, or to a multiple (export/README.md, Windows).",
         )
-    if taken is not None and taken.is_of_multiples:
+    if guard is not None and guard.is_of_multiples:
         return _WINDOWS
     if violation(complaint) is not None:
-        return "Take branches on shapes out of forward." + bounded
+        return "Remove branches on shapes from forward." + bounded
     return otherwise

@@ -1,4 +1,4 @@
-"""The ways to have ``torch.export`` capture a model, tried in turn."""
+"""Attempts to capture a model by ``torch.export``, in a fixed order."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,22 +21,23 @@ _MAX_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Failure:
-    """Why torch.export did not capture a model, and what it took for given of its sizes."""
+    """The error of an attempt to capture a model, and the guards that torch set on its sizes."""
 
     error: Exception
-    sizes: list[ShapeGuard]
+    guards: list[ShapeGuard]
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A way to have torch capture a model.
+    """The options of one call of torch.export.
 
     Attributes:
-        may_be_one: a size that is not 1 in the example, as of ``x[:, ::2]``, is taken never to be,
-            which a short document's is; told otherwise, torch goes the way that does for 1 too.
-        decide: see ``record_shape_guards``.
-        strict: read the forward's code rather than run it, so that ``int(tokens * 0.5)`` stays
-            free.
+        may_be_one: whether torch takes branches that also hold for sizes of 1. By default it
+            assumes that a size above 1 in the example, as in ``x[:, ::2]``, is never 1; short
+            documents break this assumption.
+        decide: the option of ``record_shape_guards``.
+        strict: whether torch reads the code of the forward instead of running it, which keeps
+            ``int(tokens * 0.5)`` dynamic.
     """
 
     may_be_one: bool
@@ -55,35 +56,35 @@ _ATTEMPTS = (
 def attempt_export(
     model: nn.Module, names: Sequence[str], limit: int
 ) -> ExportedProgram | list[Failure]:
-    """Captures a model as often as it takes.
+    """Capture a model by the first attempt that succeeds.
 
     Args:
-        model: in evaluation mode, with plain inputs.
+        model: the module, in evaluation mode and with plain inputs.
         names: the names of its inputs.
-        limit: most tokens of a document.
+        limit: the maximum length of a document in tokens.
 
     Returns:
-        The program, or the failure of each attempt, of which the last says most.
+        The program, or the failure of each attempt; the last one is the most specific.
     """
     dims: dict[str, Any] = {
         "batch": Dim("batch", min=1, max=_MAX_BATCH),
         "tokens": Dim("tokens", min=1, max=limit) if limit > 1 else 1,
     }
     shapes = {n: {axis: dims[d] for axis, d in AXES[n].items()} for n in names}
-    # A batch or a length of 1 in the example would be taken for a constant.
+    # torch would treat a batch or a length of 1 in the example as a constant.
     arguments = tuple(examples(names, min(16, limit)).values())
     failures: list[Failure] = []
-    # Of at most 2 tokens, a size that is never 1 is always 2.
+    # With at most 2 tokens, a size that is never 1 is always 2.
     for attempt in _ATTEMPTS[limit == 2 :]:
-        if attempt.strict and not any(t.is_of_the_model for f in failures for t in f.sizes):
+        if attempt.strict and not any(g.is_of_the_model for f in failures for g in f.guards):
             break
         outcome = _run(attempt, model, arguments, shapes)
         if isinstance(outcome, ExportedProgram):
             return outcome
-        of_sizes = violation(str(outcome.error)) is not None
-        if not failures or (of_sizes and not attempt.strict):
+        is_of_sizes = violation(str(outcome.error)) is not None
+        if not failures or (is_of_sizes and not attempt.strict):
             failures.append(outcome)
-        if not of_sizes and not failed_in_torch(outcome.error):
+        if not is_of_sizes and not failed_in_torch(outcome.error):
             break
     return failures
 
@@ -91,28 +92,29 @@ def attempt_export(
 def _run(
     attempt: _Attempt, model: nn.Module, arguments: tuple[Tensor, ...], shapes: dict[str, Any]
 ) -> ExportedProgram | Failure:
-    # With functions of math that give tensors, unless one of these is asked for its value.
+    # Functions of math return tensors first. The second run is without them, for models that
+    # convert one of these tensors to a Python number.
     for has_math in (False,) if attempt.strict else (True, False):
-        sizes: list[ShapeGuard] = []
+        guards: list[ShapeGuard] = []
         free: AbstractContextManager[list[str]] = (
             free_sizes_in_math(model) if has_math else nullcontext([])
         )
         options: Any = _config.patch(backed_size_oblivious=attempt.may_be_one)  # type: ignore[attr-defined]
-        noting = record_shape_guards(sizes, decide=attempt.decide)
-        with options, quiet(), torch.no_grad(), free as tensors, noting:
+        recording = record_shape_guards(guards, decide=attempt.decide)
+        with options, quiet(), torch.no_grad(), free as tensors, recording:
             try:
                 return torch.export.export(
                     model, arguments, dynamic_shapes=shapes, strict=attempt.strict
                 )
-            except Exception as error:  # torch raises anything
-                failure = Failure(error, sizes)
+            except Exception as error:  # torch raises exceptions of many types
+                failure = Failure(error, guards)
         if not tensors or violation(str(failure.error)) is not None:
             break
     return failure
 
 
 def examples(names: Iterable[str], tokens: int) -> dict[str, Tensor]:
-    """Two documents of ``tokens`` tokens, as the inputs that are named."""
+    """Return the inputs ``names`` for two documents of ``tokens`` tokens."""
     inputs = {
         "input_ids": torch.zeros(2, tokens, dtype=torch.int64),
         "lengths": torch.full((2,), tokens, dtype=torch.int64),

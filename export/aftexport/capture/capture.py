@@ -1,7 +1,7 @@
-"""From a PyTorch module to a program captured for every batch and length.
+"""Capture of a PyTorch module for every batch size and length.
 
-``torch.export`` raises where a model branches on a shape that ``torch.onnx.export`` would
-silently freeze.
+``torch.export`` raises an error if a model branches on a shape; ``torch.onnx.export`` would
+silently freeze the shape.
 """
 
 import copy
@@ -21,20 +21,20 @@ from aftexport.errors import TraceError, first_line
 def capture(
     model: nn.Module, *, dtype: torch.dtype = torch.float32, max_tokens: int | None = None
 ) -> ExportedProgram:
-    """Captures a module whose ``forward`` takes ``input_ids`` and, if it likes, ``lengths``.
+    """Capture a module whose ``forward`` takes ``input_ids`` and optionally ``lengths``.
 
     Args:
-        model: left as it is; a copy is put in evaluation mode, cast and folded.
-        dtype: floating-point type of the exported parameters.
-        max_tokens: most tokens of a document, None for ``MAX_TOKENS``. Where the model takes
-            fewer, and torch.export says how many, it is captured for those.
+        model: the module, which stays unchanged: a copy is put in evaluation mode, cast and folded.
+        dtype: the floating-point type of the exported parameters.
+        max_tokens: the maximum length of a document in tokens; None for ``MAX_TOKENS``. A lower
+            maximum that torch.export reports for the model takes its place.
 
     Raises:
-        TraceError: where the forward signature differs, or the model cannot be
+        TraceError: if the forward signature differs, or the model cannot be
             captured for every batch and length.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        raise _scripted("The model is")
+        raise _scripted("the model")
     names = ForwardSignature.of(model.forward).inputs
     model = prepared(model, dtype)
     limit = max_tokens or MAX_TOKENS
@@ -42,7 +42,7 @@ def capture(
     if isinstance(captured, ExportedProgram):
         return captured
     if parts := scripted_parts(model):
-        raise _scripted(f"{', '.join(parts)} in the model is") from captured[-1].error
+        raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
     if (bound := find_bound(model, names, captured, limit)) is not None:
         limit = bound
         captured = attempt_export(model, names, bound)
@@ -51,15 +51,15 @@ def capture(
     raise explain(model, names, captured, limit) from captured[-1].error
 
 
-def _scripted(whole: str) -> TraceError:
+def _scripted(subject: str) -> TraceError:
     return TraceError(
-        f"{whole} in TorchScript, whose code torch.export does not see.",
+        f"Expected a module in Python, got TorchScript, which torch.export cannot read: {subject}.",
         "Build it without torch.jit.script and torch.jit.trace, and load the same weights.",
     )
 
 
 def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of a module as it is captured: in evaluation mode, cast, folded, with plain inputs."""
+    """Return a copy of a module in evaluation mode, cast and folded, with plain inputs."""
     model = with_plain_inputs(copied(model).eval().to(dtype))
     for module in model.modules():
         if callable(fold := getattr(module, "fold", None)):
@@ -68,22 +68,22 @@ def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy of a module, with weights of its own.
+    """Return a copy of a module that shares no weights with it.
 
     Raises:
-        TraceError: where the module holds something that cannot be copied.
+        TraceError: if an attribute of the module cannot be copied.
     """
     held = (
         value
         for part in module.modules()
         for value in (*vars(part).values(), *part.buffers(recurse=False))
     )
-    # What was computed from weights, as weight_norm holds it, autograd does not let be copied.
+    # Autograd refuses to copy tensors computed from weights, such as those that weight_norm holds.
     results = {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
     try:
         return copy.deepcopy(module, results)
-    except Exception as error:  # a module of others holds anything
+    except Exception as error:  # a module of a user can hold objects of any type
         raise TraceError(
             f"The module cannot be copied: {first_line(error)}",
-            "Take what it names out of the module's attributes.",
+            "Remove the object that the error names from the module's attributes.",
         ) from error

@@ -9,16 +9,16 @@ from aftexport.errors import first_line
 
 def violation(complaint: str) -> str | None:
     """Return the first axis that torch.export cannot keep free; None if it names none."""
-    found = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^Constraints violated.*\n\s*- (.+)$", complaint, re.MULTILINE)
+    if match is None:
         return None
-    # What follows in the line is of mark_dynamic, which the user did not call, or of a log.
-    said = re.split(r" If you're using|Specializations unexpectedly", found[1])[0].rstrip(". ")
-    return re.sub(r"(\w+) = \1\b", r"\1", axis_names(said))
+    # The rest of the line concerns mark_dynamic, which the user did not call, or a log.
+    text = re.split(r" If you're using|Specializations unexpectedly", match[1])[0].rstrip(". ")
+    return re.sub(r"(\w+) = \1\b", r"\1", axis_names(text))
 
 
 def failed_in_torch(error: BaseException) -> bool:
-    """Tell whether an assertion inside torch fails, as for slices whose sizes it cannot compare."""
+    """Return whether an assertion inside torch failed, e.g. on slices of incomparable sizes."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -29,8 +29,8 @@ def failed_in_torch(error: BaseException) -> bool:
 def learned_length(complaint: str) -> int | None:
     """Return the longest document that torch.export names, for a model that slices tables."""
     bounds = [int(n) for n in re.findall(r"tokens = Dim\('tokens', max=(\d+)\)", complaint)]
-    # A whole slice is another branch for it, so the last length is beyond the bound. Of a table
-    # [1, rows, D] it counts the numbers, D to a row.
+    # torch treats a slice of the whole table as a separate branch, so the length that it names is
+    # one beyond the bound. For a table [1, rows, D] it counts numbers, D per row.
     bounds += [
         int(whole) // int(each or 1) - int(more or 0) - 1
         for more, each, whole in re.findall(
@@ -45,8 +45,8 @@ def cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     kind, words = type(error).__name__, first_line(error)
-    said = kind if words == kind else f"{kind}: {words}".rstrip(".")
+    text = kind if words == kind else f"{kind}: {words}".rstrip(".")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if is_the_users(frame):
-            return f"{said} ({line_of(frame, line)})"
-    return said
+            return f"{text} ({line_of(frame, line)})"
+    return text

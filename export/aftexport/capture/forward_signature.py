@@ -1,4 +1,4 @@
-"""What a module's forward takes, and a module that takes ``input_ids`` and ``lengths`` alone."""
+"""The parameters of a forward, and modules that take only ``input_ids`` and ``lengths``."""
 
 import inspect
 import re
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from aftexport.errors import TraceError
 
-_OF_PADDING = re.compile(r"mask|(?<!max_)(?<!min_)len(s|gth|gths)?(_|$)")
-"""Names of parameters that say what of a batch is padding."""
+_PADDING_NAME = re.compile(r"mask|(?<!max_)(?<!min_)len(s|gth|gths)?(_|$)")
+"""Names of parameters that describe the padding of a batch."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class ForwardSignature:
-    """How a forward is called with the inputs of an exported model.
+    """The arguments of a forward for the inputs of an exported model.
 
     Attributes:
-        inputs: ``input_ids`` and, where it takes them, ``lengths``.
+        inputs: ``input_ids`` and, if the forward takes them, ``lengths``.
         is_plain: whether these are its first parameters, by these names.
         positional: the arguments by position, inputs or values of defaults.
         keywords: parameters that are passed by name, with the input of each.
@@ -35,10 +35,10 @@ class ForwardSignature:
 
     @classmethod
     def of(cls, forward: Callable[..., Any]) -> "ForwardSignature":
-        """Reads a forward's parameters: the ids are ``input_ids`` or else the first.
+        """Read a forward's parameters: the ids are ``input_ids``, or else the first parameter.
 
         Raises:
-            TraceError: where it needs anything but ids and ``lengths``.
+            TraceError: if the forward needs arguments other than ids and ``lengths``.
         """
         parameters = [*inspect.signature(forward).parameters.values()]
         fixed = [p for p in parameters if p.kind not in _VARIABLE]
@@ -52,7 +52,8 @@ class ForwardSignature:
             takes_any or "input_ids" in roles.values()
         ):
             raise TraceError(
-                f"The model's forward takes ({', '.join(p.name for p in parameters)}).",
+                "Expected a forward that takes input_ids and optionally lengths, got parameters "
+                f"({', '.join(p.name for p in parameters)}).",
                 "Wrap it in a module whose forward takes (input_ids [batch, tokens], "
                 "lengths [batch]).",
             )
@@ -64,8 +65,8 @@ class ForwardSignature:
             _by_position(fixed, roles) if ids is not None else (_Input("input_ids"),),
             {p.name: roles[p.name] for p in fixed if _is_named(p) and p.name in roles},
             (
-                *(p.name for p in others if _OF_PADDING.search(p.name)),
-                # A forward may read lengths from these, which are not passed.
+                *(p.name for p in others if _PADDING_NAME.search(p.name)),
+                # A forward may read lengths from its keywords, which are not passed.
                 *(
                     f"**{p.name}"
                     for p in parameters
@@ -77,7 +78,7 @@ class ForwardSignature:
 
 @dataclass(frozen=True)
 class _Input:
-    """Place of an input among arguments."""
+    """The place of an input among the arguments."""
 
     name: str
 
@@ -87,7 +88,7 @@ def _is_named(parameter: inspect.Parameter) -> bool:
 
 
 def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple[Any, ...]:
-    """Arguments of the parameters that have no name for a caller."""
+    """Return the arguments of the positional-only parameters."""
     nameless = [p for p in fixed if not _is_named(p)]
     while nameless and nameless[-1].name not in roles:
         nameless.pop()
@@ -95,40 +96,40 @@ def _by_position(fixed: list[inspect.Parameter], roles: dict[str, str]) -> tuple
 
 
 def with_plain_inputs(module: nn.Module) -> nn.Module:
-    """The module, or one around it whose forward takes ``input_ids`` and ``lengths``, in order.
+    """Return a module whose forward takes ``input_ids`` and ``lengths``, in this order.
 
     Args:
-        module: any that was not captured.
+        module: a module in Python, which is returned itself if its forward is plain already.
 
     Raises:
-        TraceError: where its forward needs anything else.
+        TraceError: if its forward needs other arguments.
     """
     signature = ForwardSignature.of(module.forward)
     if signature.is_plain:
         return module
-    return (_OfBoth if "lengths" in signature.inputs else _OfIds)(module, signature)
+    return (_IdsAndLengths if "lengths" in signature.inputs else _IdsOnly)(module, signature)
 
 
-class _Around(nn.Module):
-    """A module that calls its inputs something else, or takes them in another order."""
+class _PlainInputs(nn.Module):
+    """A wrapper of a module whose inputs have other names or another order."""
 
     def __init__(self, module: nn.Module, signature: ForwardSignature) -> None:
         super().__init__()
         self.module = module
         self._signature = signature
 
-    def _call(self, **given: Tensor) -> Any:
+    def _call(self, **inputs: Tensor) -> Any:
         signature = self._signature
-        arguments = [given[a.name] if isinstance(a, _Input) else a for a in signature.positional]
-        named = {name: given[role] for name, role in signature.keywords.items()}
+        arguments = [inputs[a.name] if isinstance(a, _Input) else a for a in signature.positional]
+        named = {name: inputs[role] for name, role in signature.keywords.items()}
         return self.module(*arguments, **named)
 
 
-class _OfIds(_Around):
+class _IdsOnly(_PlainInputs):
     def forward(self, input_ids: Tensor) -> Any:
         return self._call(input_ids=input_ids)
 
 
-class _OfBoth(_Around):
+class _IdsAndLengths(_PlainInputs):
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Any:
         return self._call(input_ids=input_ids, lengths=lengths)

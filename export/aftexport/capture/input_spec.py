@@ -1,4 +1,4 @@
-"""What a captured program takes."""
+"""The inputs of a captured program, with their bounds."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model takes.
+    """The inputs of a model.
 
     Attributes:
         names: ``input_ids`` (int64 ``[batch, tokens]``), and ``lengths`` (int64
-            ``[batch]``) where the model takes it.
-        vocab_size: ids are below this.
-        embedding: the parameter with a row for each id; empty where there is none.
-        max_tokens: most tokens of a document; None for no bound.
+            ``[batch]``) if the model takes it.
+        vocab_size: the number of ids; every id is below it.
+        embedding: the parameter with a row for each id; empty if there is none.
+        max_tokens: the maximum length of a document in tokens; None for no bound.
     """
 
     names: tuple[str, ...]
@@ -36,22 +36,23 @@ class InputSpec:
 
 
 def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> InputSpec:
-    """Reads from a captured program what it takes.
+    """Return the input specification of a captured program.
 
     Args:
-        program: see ``capture.capture``.
-        vocab_size: the number of ids it takes, where that was given.
+        program: the result of ``capture.capture``.
+        vocab_size: the number of ids by ``--vocab-size``; None to read it from the program.
 
     Raises:
-        TraceError: where inputs differ from what ``capture`` makes, have fixed
-            axes, or are looked up in no table, and ``vocab_size`` was not given.
-        UsageError: where ``vocab_size`` is over the rows of a table.
+        TraceError: if inputs differ from those of ``capture`` or have fixed axes, or if
+            ``vocab_size`` is None and the ids are not looked up in a table.
+        UsageError: if ``vocab_size`` exceeds the rows of a table.
     """
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     names = tuple(program.graph_signature.user_inputs)
     if names not in (("input_ids", "lengths"), ("input_ids",)):
         raise TraceError(
-            f"The program's inputs are ({', '.join(map(str, names))}).",
+            "Expected a program with inputs (input_ids) or (input_ids, lengths), got "
+            f"({', '.join(map(str, names))}).",
             "Export it with inputs named input_ids [batch, tokens] and, if used, lengths [batch].",
         )
     ids = next(n for n in placeholders if n.name == "input_ids")
@@ -59,7 +60,7 @@ def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> Input
     for axis, size in zip(("batch", "tokens"), shape, strict=True):
         if isinstance(size, int) and not (axis == "tokens" and size == 1):
             raise TraceError(
-                f"The program's {axis} axis is fixed at {size}.",
+                f"Expected a program with a dynamic {axis} axis, got {axis} fixed at {size}.",
                 "Pass dynamic_shapes to torch.export.export for batch and tokens.",
             )
     vocabulary = read_vocabulary(program, ids, vocab_size)
@@ -76,7 +77,7 @@ def input_spec(program: ExportedProgram, vocab_size: int | None = None) -> Input
 
 def _upper_bound(program: ExportedProgram, size: torch.SymInt) -> int:
     upper = program.range_constraints[size.node.expr].upper
-    # An unbounded axis has an integer infinity, which cannot be made an int.
+    # The upper bound of an unbounded axis is sympy's infinity, which int() refuses.
     return min(int(upper), MAX_TOKENS) if isinstance(upper, sympy.Integer) else MAX_TOKENS
 
 
@@ -88,8 +89,8 @@ _SAME_NUMBERS = frozenset((
 
 
 def _rows(program: ExportedProgram, tokens: sympy.Expr) -> int:
-    """The most tokens for which every embedding of their positions has a row."""
-    most = MAX_TOKENS
+    """Return the maximum number of tokens for which every position embedding has a row."""
+    max_tokens = MAX_TOKENS
     for node in program.graph.find_nodes(op="call_function", target=_aten.embedding.default):
         table: Any
         table, index = node.args[:2]
@@ -97,12 +98,12 @@ def _rows(program: ExportedProgram, tokens: sympy.Expr) -> int:
         if needed is not None and needed.free_symbols == {tokens}:
             rows = int(table.meta["val"].shape[0])
             ends = partial(needed.subs, tokens)
-            most = bisect_right(range(1, most + 1), rows, key=ends)
-    return most
+            max_tokens = bisect_right(range(1, max_tokens + 1), rows, key=ends)
+    return max_tokens
 
 
 def _end(index: Any) -> sympy.Expr | None:
-    """One more than the largest number in ``index``; None where it is no range of positions."""
+    """Return one more than the largest position in ``index``; None unless it is a range."""
     more = 0
     while index.target in _SAME_NUMBERS or index.target is _aten.add.Tensor:
         if index.target is _aten.add.Tensor:

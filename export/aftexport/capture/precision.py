@@ -1,4 +1,4 @@
-"""The types that a model is captured in, for each ``--precision``."""
+"""The types in which a model is captured, for each ``--precision``."""
 
 import torch
 
@@ -11,4 +11,4 @@ PRECISIONS = {
 }
 """Precision to the type of weights and activations; bf16 and int8 round inside the products."""
 ENGINE_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""The same for TensorRT, which takes its types from the graph."""
+"""Precision to the type of weights and activations for TensorRT, which reads it in the graph."""

@@ -1,4 +1,4 @@
-"""Operators of a forward that draw random numbers, which no export can repeat."""
+"""Operators of a forward that draw random numbers, which an exported graph cannot repeat."""
 
 import traceback
 from typing import Any
@@ -11,23 +11,23 @@ from aftexport.capture.shape_guards import is_the_users, last_own_line, line_of
 from aftexport.errors import TraceError
 
 _SWITCHES = ("train", "training")
-"""Arguments that are false where an operator draws nothing."""
+"""Arguments whose value False switches drawing off."""
 _SHARES = ("dropout", "dropout_p")
-"""Arguments that are 0 where an operator draws nothing."""
+"""Arguments whose value 0 switches drawing off."""
 
 
 def drawing_error(operator: str, line: str) -> TraceError:
-    """Return the refusal of a model that draws random numbers.
+    """Return the error for a model that draws random numbers.
 
     Args:
-        operator: the operator that draws; empty where none is known.
-        line: the user's line, see ``line_of``; empty where none is known.
+        operator: the operator that draws; empty if unknown.
+        line: the user's line, see ``line_of``; empty if unknown.
     """
     place = ", ".join(filter(None, (operator, line)))
     return TraceError(
-        f"The forward draws random numbers{f' ({place})' if place else ''}, and randomness cannot"
-        " be exported: a document has the same scores every time.",
-        "Give F.dropout training=self.training, or use nn.Dropout."
+        "Expected a deterministic forward, got one that draws random numbers"
+        f"{f' ({place})' if place else ''}: a document must have the same scores every time.",
+        "Pass training=self.training to F.dropout, or use nn.Dropout."
         if "dropout" in operator
         else "Draw them only if self.training; or draw them once, in __init__, and keep them by "
         "register_buffer.",
@@ -35,7 +35,7 @@ def drawing_error(operator: str, line: str) -> TraceError:
 
 
 def drawing_node(program: torch.export.ExportedProgram) -> fx.Node | None:
-    """Return the first node of a captured program that draws random numbers, None without one."""
+    """Return the first node of a captured program that draws random numbers; None without one."""
     return next((node for node in program.graph.nodes if draws(node)), None)
 
 
@@ -45,9 +45,9 @@ def draws(node: fx.Node) -> bool:
     if not isinstance(target, OpOverload) or not _may_draw(target):
         return False
     names = [argument.name for argument in target._schema.arguments]
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    values: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     for argument in target._schema.arguments:
-        value = given.get(argument.name, argument.default_value)
+        value = values.get(argument.name, argument.default_value)
         if argument.name in _SWITCHES and value is False:
             return False
         if argument.name in _SHARES and value == 0:
@@ -56,12 +56,12 @@ def draws(node: fx.Node) -> bool:
 
 
 def error_of_node(node: fx.Node) -> TraceError:
-    """Return the refusal of a program for a node that draws."""
+    """Return the error for a program with a node that draws."""
     return drawing_error(str(node.target).rpartition(".")[0], last_own_line(node.meta))
 
 
 def error_of_failure(error: BaseException) -> TraceError | None:
-    """Return the refusal of a model whose capture failed in an operator that draws; else None."""
+    """Return the error for a model whose capture failed in an operator that draws; else None."""
     while error.__cause__ is not None:
         error = error.__cause__
     line, operator = "", None
@@ -73,7 +73,7 @@ def error_of_failure(error: BaseException) -> TraceError | None:
     if operator is None or not _may_draw(operator):
         return None
     if any(a.name in (*_SWITCHES, *_SHARES) for a in operator._schema.arguments):
-        return None  # as of a GRU, which draws for its dropout alone
+        return None  # such as a GRU, which draws only for its dropout
     return drawing_error(str(operator).rpartition(".")[0], line)
 
 

@@ -1,4 +1,4 @@
-"""A module in float64, the truth that other engines are compared with."""
+"""A module in float64, the reference for the comparison of other engines."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,17 +14,17 @@ from aftexport.capture.forward_signature import with_plain_inputs
 
 
 class ReferenceModule(nn.Module):
-    """A module that runs in float64 where it can, and else in float32.
+    """A module that runs in float64 if possible, and else in float32.
 
-    The first run decides: as it is, with new tensors in float64; then with what its forward
-    casts to float32 left in float64; then in float32.
+    The first run chooses the first of these ways that succeeds: unchanged, with new tensors in
+    float64; with the forward's casts to float32 replaced by float64; in float32.
 
     Args:
-        module: changed in place.
+        module: the module, which is changed in place.
 
     Attributes:
-        precision: ``float64`` or ``float32``, once it has run.
-        reason: why it is float32; empty where it is not.
+        precision: ``float64`` or ``float32``, known after the first run.
+        reason: the error that led to float32; empty for float64.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,10 +36,10 @@ class ReferenceModule(nn.Module):
         self._is_decided = False
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Runs the module once.
+        """Run the module once.
 
         Args:
-            inputs: ``input_ids`` and, where it takes them, ``lengths``.
+            inputs: ``input_ids`` and, if the module takes them, ``lengths``.
         """
         if self._is_decided:
             return self._run(*inputs)
@@ -48,13 +48,13 @@ class ReferenceModule(nn.Module):
             self._modes = [*modes]
             try:
                 outputs = self._run(*inputs)
-            except Exception as error:  # a module of others raises anything
+            except Exception as error:  # a module of a user can raise any exception
                 errors.append(error)
             else:
                 break
         else:
             self._modes = []
-            self.module.float()  # they were float32 or narrower: nothing is lost
+            self.module.float()  # the weights were float32 or narrower: nothing is lost
             outputs = self._run(*inputs)
             self.precision, self.reason = "float32", cause(errors[0])
         self._is_decided = True
@@ -69,7 +69,7 @@ class ReferenceModule(nn.Module):
 
 @contextmanager
 def float64_by_default() -> Iterator[None]:
-    """Makes tensors that are given no type float64, in the whole process, as long as it runs."""
+    """Make float64 the default type of new tensors, in the whole process, during the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -79,15 +79,15 @@ def float64_by_default() -> Iterator[None]:
 
 
 class _WithoutFloat32(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts float64 in the place of float32, among tensors and among types that are asked for.
+    """A dispatch mode that replaces float32 by float64, in tensors and in requested types.
 
-    Narrower types stay: a forward that asks for one rounds on purpose.
+    Narrower types stay: a forward that requests one rounds on purpose.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.view.dtype:  # the bits of float32 are asked for
+        if func is torch.ops.aten.view.dtype:  # the forward reads the bits of float32
             return func(*args, **kwargs or {})
         written = {
             i

@@ -1,6 +1,6 @@
-"""Functions of ``math`` on a size that is free, while a model is captured.
+"""Functions of ``math`` on dynamic sizes, while a model is captured.
 
-They ask for a Python float, and torch then takes the example's size for the only one.
+By themselves they request a Python float, and torch then fixes the size to that of the example.
 """
 
 import math
@@ -19,16 +19,16 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
-    """Lets ``math.sqrt``, ``log`` and their like take sizes that are free, in this thread.
+    """Let the functions of ``_SYMBOLIC`` accept dynamic sizes, in this thread.
 
-    A root is a symbolic number, whose whole part can be a size. The others are tensors
+    A root is a symbolic number, whose whole part can be a size. The other results are tensors
     ``[]`` of the default type, because sympy has no symbols for them.
 
     Args:
-        model: the model, whose forwards may name these functions differently.
+        model: the model, whose forwards may import these functions by other names.
 
     Yields:
-        The names of what became a tensor, as it does.
+        A list that receives the name of each function whose result became a tensor.
     """
     thread, used = threading.get_ident(), list[str]()
 
@@ -36,14 +36,14 @@ def free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
         def called(*numbers: Any) -> Any:
             if threading.get_ident() != thread or not any(map(_is_free, numbers)):
                 return own(*numbers)
-            found = _SYMBOLIC[name](*numbers)
-            if isinstance(found, torch.Tensor):
+            result = _SYMBOLIC[name](*numbers)
+            if isinstance(result, torch.Tensor):
                 used.append(name)
-            return found
+            return result
 
         return called
 
-    with _LOCK:  # the module is that of the process
+    with _LOCK:  # the module math is shared by the whole process
         wrapped = {getattr(math, name): wrap(name, getattr(math, name)) for name in _SYMBOLIC}
         places = [
             (space, name, value)
@@ -61,7 +61,7 @@ def free_sizes_in_math(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _globals(model: nn.Module) -> list[dict[str, Any]]:
-    """Of the modules of Python in which the forwards stand."""
+    """Return the globals of the Python modules that define the forwards."""
     classes = {type(module) for module in model.modules()}
     names = {cls.__module__ for cls in classes if not issubclass(cls, torch.jit.ScriptModule)}
     return [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]

@@ -1,7 +1,7 @@
-"""Conditions on the sizes of inputs, decided by trying every size that there can be.
+"""Conditions on the sizes of inputs, decided by evaluating them for every possible size.
 
-torch.export decides a condition by intervals, which do not tell that 16 windows of
-``-(-tokens // 16)`` tokens are never fewer than the tokens.
+torch.export decides a condition by intervals, which cannot prove that 16 windows of
+``-(-tokens // 16)`` tokens always cover the tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,40 +22,40 @@ _SAMPLE = 4096
 _OVERFLOW = 2.0**62
 
 
-class UndecidedError(Exception):
-    """A condition has a function that is not known here, divides by zero, or overflows."""
+class Undecided(Exception):  # noqa: N818 (an outcome, not an error)
+    """The evaluation of a condition met an unknown function, a division by zero or an overflow."""
 
 
-def decided(condition: sympy.Basic, ranges: Ranges) -> bool | None:
-    """Whether a condition holds for all sizes, or for none; None where neither is so.
+def decide_condition(condition: sympy.Basic, ranges: Ranges) -> bool | None:
+    """Return True if a condition holds for all sizes, False if for none, and else None.
 
     Args:
-        condition: on one symbol, of which every value is tried; or on two, of which every value
-            of either is tried with some of the other.
-        ranges: at least of the symbols in it.
+        condition: a condition on one symbol, evaluated for each of its values; or on two, with
+            each value of either evaluated together with some values of the other.
+        ranges: the ranges of its symbols, and possibly of others.
     """
-    used = tuple(r for r in ranges if r[0] in condition.free_symbols)
-    if len(used) != len(condition.free_symbols) or not 0 < len(used) < 3:
+    relevant = tuple(r for r in ranges if r[0] in condition.free_symbols)
+    if len(relevant) != len(condition.free_symbols) or not 0 < len(relevant) < 3:
         return None
     try:
-        return _decided(condition, used)
-    except UndecidedError:
+        return _decide(condition, relevant)
+    except Undecided:
         return None
 
 
 @lru_cache(1024)
-def _decided(condition: sympy.Basic, ranges: Ranges) -> bool | None:
-    found: bool | None = None
-    for values in _tried(ranges):
+def _decide(condition: sympy.Basic, ranges: Ranges) -> bool | None:
+    answer: bool | None = None
+    for values in _sizes(ranges):
         holds = evaluate(condition, values)
         first = bool(np.ravel(holds)[0])
-        if found not in (None, first) or not (holds == first).all():
+        if answer not in (None, first) or not (holds == first).all():
             return None
-        found = first
-    return found
+        answer = first
+    return answer
 
 
-def _tried(ranges: Ranges) -> Iterable[dict[sympy.Symbol, Numbers]]:
+def _sizes(ranges: Ranges) -> Iterable[dict[sympy.Symbol, Numbers]]:
     few = [_some(low, high) for _, low, high in ranges]
     yield dict(zip((r[0] for r in ranges), np.ix_(*few), strict=True))
     for i, (symbol, low, high) in enumerate(ranges):
@@ -68,21 +68,21 @@ def _tried(ranges: Ranges) -> Iterable[dict[sympy.Symbol, Numbers]]:
 
 
 def _some(low: int, high: int) -> Numbers:
-    """Small values, values across the range, and the last."""
+    """Return small values, values across the range, and the last value."""
     spread = np.linspace(low, high, _SAMPLE // 64).astype(np.int64)
     small = np.arange(low, min(low + 66, high + 1))
     return np.unique(np.concatenate([small, spread]))
 
 
 def evaluate(expression: sympy.Basic, values: Mapping[sympy.Symbol, Numbers]) -> Numbers:
-    """Computes an expression for many sizes at once, as Python computes it.
+    """Compute an expression for many sizes at once, with the results of Python.
 
     Args:
         expression: an expression of integers, floats and comparisons.
         values: int64 arrays of broadcastable shapes, one for each symbol.
 
     Raises:
-        UndecidedError: where it cannot be computed exactly.
+        Undecided: if it cannot be computed exactly.
     """
     known: dict[sympy.Basic, Any] = dict(values)
 
@@ -94,14 +94,14 @@ def evaluate(expression: sympy.Basic, values: Mapping[sympy.Symbol, Numbers]) ->
     def apply(part: sympy.Basic) -> Any:
         function = _FUNCTIONS.get(part.func)
         if function is None:
-            raise UndecidedError(part.func)
+            raise Undecided(part.func)
         return function(*map(compute, part.args))
 
     with np.errstate(all="raise", under="ignore"):
         try:
             return np.asarray(compute(expression))
         except ArithmeticError as error:
-            raise UndecidedError(str(error)) from error
+            raise Undecided(str(error)) from error
 
 
 def _number(part: sympy.Basic) -> Any:
@@ -111,7 +111,7 @@ def _number(part: sympy.Basic) -> Any:
         return np.int64(int(part))
     if isinstance(part, sympy.Float):
         return np.float64(part)
-    raise UndecidedError(part)
+    raise Undecided(part)
 
 
 def _multiplied(a: Any, b: Any) -> Any:
@@ -121,14 +121,14 @@ def _multiplied(a: Any, b: Any) -> Any:
 
 def _power(base: Any, exponent: Any) -> Any:
     if np.asarray(exponent).dtype.kind != "f" and (np.asarray(exponent) < 0).any():
-        raise UndecidedError("a negative power")
+        raise Undecided("a negative power")
     _check_size(np.power(base, exponent, dtype=np.float64))
     return np.power(base, exponent)
 
 
 def _check_size(product: Any) -> None:
     if (np.abs(product) > _OVERFLOW).any():
-        raise UndecidedError("too large for int64")
+        raise Undecided("too large for int64")
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -174,21 +174,21 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def step(condition: sympy.Basic, symbols: Iterable[sympy.Symbol], limit: int) -> int | None:
-    """The last size before the one at which a condition changes, for good.
+def find_step(condition: sympy.Basic, symbols: Iterable[sympy.Symbol], limit: int) -> int | None:
+    """Return the last size before the only change of a condition.
 
     Args:
-        condition: on these symbols alone, which all have the one size.
-        symbols: the symbols of the size.
-        limit: largest size.
+        condition: a condition on these symbols only.
+        symbols: the symbols of one size, which all have the same value.
+        limit: the maximum size.
 
     Returns:
-        None where it is the same for all sizes, or changes more than once.
+        None if the condition is the same for all sizes, or changes more than once.
     """
     sizes = np.arange(1, min(limit, MAX_TOKENS) + 1)
     try:
         holds = np.broadcast_to(evaluate(condition, dict.fromkeys(symbols, sizes)), sizes.shape)
-    except UndecidedError:
+    except Undecided:
         return None
     changes = np.flatnonzero(holds[1:] != holds[:-1])
     return int(changes[0]) + 1 if len(changes) == 1 else None

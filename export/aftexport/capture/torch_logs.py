@@ -1,4 +1,4 @@
-"""What torch logs beside its errors."""
+"""Suppression of the logs and warnings that torch writes beside its errors."""
 
 import io
 import logging
@@ -13,16 +13,16 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps from the user what torch says beside its errors.
+    """Hide the output of torch beside its errors from the user.
 
-    Deprecation notes, warnings of a missing torchvision, and tracebacks and graphs of an attempt
-    that fails, whose error says the same.
+    This output is deprecation notes, warnings of a missing torchvision, and tracebacks and graphs
+    of a failed attempt, whose error holds the same information.
     """
-    with _LOCK:  # loggers are those of the process
+    with _LOCK:  # loggers are shared by the whole process
         known = [n for n in logging.root.manager.loggerDict if n.partition(".")[0] in _LIBRARIES]
         loggers = [logging.getLogger(name) for name in {*known, *_LIBRARIES}]
         before = [logger.disabled for logger in loggers]
-        # What is imported meanwhile may add a logger, whose records go through one of these.
+        # A module imported in the block may add a logger, whose records reach these handlers.
         silenced = [(handler, _Silence()) for logger in loggers for handler in logger.handlers]
         for logger in loggers:
             logger.disabled = True
@@ -42,5 +42,5 @@ def quiet() -> Iterator[None]:
 
 class _Silence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps back the records of these libraries."""
+        """Return whether a record comes from another library."""
         return record.name.partition(".")[0] not in _LIBRARIES

@@ -1,11 +1,11 @@
-"""Parts of a model in TorchScript, whose code torch.export does not see."""
+"""Parts of a model in TorchScript, whose code torch.export cannot read."""
 
 from torch import nn
 from torch.jit import ScriptFunction, ScriptModule
 
 
 def scripted_parts(model: nn.Module) -> list[str]:
-    """Names of the outermost modules, and of functions called in a forward, that are scripted."""
+    """Return the names of scripted modules, outermost only, and of scripted functions."""
     names: list[str] = []
     for name, module in model.named_modules():
         if any(name == whole or name.startswith(f"{whole}.") or not whole for whole in names):
@@ -21,6 +21,6 @@ def _functions(module: nn.Module) -> list[str]:
     code = getattr(type(module).forward, "__code__", None)
     if code is None:
         return []
-    around = getattr(type(module).forward, "__globals__", {})
-    known = {name: around.get(name, vars(module).get(name)) for name in code.co_names}
-    return [name for name, value in known.items() if isinstance(value, ScriptFunction)]
+    scope = getattr(type(module).forward, "__globals__", {})
+    values = {name: scope.get(name, vars(module).get(name)) for name in code.co_names}
+    return [name for name, value in values.items() if isinstance(value, ScriptFunction)]

@@ -1,4 +1,4 @@
-"""How many token ids a captured program takes."""
+"""The number of token ids that a captured program accepts."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from aftexport.contract import MAX_VOCABULARY
 from aftexport.errors import TraceError, UsageError
 
 MAX_IDS = MAX_VOCABULARY
-"""Of a model that takes any id, as where ids are clamped or taken modulo a number."""
-_GIVE = "give --vocab-size N, where ids are below N"
+"""The number of ids for a model that accepts every id, e.g. by clamping or by a modulus."""
+_GIVE = "give --vocab-size N, with every id below N"
 
 
 @dataclass(frozen=True)
@@ -20,52 +20,54 @@ class Vocabulary:
     """The ids of a program.
 
     Attributes:
-        size: ids are below this.
-        embedding: name of the parameter that has a row for each id, the one with the fewest
-            where there are several; empty where there is none.
+        size: the number of ids; every id is below it.
+        embedding: the name of the parameter with a row for each id, and of several the one with
+            the fewest rows; empty if there is none.
     """
 
     size: int
     embedding: str
 
 
-def read_vocabulary(program: ExportedProgram, ids: Node, asked: int | None = None) -> Vocabulary:
-    """Reads how many ids a program takes from the tables it looks them up in.
+def read_vocabulary(
+    program: ExportedProgram, ids: Node, vocab_size: int | None = None
+) -> Vocabulary:
+    """Return the ids that a program accepts, by the tables in which it looks them up.
 
     Args:
-        program: as captured.
-        ids: its input.
-        asked: the number of ids that was given; None to take as many as there can be.
+        program: the captured program.
+        ids: the node of the input ``input_ids``.
+        vocab_size: the number of ids by ``--vocab-size``; None for the maximum.
 
     Raises:
-        TraceError: where it cannot be told, and none was given.
-        UsageError: where more were given than there can be.
+        TraceError: if ``vocab_size`` is None and the maximum is unknown.
+        UsageError: if ``vocab_size`` exceeds the maximum.
     """
     ranges = IdRanges(program, ids)
-    most = _most(ranges)
-    if most is None and asked is None:
+    max_ids = _max_ids(ranges)
+    if max_ids is None and vocab_size is None:
         raise _unknown(ranges.lookups(1), ids)
-    if most is not None and asked is not None and asked > most:
+    if max_ids is not None and vocab_size is not None and vocab_size > max_ids:
         raise UsageError(
-            f"--vocab-size {asked} is over the {most} ids the model has rows for.",
-            f"Give {most} or less.",
+            f"--vocab-size must be at most the model's {max_ids} ids, got {vocab_size}.",
+            f"Give {max_ids} or less.",
         )
-    size = asked or most or 0
+    size = vocab_size or max_ids or 0
     names = program.graph_signature.inputs_to_parameters
     own = [x for x in ranges.lookups(size) if x.index.are_ids and (x.table or "") in names]
     smallest = min(own, key=lambda lookup: lookup.rows, default=None)
     return Vocabulary(size, names[smallest.table or ""] if smallest is not None else "")
 
 
-def _most(ranges: IdRanges) -> int | None:
-    """The most ids that every lookup has rows for; None where that cannot be told."""
+def _max_ids(ranges: IdRanges) -> int | None:
+    """Return the maximum number of ids for which every lookup has rows; None if it is unknown."""
 
     def fits(count: int) -> bool:
         return all(lookup.fits for lookup in ranges.lookups(count))
 
     if not ranges.lookups(1) or not fits(1):
         return None
-    low, high = 1, MAX_IDS + 1  # fits(low), and not fits(high)
+    low, high = 1, MAX_IDS + 1  # fits(low) and not fits(high)
     if fits(MAX_IDS):
         return MAX_IDS
     while high - low > 1:
@@ -79,18 +81,19 @@ def _unknown(lookups: list[Lookup], ids: Node) -> TraceError:
     if blocks and not lookups:
         name = str(blocks[0]).removeprefix("wrap_with_")
         return TraceError(
-            f"The model looks its input_ids up inside a block of its forward: {name}.",
-            "Take torch.autocast and the like out of forward; --precision says in which "
-            "type products are computed.",
+            "Expected a lookup of input_ids in the forward itself, got one inside a block of "
+            f"its forward: {name}.",
+            "Remove blocks such as torch.autocast from forward; choose the type of products by "
+            "--precision.",
         )
     if not lookups:
         return TraceError(
-            "The model does not look its input_ids up in an embedding.",
+            "Expected a model that looks its input_ids up in an embedding, got none.",
             f"Export models whose first step is an nn.Embedding of input_ids, or {_GIVE}.",
         )
     rows = min(lookup.rows for lookup in lookups if not lookup.fits)
     return TraceError(
-        "The model computes with its input_ids before it looks them up, and it cannot be told "
-        f"which of them have one of the {rows} rows.",
+        "Expected a lookup of input_ids themselves, got one of numbers computed from them, whose "
+        f"range against the {rows} rows is unknown.",
         f"{_GIVE[0].upper()}{_GIVE[1:]}.",
     )

@@ -1,4 +1,4 @@
-"""What a ``model.pt`` may be, and reading it without running what is in it."""
+"""Model files of several kinds, read without running the code in them."""
 
 from aftexport.checkpoint.checkpoint import Checkpoint, from_factory, load, save
 

@@ -1,9 +1,8 @@
-"""What a ``model.pt`` may be, and reading it without running what is in it.
+"""Model files of several kinds, read without running the code in them.
 
-Five kinds: the project's own checkpoint (``save``); a bare state dict, or one beside
-an optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
-``config.json`` and ``model.safetensors``; and, only where the user allows it, a pickled
-module.
+There are five kinds: the project's own checkpoint (``save``); a state dict, possibly beside an
+optimizer's, with a factory for the module; a ``torch.export`` program; a folder of
+``config.json`` and ``model.safetensors``; and, only if the user allows it, a pickled module.
 """
 
 import json
@@ -23,7 +22,7 @@ from aftexport.bundle.tokenizer import check_tokenizer
 from aftexport.checkpoint.factory import call_factory
 from aftexport.checkpoint.holders import module_in, state_dict_in
 from aftexport.checkpoint.program_archive import check_members, is_program_archive, load_program
-from aftexport.checkpoint.torch_file import damaged, read_torch_file
+from aftexport.checkpoint.torch_file import damaged_error, read_torch_file
 from aftexport.checkpoint.weights import load_weights, refuse_unusable, unwrapped
 from aftexport.errors import AftexportError, CheckpointError, UsageError
 from aftexport.heads.exclusive_labels import check_config
@@ -33,20 +32,20 @@ from aftexport.system.files import replacing_file
 FORMAT = "aftexport"
 VERSION = 1
 _INDEX = ".index.json"
-"""How the name ends of what lists the files of a state dict that has several."""
+"""The suffix of the file that lists the parts of a sharded state dict."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as read from a file.
+    """A model that was read from a file.
 
     Attributes:
         path: the file or folder.
-        kind: what it was, for people.
+        kind: the kind of file, for messages.
         module: the model in float32 or as stored; None for a captured program.
         program: the captured program; None for a module.
-        labels: class names in the order of the logits, where the file has them.
-        tokenizer: JSON of the ``tokenizers`` library, where the file has it.
+        labels: class names in the order of the logits; None if the file has none.
+        tokenizer: JSON of the ``tokenizers`` library; None if the file has none.
     """
 
     path: Path
@@ -64,28 +63,31 @@ def save(
     labels: Sequence[str],
     tokenizer: str | None = None,
 ) -> None:
-    """Writes a checkpoint that ``load`` and the ``aftexport`` command read.
+    """Write a checkpoint that ``load`` and the ``aftexport`` command read.
 
     Args:
-        path: the file; replaced only once the new one is written whole.
-        model: its configuration and weights are kept.
+        path: the file, which is replaced only after the new one is complete.
+        model: the model whose configuration and weights are saved.
         labels: class names, one for each logit.
         tokenizer: JSON text of a ``tokenizers.Tokenizer`` (``to_str()``).
 
     Raises:
-        UsageError: where the model is no ``DocumentClassifier``, or labels or tokenizer do not fit
-            it.
+        UsageError: if the model is not a ``DocumentClassifier``, or labels or tokenizer do not
+            fit it.
     """
     if not isinstance(getattr(model, "config", None), ClassifierConfig):  # torch.compile wraps one
         raise UsageError(
-            f"A {type(model).__name__} is no DocumentClassifier, whose configuration a checkpoint "
-            "holds.",
-            "Save its state_dict by torch.save, and export that with --factory "
+            "Expected a DocumentClassifier, whose configuration a checkpoint holds, got a "
+            f"{type(model).__name__}.",
+            "Save its state_dict by torch.save, and export that file with --factory "
             "package.module:factory.",
         )
     _check_labels(labels, model.config.num_labels)
     if not all(labels):
-        raise UsageError("A label is empty.", "Give each class a name.")
+        raise UsageError(
+            f"Expected a name for each class, got an empty label in {list(labels)}.",
+            "Name every class.",
+        )
     if tokenizer is not None:
         check_tokenizer(tokenizer, model.config.vocab_size)
     content = {
@@ -101,16 +103,17 @@ def save(
 
 
 def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = False) -> Checkpoint:
-    """Reads a model file of any of the five kinds.
+    """Read a model file of any of the five kinds.
 
     Args:
         path: the file or folder.
         factory: ``package.module:callable`` that builds the module of a state dict.
-        allow_pickle: load pickled objects, which runs whatever code the file holds. The module
-            among them is taken; with a factory, their weights are.
+        allow_pickle: whether to load pickled objects, which runs the code in the file. The module
+            among them is used; with a factory, only their weights are used.
 
     Raises:
-        CheckpointError: with file, reason and remedy.
+        CheckpointError: if the file cannot be used; names file, reason and remedy.
+        UsageError: if a factory is given for a file that has its own configuration.
     """
     path = Path(path)
     try:
@@ -119,10 +122,10 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
         if path.is_dir():
             _refuse_shards(path)
             if factory:
-                raise UsageError(
-                    "A folder has its own configuration, and needs no factory.",
-                    f"Leave {factory} out; or to load the weights into its module, give the file "
-                    "model.safetensors.",
+                raise _unneeded_factory(
+                    "a folder with its own configuration",
+                    factory,
+                    "; or give the file model.safetensors to load it into the factory's module",
                 )
             return _load_folder(path)
         if path.name.endswith(_INDEX):
@@ -131,18 +134,25 @@ def load(path: str | Path, *, factory: str | None = None, allow_pickle: bool = F
             return _from_state_dict(path, safetensors.torch.load_file(path), factory)
         if is_program_archive(path):
             if factory:
-                raise UsageError("A .pt2 program needs no factory.", f"Leave {factory} out.")
+                raise _unneeded_factory("a .pt2 program", factory)
             return Checkpoint(path, "torch.export program", program=load_program(path))
         _refuse_other_formats(path)
         return _load_torch_file(path, factory, allow_pickle)
     except SafetensorError as error:
         raise CheckpointError(
-            path, f"not a whole safetensors file ({error})", "Copy or download it again."
+            path, f"not a complete safetensors file ({error})", "Copy or download it again."
         ) from error
     except OSError as error:
         raise CheckpointError(
             path, f"cannot be read ({error.strerror})", "Check its name and its permissions."
         ) from error
+
+
+def _unneeded_factory(subject: str, factory: str, alternative: str = "") -> UsageError:
+    return UsageError(
+        f"--factory is only for weights without a module, got --factory {factory} for {subject}.",
+        f"Omit --factory{alternative}.",
+    )
 
 
 def _refuse_shards(folder: Path) -> None:
@@ -151,16 +161,17 @@ def _refuse_shards(folder: Path) -> None:
         raise CheckpointError(
             folder,
             f"its weights are in several files, which {index.name} lists",
-            "Join them: safetensors.torch.load_file of each into one dict, and save_file of that.",
+            "Join them: read each by safetensors.torch.load_file into one dict, and write the dict "
+            "by save_file.",
         )
 
 
 def from_factory(factory: str) -> Checkpoint:
-    """The module that ``package.module:callable`` returns, with the weights it has.
+    """Return the module that ``package.module:callable`` returns, with its own weights.
 
     Raises:
-        UsageError: where it cannot be imported or called, or returns something else.
-        CheckpointError: where weights are NaN.
+        UsageError: if the callable cannot be imported or called, or does not return a module.
+        CheckpointError: if weights are NaN.
     """
     path, module = Path(factory.rpartition(":")[2]), unwrapped(call_factory(factory))
     refuse_unusable(path, module)
@@ -175,7 +186,7 @@ def _refuse_other_formats(path: Path) -> None:
     if head.startswith(b"version https://git-lfs"):
         raise CheckpointError(path, "a Git LFS pointer, not the file", "Run git lfs pull.")
     if path.suffix == ".onnx":
-        raise CheckpointError(path, "already an ONNX model", "Give the PyTorch model it came from.")
+        raise CheckpointError(path, "already an ONNX model", "Give its PyTorch model.")
     if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(path) as archive:
@@ -183,8 +194,8 @@ def _refuse_other_formats(path: Path) -> None:
                 check_members(path, archive, path)
         except CheckpointError:
             raise
-        except Exception as error:  # a changed byte reads as encryption, compression, anything
-            raise damaged(path) from error
+        except Exception as error:  # a changed byte can cause any exception
+            raise damaged_error(path) from error
 
 
 def _refuse_other_archives(path: Path, names: Sequence[str]) -> None:
@@ -206,19 +217,16 @@ def _load_torch_file(path: Path, factory: str | None, allow_pickle: bool) -> Che
     check_config(str(path), content)
     if isinstance(content, dict) and content.get("format") == FORMAT:
         if factory:
-            raise UsageError(
-                "The checkpoint has its own configuration, and needs no factory.",
-                f"Leave {factory} out.",
-            )
+            raise _unneeded_factory("a checkpoint with its own configuration", factory)
         return _from_own_checkpoint(path, content)
-    if file.unpickled and not factory:
+    if file.is_unpickled and not factory:
         module = unwrapped(module_in(path, content))
         refuse_unusable(path, module)
         return Checkpoint(path, "pickled module", module)
     if factory and isinstance(content, nn.Module):
-        raise UsageError("A pickled module needs no factory.", f"Leave {factory} out.")
-    state = state_dict_in(path, content, plain=file.plain)
-    return _from_state_dict(path, state, factory, unpickled=file.unpickled)
+        raise _unneeded_factory("a pickled module", factory)
+    state = state_dict_in(path, content, is_plain=file.is_plain)
+    return _from_state_dict(path, state, factory, is_unpickled=file.is_unpickled)
 
 
 def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
@@ -226,12 +234,12 @@ def _from_own_checkpoint(path: Path, content: Mapping[str, Any]) -> Checkpoint:
     if version != VERSION:
         raise CheckpointError(
             path,
-            f"written in checkpoint version {version}, this aftexport reads {VERSION}",
+            f"the checkpoint must have version {VERSION}, got version {version}",
             "Upgrade aftexport.",
         )
     for name, kind in (("config", dict), ("state_dict", dict), ("labels", list)):
         if not isinstance(content.get(name), kind):
-            raise CheckpointError(path, f"it has no {name}", "Write it with aftexport.save.")
+            raise CheckpointError(path, f"it has no {name}", "Write it by aftexport.save.")
     return _build(
         path,
         "aftexport checkpoint",
@@ -254,11 +262,12 @@ def _load_folder(folder: Path) -> Checkpoint:
     try:
         config = json.loads(config_path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(config_path, f"not valid JSON ({error})", "Mend the file.") from error
+        raise CheckpointError(config_path, f"not valid JSON ({error})", "Fix the file.") from error
     if not isinstance(config, dict):
-        raise CheckpointError(config_path, "not a JSON object", "Mend the file.")
+        kind = type(config).__name__
+        raise CheckpointError(config_path, f"expected a JSON object, got {kind}", "Fix the file.")
     check_config(str(config_path), config)
-    config.pop("problem_type", None)  # the one that is served
+    config.pop("problem_type", None)  # check_config accepts only the task of the server
     labels = config.pop("labels", None)
     tokenizer_path = folder / "tokenizer.json"
     try:
@@ -288,11 +297,11 @@ def _build(
         parsed = ClassifierConfig.from_dict(config)
         if parsed.depth > len(state):
             raise UsageError(
-                f"depth is {parsed.depth}, but there are only {len(state)} weights.",
-                "Give the configuration the weights were trained with.",
+                f"depth must be at most the number of weights {len(state)}, got {parsed.depth}.",
+                "Give the configuration of the training.",
             )
-        # Without storage until the shapes are known to be those of the weights: a
-        # configuration cannot make the reader allocate more than the file holds.
+        # The model has no storage until its shapes match the weights: a configuration cannot
+        # make the reader allocate more than the size of the file.
         with torch.device("meta"):
             model = DocumentClassifier(parsed)
         if labels is not None:
@@ -306,25 +315,29 @@ def _build(
 
 
 def _from_state_dict(
-    path: Path, state: Mapping[str, Tensor], factory: str | None, *, unpickled: bool = False
+    path: Path, state: Mapping[str, Tensor], factory: str | None, *, is_unpickled: bool = False
 ) -> Checkpoint:
     if factory is None:
         raise CheckpointError(
             path,
-            "a bare state dict: weights without the module they belong to",
+            "a bare state dict: weights without their module",
             "Add --factory package.module:factory, a callable that returns the module.",
         )
     module = unwrapped(call_factory(factory))
     load_weights(path, module, state)
-    kind = "pickled state dict" if unpickled else "state dict"
+    kind = "pickled state dict" if is_unpickled else "state dict"
     return Checkpoint(path, f"{kind} for {factory}", module)
 
 
 def _check_labels(labels: Any, num_labels: int) -> None:
     if not isinstance(labels, list | tuple) or not all(isinstance(n, str) for n in labels):
-        raise UsageError("The labels are not a list of names.", "Give one name for each class.")
+        raise UsageError(
+            f"Expected a list of names as labels, got {str(labels)[:80]}.",
+            "Give one name for each class.",
+        )
     if len(labels) != num_labels or len(set(labels)) != num_labels:
         raise UsageError(
-            f"There are {len(set(labels))} different labels for {num_labels} classes.",
+            f"Expected {num_labels} different labels, one for each class, got {len(labels)} with "
+            f"{len(set(labels))} different names.",
             "Give one name for each class.",
         )

@@ -1,4 +1,4 @@
-"""The weights in what training scripts save: a state dict among other things."""
+"""The state dict in a checkpoint of a training script, which also holds other objects."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,55 +11,55 @@ from aftexport.checkpoint.names import listed
 from aftexport.errors import CheckpointError
 
 _STATE_DICTS = ("state_dict", "model_state_dict", "model", "net", "module")
-"""The names that training scripts give the model's state dict, or what holds it."""
+"""Usual names of the model's state dict, or of the dict around it."""
 _OTHER_STATE_DICTS = ("network", "params", "weights", "model_state", "net_state_dict")
-"""Those that may also be of something else; taken where there is none of the first."""
+"""Names that may also belong to other objects; used if none of the usual names is present."""
 _AVERAGES = (
     "state_dict_ema", "model_ema", "ema", "ema_model", "ema_state_dict", "model_ema_state_dict",
     "params_ema", "shadow", "averaged_model",
 )  # fmt: skip
-"""Those of a moving average; taken, with a warning, where there are no others."""
+"""Names of a moving average; used, with a warning, if there are no other weights."""
 _WRAPPERS = ("checkpoint", "state", "app")
 _MAX_DEPTH = 4
 _GIVE_WEIGHTS = "Give a checkpoint written by aftexport.save, or a state dict with --factory."
 
 
-def state_dict_in(path: Path, content: object, *, plain: bool = True) -> Mapping[str, Tensor]:
+def state_dict_in(path: Path, content: object, *, is_plain: bool = True) -> Mapping[str, Tensor]:
     """Return the state dict of the model in a checkpoint.
 
-    Warns of other weights beside it, as the moving average of the same, and says how to take them.
+    A warning names other weights beside it, such as their moving average, and how to export them.
 
     Args:
         path: the file, for messages.
-        content: the object that was read from it.
-        plain: whether torch.load reads the file as it is.
+        content: the object read from the file.
+        is_plain: whether torch.load reads the file without options.
 
     Raises:
-        CheckpointError: if there are no weights, or those of several models.
+        CheckpointError: if there are no weights, or weights of several models.
     """
     if not isinstance(content, Mapping):
         raise CheckpointError(
-            path, f"it holds a {type(content).__name__}, not a model", _GIVE_WEIGHTS
+            path, f"expected a model, got a {type(content).__name__}", _GIVE_WEIGHTS
         )
     place = _place_of_weights(path, content)
     if not place and not _is_mostly_tensors(content):
-        _refuse_other_names(path, list(_named_weights(content)), plain=plain)
+        _refuse_other_names(path, list(_named_weights(content)), is_plain=is_plain)
     if place is None:
         if not content or any(content.get(name) == {} for name in _STATE_DICTS):
             raise CheckpointError(path, "the state dict is empty", "Save the trained model's.")
         keys = listed([repr(key) for key in content])
-        raise CheckpointError(path, f"a dict without weights; it has {keys}", _GIVE_WEIGHTS)
+        raise CheckpointError(path, f"expected weights, got a dict of {keys}", _GIVE_WEIGHTS)
     state = _at(content, place)
     if place:
-        _warn_of_others(path, content, place, plain)
+        _warn_of_others(path, content, place, is_plain=is_plain)
     return state.state_dict() if isinstance(state, nn.Module) else state
 
 
 def module_in(path: Path, content: object) -> nn.Module:
-    """Return the module of an unpickled file: the object itself, or that under a model's name.
+    """Return the module of an unpickled file: the object itself, or the one under a usual name.
 
     Raises:
-        CheckpointError: if there is none, or several; says what there is.
+        CheckpointError: if there is no module, or several; names the contents.
     """
     if isinstance(content, nn.Module):
         return content
@@ -71,29 +71,29 @@ def module_in(path: Path, content: object) -> nn.Module:
                     path, f"it holds modules under {listed(held)}", "Save the one to export."
                 )
             if held:
-                _warn_of_others(path, content, (held[0],), plain=False)
+                _warn_of_others(path, content, (held[0],), is_plain=False)
                 return content[held[0]]  # type: ignore[no-any-return]
     if isinstance(content, Mapping):
         modules = [
             place for place in _named_weights(content) if isinstance(_at(content, place), nn.Module)
         ]
-        _refuse_other_names(path, modules, plain=False)
-        what = f"a dict with {listed([repr(key) for key in content])}, not a module"
+        _refuse_other_names(path, modules, is_plain=False)
+        kind = f"dict with {listed([repr(key) for key in content])}"
         if _place_of_weights(path, content) is not None:
             raise CheckpointError(
                 path,
-                f"it holds {what}",
+                f"expected a module, got a {kind}",
                 "Add --factory package.module:factory, a callable that returns the module.",
             )
     else:
-        what = f"a {type(content).__name__}, not a module"
-    raise CheckpointError(path, f"it holds {what}", "Give a pickled nn.Module.")
+        kind = type(content).__name__
+    raise CheckpointError(path, f"expected a module, got a {kind}", "Give a pickled nn.Module.")
 
 
 def _place_of_weights(
     path: Path, content: Mapping[Any, Any], depth: int = 0
 ) -> tuple[str, ...] | None:
-    """The keys that lead to the weights; empty for the dict itself, None where there are none."""
+    """Return the keys that lead to the weights; empty for the dict itself, None for no weights."""
     if (place := _held(path, content, _STATE_DICTS, depth)) is not None:
         return place
     if _is_mostly_tensors(content):
@@ -109,7 +109,7 @@ def _is_mostly_tensors(content: Mapping[Any, Any]) -> bool:
 
 
 def _named_weights(content: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple[str, ...]]:
-    """The places of modules and state dicts, whatever their names; an optimizer's are none."""
+    """Yield the places of modules and state dicts of any name, except those of optimizers."""
     for name, held in content.items():
         if isinstance(held, nn.Module):
             yield (name,)
@@ -121,23 +121,28 @@ def _named_weights(content: Mapping[Any, Any], depth: int = 0) -> Iterator[tuple
             yield from ((name, *place) for place in _named_weights(held, depth + 1))
 
 
-def _refuse_other_names(path: Path, places: Sequence[tuple[str, ...]], *, plain: bool) -> None:
-    """Raise CheckpointError where weights lie under names that do not tell which are the model's.
+def _refuse_other_names(path: Path, places: Sequence[tuple[str, ...]], *, is_plain: bool) -> None:
+    """Refuse weights under names that do not identify the model's.
 
     Args:
         path: the file, for the message.
         places: the keys that lead to each of the weights.
-        plain: whether torch.load reads the file as it is.
+        is_plain: whether torch.load reads the file without options.
+
+    Raises:
+        CheckpointError: if there are such weights.
     """
     if not places:
         return
     names = listed([".".join(place) for place in places])
     keys = "".join(f"[{key!r}]" for key in places[0])
-    options = "" if plain else ", weights_only=False"
+    options = "" if is_plain else ", weights_only=False"
     save = f"torch.save(torch.load({str(path)!r}{options}){keys}, 'one.pt')"
     if len(places) == 1:
         reason = f"it holds weights under {names}, which is not a usual name of the model's weights"
-        raise CheckpointError(path, reason, f"If they are the model's, save and give them: {save}.")
+        raise CheckpointError(
+            path, reason, f"If they are the model's, save them and give that file: {save}."
+        )
     raise CheckpointError(
         path,
         f"it holds the weights of several models, under {names}",
@@ -163,7 +168,7 @@ def _held(
             f"it holds weights under {listed([place[0] for place in places])}",
             "Save those of the average to export."
             if names is _AVERAGES
-            else "Save those of the model alone.",
+            else "Save only those of the model.",
         )
     return places[0] if places else None
 
@@ -181,35 +186,36 @@ def _has_weights(state: object) -> bool:
 
 
 def _warn_of_others(
-    path: Path, content: Mapping[Any, Any], place: tuple[str, ...], plain: bool
+    path: Path, content: Mapping[Any, Any], place: tuple[str, ...], *, is_plain: bool
 ) -> None:
-    taken = ".".join(place)
+    name = ".".join(place)
     for other in _others(content, place):
-        under = ".".join(map(str, other))
+        other_name = ".".join(map(str, other))
         keys = "".join(f"[{key!r}]" for key in other)
-        trusted, options = (
-            ("", "") if plain else (", where you trust the file", ", weights_only=False")
+        condition, options = (
+            ("", "") if is_plain else (", if you trust the file", ", weights_only=False")
         )
         warnings.warn(
-            f"{path}: the weights under {taken} are taken, those under {under} not. To export "
-            f"those{trusted}: torch.save(torch.load({str(path)!r}{options}){keys}, 'other.pt').",
+            f"{path}: aftexport exports the weights under {name}, not those under {other_name}. To "
+            f"export the latter{condition}: "
+            f"torch.save(torch.load({str(path)!r}{options}){keys}, 'other.pt').",
             UserWarning,
             stacklevel=4,
         )
     if place[-1] in _AVERAGES or place[0] in _AVERAGES:
         warnings.warn(
-            f"{path}: the weights under {taken} are taken, which are a moving average.",
+            f"{path}: aftexport exports the weights under {name}, which are a moving average.",
             UserWarning,
             stacklevel=4,
         )
 
 
 def _others(content: Mapping[Any, Any], place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The places of other weights: beside those taken, at each level, and within an average."""
-    for depth, taken in enumerate(place):
+    """Yield the places of other weights: beside ``place`` at each level, and within an average."""
+    for depth, key_of_place in enumerate(place):
         level = _at(content, place[:depth])
         for name, held in level.items():
-            if name == taken or not isinstance(name, str):
+            if name == key_of_place or not isinstance(name, str):
                 continue
             if _has_weights(held) or (name in _AVERAGES and _has_list_of_weights(held)):
                 yield (*place[:depth], name)

@@ -1,4 +1,4 @@
-"""Names of weights, without what wrappers of modules put into them."""
+"""Names of weights, without the parts that wrappers of modules add."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,17 +9,17 @@ from typing import Any
 from aftexport.errors import CheckpointError
 
 COMPILED = "_orig_mod"
-"""The name that torch.compile gives the module it wraps."""
+"""The name of the wrapped module in torch.compile."""
 _WRAPPERS = frozenset(
     {COMPILED, "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_fpw_module"}
 )
-"""Such names of torch.compile, activation checkpointing, and both kinds of FSDP."""
+"""Names of the wrapped module in torch.compile, activation checkpointing and both kinds of FSDP."""
 _PARALLEL = "module"
-"""That of DataParallel and DistributedDataParallel, which a model's own part may have, too."""
+"""The name in DataParallel and DistributedDataParallel, which a model's own part may also have."""
 
 
 def unwrapped_name(name: str) -> str:
-    """Return a weight's name without those of wrappers, of the module or of a part of it."""
+    """Return a weight's name without the names of wrappers around the module or its parts."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -28,62 +28,67 @@ class Match:
     """The weights of a file under the names of a module.
 
     Attributes:
-        wanted: the module's own name of each weight, by the name to look for in ``given``.
-        given: the weights of the file, by name without the prefix.
+        own_names: the module's own name of each weight, by its name in ``weights``.
+        weights: the weights of the file, by name without the prefix.
         prefix: the part before each name, such as a trainer's attribute for the module.
-        left_out: the names of the file without that prefix.
+        left_out: the names in the file without that prefix.
     """
 
-    wanted: Mapping[str, str]
-    given: Mapping[str, Any]
+    own_names: Mapping[str, str]
+    weights: Mapping[str, Any]
     prefix: str
     left_out: Sequence[str]
 
 
-def match(path: Path, own: Collection[str], given: Mapping[str, Any]) -> Match:
-    """Match the names in a file with a module's, whatever either was wrapped in.
+def match(path: Path, own: Collection[str], state: Mapping[str, Any]) -> Match:
+    """Match the names in a file with a module's, regardless of wrappers around either.
 
     Raises:
         CheckpointError: if the file has weights of several such modules.
     """
-    found = [_matched(path, own, given, form) for form in (unwrapped_name, _without_parallel)]
-    return max((m for m in found if m is not None), key=lambda m: len(m.wanted.keys() & m.given))
+    matches = [_match_by(path, own, state, form) for form in (unwrapped_name, _without_parallel)]
+    return max(
+        (m for m in matches if m is not None), key=lambda m: len(m.own_names.keys() & m.weights)
+    )
 
 
-def _matched(
-    path: Path, own: Collection[str], given: Mapping[str, Any], form: Callable[[str], str]
+def _match_by(
+    path: Path, own: Collection[str], state: Mapping[str, Any], form: Callable[[str], str]
 ) -> Match | None:
-    """A match of names in a form; None where two names have one form."""
-    wanted = {form(name): name for name in own}
-    named = {form(name): value for name, value in given.items()}
-    if form is _without_parallel and (len(wanted), len(named)) != (len(own), len(given)):
+    """Return the match of names in a form; None if two names have one form."""
+    own_names = {form(name): name for name in own}
+    named = {form(name): value for name, value in state.items()}
+    if form is _without_parallel and (len(own_names), len(named)) != (len(own), len(state)):
         return None
-    prefix = _prefix(path, wanted, named)
+    prefix = _prefix(path, own_names, named)
     left_out = [name for name in named if not name.startswith(prefix)]
     kept = {n.removeprefix(prefix): value for n, value in named.items() if n.startswith(prefix)}
-    return Match(wanted, kept, prefix, left_out)
+    return Match(own_names, kept, prefix, left_out)
 
 
 def _without_parallel(name: str) -> str:
-    """A name without DistributedDataParallel of a part; that of the whole module is a prefix."""
+    """Return a name without DistributedDataParallel of a part.
+
+    DistributedDataParallel of the whole module is part of the prefix.
+    """
     first, *parts = unwrapped_name(name).split(".")
     return ".".join((first, *(part for part in parts if part != _PARALLEL)))
 
 
-def _prefix(path: Path, expected: Collection[str], given: Collection[str]) -> str:
-    """What stands before the module's own names in those of what holds it; empty for nothing."""
-    found = Counter(
-        name.removesuffix(own) for name in given for own in _endings(name) if own in expected
+def _prefix(path: Path, expected: Collection[str], names: Collection[str]) -> str:
+    """Return the prefix of the module's own names in a file; empty without a prefix."""
+    counts = Counter(
+        name.removesuffix(own) for name in names for own in _endings(name) if own in expected
     )
-    most = max(found.values(), default=0)
-    if "" in found or most * 2 <= len(expected):
+    max_count = max(counts.values(), default=0)
+    if "" in counts or max_count * 2 <= len(expected):
         return ""
-    prefixes = [prefix for prefix, count in found.items() if count == most]
+    prefixes = [prefix for prefix, count in counts.items() if count == max_count]
     if len(prefixes) > 1:
         raise CheckpointError(
             path,
-            f"it holds weights for the module under {listed(prefixes)}",
-            "Save the state_dict() of one of them alone.",
+            f"expected one set of weights for the module, got several, under {listed(prefixes)}",
+            "Save the state_dict() of only one of them.",
         )
     return prefixes[0]
 
@@ -93,7 +98,7 @@ def _endings(name: str) -> list[str]:
     return [".".join(parts[i:]) for i in range(len(parts))]
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return names as a list in a sentence, the first of many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listed(names: Sequence[str], max_names: int = 8) -> str:
+    """Return the first names as a list in a sentence, with the number of others."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more

@@ -1,8 +1,8 @@
-"""Reading ``torch.export`` archives (.pt2) without running what is in them.
+"""Reading of ``torch.export`` archives (.pt2) without running code in them.
 
-``torch.export.load`` falls back to full unpickling, evaluates shape expressions and guards
-as Python, calls what a graph names, and loads compiled code; an archive that would need any of it
-is refused before torch sees it.
+``torch.export.load`` falls back to full unpickling, evaluates shape expressions and guards as
+Python, calls the targets of a graph, and loads compiled code. An archive that needs any of these is
+refused before torch reads it.
 """
 
 import io
@@ -37,11 +37,11 @@ _HARMLESS_MEMBERS = re.compile(
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 _LOGGERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
 _MAX_EXPANDED = 1 << 28
-"""Elements a weight may have although the archive holds fewer, as an expanded one does."""
+"""The maximum elements of a weight with fewer elements in the archive, such as an expanded one."""
 
 
 def is_program_archive(path: Path) -> bool:
-    """Tells whether a file is a ``torch.export`` archive."""
+    """Return whether a file is a ``torch.export`` archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(n.partition("/")[2] == "archive_format" for n in archive.namelist())
@@ -50,11 +50,11 @@ def is_program_archive(path: Path) -> bool:
 
 
 def load_program(path: Path) -> ExportedProgram:
-    """Loads a captured program.
+    """Load a captured program.
 
     Raises:
-        CheckpointError: where the archive is damaged, needs code to be run, or
-            was captured by a torch that this one cannot read.
+        CheckpointError: if the archive is damaged, would run code, or was captured by a version
+            of torch that this one cannot read.
     """
     _check_archive(path)
     try:
@@ -65,7 +65,7 @@ def load_program(path: Path) -> ExportedProgram:
         raise CheckpointError(
             path, "it holds pickled Python objects, which run code when loaded", SAFE_FORM
         ) from error
-    except Exception as error:  # whatever the archive leads torch to
+    except Exception as error:  # an archive can make torch raise any exception
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointError(
             path, f"torch.export cannot load it ({reason})", "Export it again with this torch."
@@ -77,7 +77,7 @@ def _check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if len({name.lower() for name in names}) != len(names):
-                raise CheckpointError(path, "it holds two files of one name", SAFE_FORM)
+                raise CheckpointError(path, "it holds two files with the same name", SAFE_FORM)
             check_members(path, archive, path)
             for name in names:
                 member = name.partition("/")[2]
@@ -88,7 +88,7 @@ def _check_archive(path: Path) -> None:
                 _check_member(path, archive, name)
     except CheckpointError:
         raise
-    except Exception as error:  # a changed byte reads as encryption, compression, anything
+    except Exception as error:  # a changed byte can cause any exception
         raise CheckpointError(
             path, "truncated, damaged, or not a torch.export archive", "Copy or save it again."
         ) from error
@@ -109,15 +109,15 @@ def _check_member(path: Path, archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _check_payload(path: Path, weight: str, meta: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Check that a weight is a tensor of the archive, and no larger than the archive holds."""
+    """Check that a weight is a tensor of the archive, with at most its number of elements."""
     if meta["use_pickle"] or not _PAYLOAD.fullmatch(meta["path_name"]):
         raise CheckpointError(path, f"its weight {weight[:80]!r} is pickled", SAFE_FORM)
     elements = math.prod(int(size["as_int"]) for size in meta["tensor_meta"]["sizes"])
     held = sizes[meta["path_name"]]
-    if elements > (max(held, _MAX_EXPANDED) if held else 0):  # torch makes up one without bytes
+    if elements > (max(held, _MAX_EXPANDED) if held else 0):  # torch accepts a weight of 0 bytes
         raise CheckpointError(
             path,
-            f"its weight {weight[:80]!r} has {elements} elements, and the archive holds fewer",
+            f"its weight {weight[:80]!r} declares {elements} elements, got {held} bytes",
             SAFE_FORM,
         )
 
@@ -127,39 +127,41 @@ def _size(file: Path | BinaryIO) -> int:
 
 
 def check_members(path: Path, archive: zipfile.ZipFile, file: Path | BinaryIO) -> None:
-    """Checks that what torch is to read from an archive is as torch wrote it.
+    """Check that the members of an archive are stored as torch writes them.
 
-    Torch compresses nothing, so that what is read is no more than the file holds. A zip file may
+    Torch does not compress members, so reading needs at most the size of the file. A zip file may
     have two lists of its members, of which Python reads one and torch the other.
 
     Args:
         path: the model file, for the error.
-        archive: ``file`` as Python reads it.
+        archive: ``file`` opened by Python.
         file: the archive that torch reads, ``path`` or one within it.
 
     Raises:
-        CheckpointError: where a member is compressed, is said to be larger than the file, or is
-            not what its checksum says, which torch does not look at for weights; or where torch
-            finds other members.
+        CheckpointError: if a member is compressed, declares a size above that of the file, or does
+            not match its checksum, which torch ignores for weights; or if torch reads another list
+            of members.
     """
     if (reason := unstored_member(archive, _size(file))) is not None:
-        raise CheckpointError(path, reason, "Save it again: torch compresses nothing.")
+        raise CheckpointError(path, reason, "Save it again: torch does not compress.")
     if (changed := archive.testzip()) is not None:
         raise CheckpointError(path, f"{changed} in it is damaged", "Copy or save it again.")
     if not isinstance(file, Path):
-        file.seek(0)  # torch reads from where the file stands
+        file.seek(0)  # torch reads from the current position
     reader = torch._C.PyTorchFileReader(str(file) if isinstance(file, Path) else file)
-    found = {name: reader.get_record_size(name) for name in reader.get_all_records()}
-    read = {m.filename.partition("/")[2]: m.file_size for m in archive.infolist()}
-    texts = [name for name in read if name.endswith((".json", ".pkl", ".pt"))]
+    torch_sizes = {name: reader.get_record_size(name) for name in reader.get_all_records()}
+    sizes = {m.filename.partition("/")[2]: m.file_size for m in archive.infolist()}
+    texts = [name for name in sizes if name.endswith((".json", ".pkl", ".pt"))]
     top = archive.namelist()[0].partition("/")[0]
-    if found != read or any(reader.get_record(n) != archive.read(f"{top}/{n}") for n in texts):
+    if torch_sizes != sizes or any(
+        reader.get_record(n) != archive.read(f"{top}/{n}") for n in texts
+    ):
         raise CheckpointError(path, "it has two lists of its members", "Save it again.")
 
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps from the user what torch logs of an archive, whose error says the same."""
+    """Hide torch's logs about an archive, whose error holds the same information."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -173,7 +175,7 @@ def _unlogged() -> Iterator[None]:
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """Holds every torch.load inside to tensors, whatever its caller asks for."""
+    """Restrict every torch.load in the block to tensors, regardless of its arguments."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

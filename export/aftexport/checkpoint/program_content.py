@@ -1,7 +1,7 @@
 """Checks of the text in a ``torch.export`` archive that torch evaluates, imports or calls.
 
-The graph module becomes Python source: names go into it as they stand in the archive, and
-targets are attributes of the module torch.
+The graph module becomes Python source, which contains the names of the archive unchanged. Targets
+are attributes of the module torch.
 """
 
 import json
@@ -29,10 +29,10 @@ _SIZE = re.compile(r"L\['\w+'\](\['\w+'\]|\[\d+\])*\.size\(\)\[\d+\]")
 _POWER = re.compile(
     r"Pow\(Symbol\('[su]\d+'(, \w+=True)*\), Integer\([2-8]\)\)|\b[su]\d+\*\*[2-8]\b(?!\s*\*\*)"
 )
-"""Of one symbol, to a small power: others can take for ever to evaluate."""
+"""A small power of one symbol: the evaluation of other powers may not end."""
 _SYMBOL = re.compile(r"[a-z]{1,3}\d{1,6}")
 _MAX_POWER = 8
-_LONGEST_EXPRESSION = 2000
+_MAX_EXPRESSION_CHARACTERS = 2000
 _LOCAL_NAMES = ("name", "as_name")
 _ATTRIBUTE_NAMES = (
     "parameter_name", "buffer_name", "tensor_constant_name", "custom_obj_name",
@@ -45,19 +45,19 @@ _COUNT_OPERATORS = re.compile(
 )
 _MAX_AXES = 64
 _MAX_ELEMENTS = 1 << 28
-"""The largest tensor a program may make of numbers in its text."""
+"""The maximum elements of a tensor whose size comes from numbers in the text."""
 
 
 def check_content(path: Path, content: Any) -> None:
-    """Check whatever torch would evaluate, import or call of the JSON in an archive.
+    """Check all parts of the JSON in an archive that torch evaluates, imports or calls.
 
     Args:
         path: the archive, for the error.
         content: the decoded JSON of one member.
 
     Raises:
-        CheckpointError: naming the expression, guard, structure, name, operator or size that is
-            refused.
+        CheckpointError: if an expression, guard, structure, name, operator or size is refused;
+            the error names it.
     """
     for item in _dicts_in(content):
         _check_expressions(path, item)
@@ -104,7 +104,7 @@ def _check_names(path: Path, item: dict[str, Any]) -> None:
 
 
 def _keywords(spec: str) -> list[str]:
-    """The names of arguments in a structure of inputs, ``(arguments, keywords)``."""
+    """Return the names of arguments in a structure of inputs, ``(arguments, keywords)``."""
     top = json.loads(spec)[1]
     children = top.get("children_spec") or []
     names = []
@@ -120,7 +120,7 @@ def _check_node(path: Path, item: dict[str, Any]) -> None:
         if isinstance(target, str) and not (is_allowed(target) or _is_small_power(item)):
             raise CheckpointError(
                 path,
-                "its graph may call functional operators of aten and operators of aftexport, "
+                "its graph may call only functional operators of aten and operators of aftexport, "
                 f"got {target[:100]!r}",
                 "Export the model without it, or give its state dict and --factory.",
             )
@@ -145,7 +145,7 @@ def _check_node(path: Path, item: dict[str, Any]) -> None:
 
 
 def _is_small_power(item: dict[str, Any]) -> bool:
-    """Tell whether a node is a size to the power of a small number in the text."""
+    """Return whether a node is the power of a size to a small number in the text."""
     inputs = item.get("inputs") or [{}]
     exponent = inputs[-1].get("arg", {}).get("as_int")
     return (
@@ -157,8 +157,8 @@ def _is_small_power(item: dict[str, Any]) -> bool:
 
 
 def _integers(argument: Any) -> list[int]:
-    """The integers that stand in an argument of a node, alone or among symbols."""
-    stack, found = [argument], []
+    """Return the integers in an argument of a node, also those among symbols."""
+    stack, integers = [argument], []
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
@@ -166,16 +166,16 @@ def _integers(argument: Any) -> list[int]:
         elif isinstance(item, list):
             stack.extend(item)
         elif isinstance(item, int):
-            found.append(int(item))
-    return found
+            integers.append(int(item))
+    return integers
 
 
-def _refuse(path: Path, what: str, text: object) -> None:
-    raise CheckpointError(path, f"its {what} {str(text)[:80]!r} may be code", SAFE_FORM)
+def _refuse(path: Path, subject: str, text: object) -> None:
+    raise CheckpointError(path, f"its {subject} {str(text)[:80]!r} may be code", SAFE_FORM)
 
 
 def _is_plain_structure(spec: Any) -> bool:
-    """Tells whether a structure is tuples, lists and dicts; others name a class to import."""
+    """Return whether a structure has only tuples, lists and dicts; others import a class."""
     if not isinstance(spec, dict):
         return False
     context = spec.get("context")
@@ -188,8 +188,8 @@ def _is_plain_structure(spec: Any) -> bool:
 
 
 def _is_arithmetic(expression: str) -> bool:
-    """Tells whether an expression is sums and products of symbols, and no code."""
-    if len(expression) > _LONGEST_EXPRESSION:
+    """Return whether an expression has only sums and products of symbols, without code."""
+    if len(expression) > _MAX_EXPRESSION_CHARACTERS:
         return False
     expression = _POWER.sub("s0", expression)
     tokens = _EXPRESSION_TOKEN.findall(expression)

@@ -1,8 +1,8 @@
 """The operators that a ``torch.export`` program may call.
 
-A list of names, not of prohibitions: torch resolves a target by walking the attributes of the
-module torch, and calls what it finds there. The operators of this list compute tensors from
-tensors. None reads or writes a file, loads a library, or takes memory that is not a tensor's.
+This is a list of allowed names. torch resolves a target by the attributes of the module torch, and
+calls the result. The operators in this list compute tensors from tensors. They do not read or write
+files, load libraries, or allocate memory other than that of tensors.
 """
 
 import re
@@ -89,10 +89,10 @@ _FUNCTIONAL = frozenset(
     view_as_real view_as_real_copy view_copy vsplit vstack where xlogy zero zeros zeros_like
     """.split()  # noqa: SIM905
 )
-"""Operators of aten by name; in place, where the name has one underscore more, they write to no
-memory but that of a tensor the program has."""
+"""Operators of aten by name. Their variants in place, with one more underscore, write only to a
+tensor of the program."""
 _FAMILIES = re.compile(r"(fft|linalg|special)_[a-z0-9_]+")
-"""Operators of aten whose families hold no others."""
+"""Families of aten that hold only functional operators."""
 _OUTSIDE_ATEN = frozenset(
     [f"_operator.{name}" for name in (
         "eq", "ne", "le", "ge", "lt", "gt", "neg", "pos", "mul", "add", "sub", "floordiv", "mod",
@@ -107,18 +107,18 @@ _OUTSIDE_ATEN = frozenset(
         "_add_batch_dim", "_remove_batch_dim", "_vmap_decrement_nesting",
         "_vmap_increment_nesting", "lazy_load_decompositions")]
 )  # fmt: skip
-"""Arithmetic on sizes, without powers, which can take for ever; calls of graphs, whose own
-targets are checked as well; and the parts of torch.vmap."""
+"""Arithmetic on sizes, without powers, whose evaluation may not end; calls of graphs, whose own
+targets are checked too; and the parts of torch.vmap."""
 _OPERATOR = re.compile(r"torch\.ops\.(aten|aftexport)\.(\w+)\.(\w+)", re.ASCII)
 
 
 def is_allowed(target: str) -> bool:
-    """Tell whether a program may call ``target``, as an archive names it."""
+    """Return whether a program may call ``target``, a name in an archive."""
     if target in _OUTSIDE_ATEN:
         return True
-    if (found := _OPERATOR.fullmatch(target)) is None:
+    if (match := _OPERATOR.fullmatch(target)) is None:
         return False
-    namespace, name, overload = found.groups()
+    namespace, name, overload = match.groups()
     if namespace == "aten" and not _is_listed(name) and not _is_listed(name.removesuffix("_")):
         return False
     operator = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
@@ -130,7 +130,7 @@ def _is_listed(name: str) -> bool:
 
 
 def _writes_to_itself_only(operator: OpOverload) -> bool:
-    """Tell whether nothing is written, or the first argument of an operator in place."""
+    """Return whether an operator writes at most its first argument, and only in place."""
     arguments = operator._schema.arguments
     written = [i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
     in_place = operator._schema.name.endswith("_") or operator._schema.name.endswith("__")

@@ -1,8 +1,8 @@
 """Objects that training scripts save beside weights, read without running their code.
 
-torch.load refuses a file that names any class but those of tensors. For the names listed here it
-gets a stand-in, which keeps nothing and calls nothing: only containers keep their contents, as
-there may be weights in them. No class is imported, and none has to be installed.
+torch.load refuses a file that names classes other than those of tensors. For the names listed here
+it receives a stand-in, which stores no data and calls no code. Only containers keep their contents,
+because these may include weights. The named classes are not imported and need not be installed.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ import torch
 
 
 class StandIn:
-    """An object that was in a file, without its contents."""
+    """An object from a file, without its contents."""
 
     def __init__(self, *arguments: object) -> None:
         pass
@@ -24,14 +24,14 @@ class StandIn:
 
 
 class _Sequence:
-    """Makes the list that a deque is read as."""
+    """A list in place of a deque."""
 
     def __new__(cls, *arguments: object) -> list[Any]:  # type: ignore[misc]
         return []
 
 
 class _Mapping:
-    """Makes the dict that a subclass of dict is read as; one that may have attributes."""
+    """A dict, which may have attributes, in place of a subclass of dict."""
 
     def __new__(cls, *arguments: object) -> OrderedDict[Any, Any]:  # type: ignore[misc]
         return OrderedDict()
@@ -96,7 +96,7 @@ _MAPPINGS = (
 
 
 def reading_stand_ins(names: Sequence[str] = ()) -> AbstractContextManager[Any]:
-    """Have torch.load read objects as stand-ins: those of this module's lists, and of ``names``."""
+    """Make torch.load read objects of this module's lists, and of ``names``, as stand-ins."""
     pairs: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
         *((StandIn, n) for n in (*_NUMPY, *_PATHS, *_PYTHON, *_TORCH, *_LIBRARIES, *names)),
         *((StandIn, name) for name in _classes_in(torch.optim, torch.optim.lr_scheduler)),
@@ -107,7 +107,7 @@ def reading_stand_ins(names: Sequence[str] = ()) -> AbstractContextManager[Any]:
 
 
 def _classes_in(*modules: Any) -> Iterable[str]:
-    """The optimizers and schedules of torch, by the names they are pickled under."""
+    """Yield the pickled names of the optimizers and schedules of torch."""
     for module in modules:
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__.startswith("torch.optim."):

@@ -1,4 +1,4 @@
-"""What torch.save wrote, read without running code of it unless the user allows that."""
+"""Files of torch.save, read without running the code in them unless the user allows it."""
 
 import pickle
 import re
@@ -23,33 +23,32 @@ class TorchFile:
     """The contents of a file.
 
     Attributes:
-        content: the object that was saved.
-        unpickled: whether classes of the file were imported and run.
-        plain: whether torch.load reads the file without stand-ins for what is beside the weights.
+        content: the saved object.
+        is_unpickled: whether classes of the file were imported and run.
+        is_plain: whether torch.load reads the file without stand-ins for objects beside weights.
     """
 
     content: Any
-    unpickled: bool = False
-    plain: bool = True
+    is_unpickled: bool = False
+    is_plain: bool = True
 
 
 def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> TorchFile:
-    """Read a file that torch.save wrote.
+    """Read a file of torch.save.
 
     Args:
         path: the file.
-        factory: the name of the module's factory, if the file holds weights alone.
-        allow_pickle: permission to import and run classes that neither torch nor the stand-ins
-            know.
+        factory: the name of the module's factory, if the file holds only weights.
+        allow_pickle: whether to import and run classes unknown to torch and the stand-ins.
 
     Raises:
-        CheckpointError: if the file is damaged, or holds such objects; they are named.
-        UsageError: if there is a factory, and the file is one such object, as a module is.
+        CheckpointError: if the file is damaged, or holds such objects; the error names them.
+        UsageError: if there is a factory, and the file is one such object, for example a module.
     """
     try:
         with reading_stand_ins():
             content = _load(path)
-        return TorchFile(content, plain=not _names(path))
+        return TorchFile(content, is_plain=not _names(path))
     except pickle.UnpicklingError as error:
         if "DTensor" in str(error):
             raise CheckpointError(
@@ -58,28 +57,30 @@ def read_torch_file(path: Path, *, factory: str | None, allow_pickle: bool) -> T
                 "Save torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
                 "options=StateDictOptions(full_state_dict=True)).",
             ) from error
-        what, save = _refused(path, str(error), factory)
-        if not what:
+        refused, save = _refused(path, str(error), factory)
+        if not refused:
             raise CheckpointError(
-                path, "neither a PyTorch file nor any other kind known", "Give a model file."
+                path, "not a PyTorch file, nor of another known kind", "Give a model file."
             ) from error
         if allow_pickle:
             if factory and _is_one_object(path):
                 raise UsageError(
-                    "A pickled module needs no factory.", f"Leave {factory} out."
+                    "--factory is only for weights without a module, got "
+                    f"--factory {factory} for a pickled module.",
+                    "Omit --factory.",
                 ) from error
-            return TorchFile(_unpickle(path), unpickled=True)
+            return TorchFile(_unpickle(path), is_unpickled=True)
         raise CheckpointError(
             path,
-            f"it holds pickled Python objects, which run code when loaded: {what}",
-            f"{save}; or, only if you trust whoever made the file, add --allow-pickle.",
+            f"it holds pickled Python objects, which run code when loaded: {refused}",
+            f"{save}; or, only if you trust the author of the file, add --allow-pickle.",
         ) from error
-    except Exception as error:  # damaged bytes lead the reader to any exception there is
-        raise damaged(path) from error
+    except Exception as error:  # damaged bytes can make the reader raise any exception
+        raise damaged_error(path) from error
 
 
-def damaged(path: Path) -> CheckpointError:
-    """Return the error of a file whose bytes torch cannot make sense of."""
+def damaged_error(path: Path) -> CheckpointError:
+    """Return the error for a file whose bytes torch cannot read."""
     return CheckpointError(
         path, "truncated, damaged, or not a PyTorch file", "Copy or save it again."
     )
@@ -87,13 +88,15 @@ def damaged(path: Path) -> CheckpointError:
 
 def _load(path: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a pickle protocol, which an error names if it matters
+        warnings.simplefilter("ignore")  # about the pickle protocol; an error names it if needed
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _names(path: Path) -> list[str]:
-    """The classes and functions that a file names and torch.load refuses; as far as they can be
-    told without reading it, which they cannot in an old format."""
+    """Return the classes and functions in a file that torch.load refuses.
+
+    The list is empty for an old format, whose names are unknown before the file is read.
+    """
     try:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except (ValueError, RuntimeError, pickle.UnpicklingError):
@@ -101,9 +104,9 @@ def _names(path: Path) -> list[str]:
 
 
 def _refused(path: Path, message: str, factory: str | None) -> tuple[str, str]:
-    """What in a file is not read without running it, and what to save instead; or nothing."""
-    save = "Save its state_dict"
-    save += " and give --factory package.module:factory" if factory is None else " alone"
+    """Return the objects that need code to be read, and the remedy; empty texts without such."""
+    save = "Save only its state_dict"
+    save += " and give --factory package.module:factory" if factory is None else ""
     with reading_stand_ins():
         names = _names(path) or _GLOBAL.findall(message)
     if names:
@@ -111,11 +114,11 @@ def _refused(path: Path, message: str, factory: str | None) -> tuple[str, str]:
         return ", ".join(names[:_MAX_NAMED]) + more, save
     if "Unsupported operand" in message and zipfile.is_zipfile(path):
         return "its pickle protocol is above 2", f"{save}, by torch.save without pickle_protocol"
-    return ("some of them of no name", save) if "global" in message.lower() else ("", "")
+    return ("some of them without a name", save) if "global" in message.lower() else ("", "")
 
 
 def _is_one_object(path: Path) -> bool:
-    """Tell whether a file holds something other than a container, without running it."""
+    """Return whether a file holds a single object, not a container, without running its code."""
     try:
         with reading_stand_ins(_names(path)):
             return isinstance(_load(path), StandIn)
@@ -125,7 +128,7 @@ def _is_one_object(path: Path) -> bool:
 
 def _unpickle(path: Path) -> Any:
     warnings.warn(
-        f"{path}: loading pickled objects runs whatever code the file holds.",
+        f"{path}: loading pickled objects runs the code in the file.",
         UserWarning,
         stacklevel=2,
     )
@@ -136,5 +139,5 @@ def _unpickle(path: Path) -> Any:
         raise CheckpointError(
             path,
             f"unpickling raised {type(error).__name__}: {error}",
-            "Run where the module's code can be imported.",
+            "Run the command in the folder from which the module's code can be imported.",
         ) from error

@@ -1,4 +1,4 @@
-"""Trained weights into a module: all of them, and nothing else."""
+"""Loading of trained weights into a module, complete and without others."""
 
 import re
 import warnings
@@ -15,54 +15,56 @@ from aftexport.checkpoint.names import COMPILED, listed, match, unwrapped_name
 from aftexport.errors import CheckpointError
 
 _COUNT = "n_averaged"
-"""What AveragedModel has beside the module it averages."""
+"""The counter of AveragedModel, beside the averaged module."""
 _IN_PARTS = (
     (r"(.*?)\.?\bparametrizations\.(\w+)\.\w+", "parametrize.remove_parametrizations({}, {!r})"),
     (r"(.*?)\.?\b(\w+)_g", "remove_weight_norm({}, {!r})"),
     (r"(.*?)\.?\b(\w+)_mask", "prune.remove({}, {!r})"),
     (r"(.*?)\.?\b(\w+)_u", "remove_spectral_norm({}, {!r})"),
 )
-"""What torch.nn.utils calls a part it keeps of a weight, and what makes the weight of the parts."""
+"""Names of parts of a weight in torch.nn.utils, each with the call that joins the parts."""
 _LOW_RANK = re.compile(r"(^|\.)(lora_\w+|base_layer|original_module|modules_to_save)(\.|$)")
-"""Names that peft and loralib give the parts of a fine-tuned weight."""
+"""Names of the parts of a fine-tuned weight in peft and loralib."""
 _FLAT = re.compile(r"(^|\.)_?flat_param(_\d+)?$")
-"""Those of FullyShardedDataParallel for the weights of one process in one piece."""
+"""Names in FullyShardedDataParallel of all weights of one process as one tensor."""
 _UNUSED = re.compile(r"(^|\.)(num_batches_tracked|_extra_state)$")
-"""State that training keeps and no output depends on."""
+"""State of the training that does not affect outputs."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that torch.compile, DataParallel or AveragedModel were given."""
+    """Return the module inside torch.compile, DataParallel or AveragedModel."""
     while True:
         if isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel):
             module = module.module
         elif (compiled := dict(module._modules.items()).get(COMPILED)) is not None:
-            module = compiled  # asked for by getattr, it may be that of a module within
+            module = compiled  # getattr could return that of a module within
         else:
             return module
 
 
 def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Loads a state dict that was read from ``path``.
+    """Load a state dict from the file ``path`` into a module.
 
-    Names may have what wrappers put into them, as torch.compile, DistributedDataParallel, FSDP and
-    trainers do. A weight may be missing where the module shares it with one that is there. Left
-    out, with a warning, are weights beside the module in what holds it, as a trainer's loss, and
-    buffers that the module makes itself. Entries may be infinite where the module's own are, as in
-    the buffer of a mask. A module on the device meta gets the weights of the file.
+    - Names may contain the parts that torch.compile, DistributedDataParallel, FSDP and trainers
+      add.
+    - A weight may be missing if the module shares it with another weight in the file.
+    - Weights beside the module in a trainer, such as its loss, and buffers that the module
+      computes itself are left out, with a warning.
+    - Entries may be infinite if the module's own are, as in the buffer of a mask.
+    - A module on the device meta receives the weights of the file.
 
     Raises:
-        CheckpointError: where weights are missing, unexpected, of another shape,
-            integers where the module has none, no dense real tensors, or not finite; each is named.
-            Where there are those of several such modules, or a tensor stays on the device meta.
+        CheckpointError: if weights are missing, unexpected, of another shape, integers in place of
+            floats, not dense real tensors, or not finite; the error names each. Also if there are
+            weights of several such modules, or a tensor stays on the device meta.
     """
     own_state = {n: t for n, t in module.state_dict().items() if isinstance(t, Tensor)}
-    found = match(path, own_state, {str(name): value for name, value in state.items()})
-    expected = {name: own_state[own_name] for name, own_name in found.wanted.items()}
-    given, made = _without_made(module, expected, found.given)
-    given = _shared(module, found.wanted, expected, given) | given
-    _check_fit(path, expected, given, list(state))
-    weights = {name: given[name].to(tensor.dtype) for name, tensor in expected.items()}
+    matched = match(path, own_state, {str(name): value for name, value in state.items()})
+    expected = {name: own_state[own_name] for name, own_name in matched.own_names.items()}
+    tensors, made = _without_made(module, expected, matched.weights)
+    tensors = _shared(module, matched.own_names, expected, tensors) | tensors
+    _check_fit(path, expected, tensors, list(state))
+    weights = {name: tensors[name].to(tensor.dtype) for name, tensor in expected.items()}
     own = {name: tensor for name, tensor in expected.items() if not tensor.is_meta}
     if bad := [n for n, t in weights.items() if not _is_finite(t, own.get(n))]:
         raise CheckpointError(
@@ -70,32 +72,39 @@ def load_weights(path: Path, module: nn.Module, state: Mapping[str, Any]) -> Non
             f"NaN, infinity, or a number beyond float32 in {listed(bad)}",
             "Give a checkpoint from before the training diverged.",
         )
-    left_out = [name for name in found.left_out if name.split(".")[-1] != _COUNT]
+    left_out = [name for name in matched.left_out if name.split(".")[-1] != _COUNT]
     if left_out:
-        _warn(path, f"weights under {found.prefix} are taken, and left out: {listed(left_out)}")
+        _warn(
+            path,
+            f"only the weights under {matched.prefix} are loaded, without {listed(left_out)}",
+        )
     if made:
-        _warn(path, f"module makes these buffers itself, those in it are left out: {listed(made)}")
-    own_names = {found.wanted[name]: weight for name, weight in weights.items()}
+        _warn(
+            path,
+            "the module computes these buffers itself, those in the file are not loaded: "
+            f"{listed(made)}",
+        )
+    own_names = {matched.own_names[name]: weight for name, weight in weights.items()}
     module.load_state_dict(own_names, assign=True, strict=False)
     _refuse_meta(
         path,
         module,
-        "Make them in the factory with torch.device('cpu'), as the file does not hold them.",
+        "Make them in the factory with torch.device('cpu'): the file does not hold them.",
     )
 
 
-def _warn(path: Path, what: str) -> None:
-    warnings.warn(f"{path}: the {what}.", UserWarning, stacklevel=3)
+def _warn(path: Path, message: str) -> None:
+    warnings.warn(f"{path}: {message}.", UserWarning, stacklevel=3)
 
 
 def _without_made(
-    module: nn.Module, expected: Mapping[str, Tensor], given: Mapping[str, Any]
+    module: nn.Module, expected: Mapping[str, Tensor], weights: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The weights without buffers that the module does not read, and the names of those."""
+    """Return the weights without buffers that the module computes, and the buffers' names."""
     buffers = {unwrapped_name(name) for name, _ in module.named_buffers()}
-    spare = [name for name in given if name not in expected]
+    spare = [name for name in weights if name not in expected]
     made = [name for name in spare if name in buffers or _UNUSED.search(name)]
-    kept = {name: value for name, value in given.items() if name not in made}
+    kept = {name: value for name, value in weights.items() if name not in made}
     kept |= {
         name: tensor
         for name, tensor in expected.items()
@@ -105,29 +114,29 @@ def _without_made(
 
 
 def _check_fit(
-    path: Path, expected: Mapping[str, Tensor], given: Mapping[str, Any], names: Sequence[Any]
+    path: Path, expected: Mapping[str, Tensor], weights: Mapping[str, Any], names: Sequence[Any]
 ) -> None:
-    """Refuses weights that are not those of a module; ``names`` are those in the file."""
+    """Refuse weights that do not fit a module; ``names`` are the names in the file."""
     problems = []
-    if missing := sorted(set(expected) - set(given)):
+    if missing := sorted(set(expected) - set(weights)):
         problems.append(f"missing weights: {listed(missing)}")
-    if unexpected := sorted(set(given) - set(expected)):
+    if unexpected := sorted(set(weights) - set(expected)):
         problems.append(f"unexpected weights: {listed(unexpected)}")
-    shared = sorted(set(given) & set(expected))
-    if strange := [name for name in shared if not _is_plain(given[name])]:
-        problems.append(f"no dense real tensors: {listed(strange)}")
+    shared = sorted(set(weights) & set(expected))
+    if strange := [name for name in shared if not _is_plain(weights[name])]:
+        problems.append(f"not dense real tensors: {listed(strange)}")
     wrong = [
-        f"{name} {tuple(given[name].shape)} instead of {tuple(expected[name].shape)}"
+        f"{name} {tuple(weights[name].shape)} instead of {tuple(expected[name].shape)}"
         for name in shared
-        if name not in strange and given[name].shape != expected[name].shape
+        if name not in strange and weights[name].shape != expected[name].shape
     ]
     if wrong:
         problems.append(f"wrong shapes: {listed(wrong)}")
     if other := [
-        f"{name} {str(given[name].dtype).removeprefix('torch.')}"
+        f"{name} {str(weights[name].dtype).removeprefix('torch.')}"
         for name in shared
         if name not in strange
-        and expected[name].is_floating_point() > given[name].is_floating_point()
+        and expected[name].is_floating_point() > weights[name].is_floating_point()
     ]:
         problems.append(f"integers in place of weights: {listed(other)}")
     if problems:
@@ -139,16 +148,16 @@ def _check_fit(
 
 
 def _of_low_rank(expected: Mapping[str, Tensor], names: Sequence[Any]) -> str | None:
-    """What to do about parts of weights that fine-tuning or sharding keeps apart."""
+    """Return the remedy for weights in parts by fine-tuning or sharding; None for others."""
     parts = [name for name in map(str, names) if _LOW_RANK.search(name)]
     if parts and not any(_LOW_RANK.search(name) for name in expected):
         return (
-            f"The file has parts of low rank, as {parts[0]}: load them into the model with peft, "
-            "call model = model.merge_and_unload(), and save its state_dict."
+            f"Load the low-rank parts, such as {parts[0]}, into the model with peft, call "
+            "model = model.merge_and_unload(), and save its state_dict."
         )
     if any(_FLAT.search(str(name)) for name in names):
         return (
-            "The file has the flat weights of FSDP: save the state_dict under "
+            "The file has the flat weights of FSDP: save the state_dict in "
             "FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT)."
         )
     return None
@@ -157,40 +166,39 @@ def _of_low_rank(expected: Mapping[str, Tensor], names: Sequence[Any]) -> str | 
 def _remedy(missing: Sequence[str], unexpected: Sequence[str]) -> str:
     if (undo := _undoing(unexpected, missing)) is not None:
         return (
-            f"Before its state_dict is saved, call torch.nn.utils.{undo}, and so on; or have the "
-            "factory do to its module what training did."
+            f"Call torch.nn.utils.{undo}, and so on, before you save the state_dict; or apply the "
+            "same torch.nn.utils in the factory."
         )
     if (undo := _undoing(missing, unexpected)) is not None:
-        return f"Have the factory call torch.nn.utils.{undo}, and so on: the file has no parts."
-    return "Give the configuration or the factory that the weights were trained with."
+        return f"Call torch.nn.utils.{undo}, and so on, in the factory: the file has no parts."
+    return "Give the configuration or the factory of the training."
 
 
 def _undoing(parts: Sequence[str], whole: Sequence[str]) -> str | None:
-    """The call that makes a weight of ``whole`` of what is among ``parts``, if one does."""
+    """Return the call that joins some of ``parts`` into a weight of ``whole``; None for none."""
     for name in parts:
         for pattern, call in _IN_PARTS:
-            if found := re.fullmatch(pattern, name):
-                module, weight = found.groups()
+            if part := re.fullmatch(pattern, name):
+                module, weight = part.groups()
                 if ".".join(filter(None, (module, weight))) in whole:
                     return call.format(".".join(filter(None, ("model", module))), weight)
     return None
 
 
 def refuse_unusable(path: Path, module: nn.Module) -> None:
-    """Refuses a module that was read with weights that are no numbers to export.
+    """Refuse a module with weights that cannot be exported.
 
     Raises:
-        CheckpointError: naming them.
+        CheckpointError: if weights are on the device meta, not dense real tensors, or NaN; the
+            error names them.
     """
-    _refuse_meta(
-        path, module, "Give a module that was made on the cpu, or loaded with its weights."
-    )
+    _refuse_meta(path, module, "Create the module on the cpu, or load its weights.")
     state = {n: value for n, value in module.state_dict().items() if not _UNUSED.search(n)}
     if strange := [name for name, value in state.items() if not _is_plain(value)]:
         raise CheckpointError(
             path,
-            f"no dense real tensors on the cpu: {listed(strange)}",
-            "Give it as it was trained, moved to the cpu.",
+            f"not dense real tensors on the cpu: {listed(strange)}",
+            "Give the module without quantization or sparsity, moved to the cpu.",
         )
     if bad := [name for name, tensor in state.items() if bool(tensor.isnan().any())]:
         raise CheckpointError(
@@ -202,29 +210,29 @@ def _refuse_meta(path: Path, module: nn.Module, remedy: str) -> None:
     tensors = (*module.named_parameters(), *module.named_buffers())
     if empty := [name for name, tensor in tensors if tensor.is_meta]:
         raise CheckpointError(
-            path, f"weights on the device meta, which has no numbers: {listed(empty)}", remedy
+            path, f"weights on the device meta, which holds no numbers: {listed(empty)}", remedy
         )
 
 
 def _shared(
     module: nn.Module,
-    wanted: Mapping[str, str],
+    own_names: Mapping[str, str],
     expected: Mapping[str, Tensor],
-    given: Mapping[str, Any],
+    weights: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Weights that are not given, by others that are the same tensor in the module."""
-    kept = module.state_dict(keep_vars=True)
-    places = {name: _place(kept[wanted[name]]) for name in expected}
-    names = {place: name for name, place in places.items() if name in given}
+    """Return missing weights, from weights that are the same tensor in the module."""
+    own_tensors = module.state_dict(keep_vars=True)
+    places = {name: _place(own_tensors[own_names[name]]) for name in expected}
+    names = {place: name for name, place in places.items() if name in weights}
     return {
-        name: given[names[place]]
+        name: weights[names[place]]
         for name, place in places.items()
-        if name not in given and place in names
+        if name not in weights and place in names
     }
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """The memory of a tensor; on the device meta, where there is none, the tensor itself."""
+    """Return the memory of a tensor; on the device meta, which has none, the tensor itself."""
     where = id(tensor) if tensor.is_meta else tensor.data_ptr()
     return where, tensor.is_meta, tensor.shape, tensor.stride()
 

@@ -1,1 +1,1 @@
-"""From an ExportedProgram to ONNX: torch.onnx, and the translations that it lacks."""
+"""Translation of an ExportedProgram to ONNX, with operators that torch.onnx does not translate."""

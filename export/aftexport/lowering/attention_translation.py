@@ -1,7 +1,7 @@
-"""The translation of ``scaled_dot_product_attention`` for every rank and mask that torch takes.
+"""The translation of ``scaled_dot_product_attention`` for every rank and mask that torch accepts.
 
-torch.onnx has one for tensors of four axes, which gives NaN where a row is masked throughout;
-torch gives zeros there.
+The translation of torch.onnx is for tensors of four axes and returns NaN for fully masked rows;
+torch returns zeros for them.
 """
 
 import math
@@ -22,24 +22,24 @@ def scaled_dot_product_attention(  # type: ignore[no-untyped-def]
     scale: float | None = None,
     enable_gqa: bool = False,
 ):
-    """For torch.onnx: standard operators for ``query [..., L, E]`` and ``key [..., S, E]``."""
+    """Translate attention of ``query [..., L, E]`` and ``key [..., S, E]`` for torch.onnx."""
     rank = len(key.shape)
     if enable_gqa:
         key, value = _repeated(key, query), _repeated(value, query)
     swapped = [*range(rank - 2), rank - 1, rank - 2]
-    # Each side by the root, as torch does: their product may be beyond float16.
+    # Scale both sides by the root, as torch does: the unscaled product may overflow float16.
     root = _root_of_scale(query, scale)
     scores = op.MatMul(op.Mul(query, root), op.Mul(op.Transpose(key, perm=swapped), root))
-    nothing = op.CastLike(-math.inf, scores)
+    masked = op.CastLike(-math.inf, scores)
     if is_causal:
-        scores = op.Where(_causal(query, key), scores, nothing)
+        scores = op.Where(_causal(query, key), scores, masked)
     elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        scores = op.Where(attn_mask, scores, nothing)
+        scores = op.Where(attn_mask, scores, masked)
     elif attn_mask is not None:
         scores = op.Add(scores, op.CastLike(attn_mask, scores))
     weights = op.Softmax(scores, axis=-1)
     if attn_mask is not None:
-        is_empty = op.Equal(op.ReduceMax(scores, [-1], keepdims=1), nothing)
+        is_empty = op.Equal(op.ReduceMax(scores, [-1], keepdims=1), masked)
         weights = op.Where(is_empty, op.CastLike(0.0, scores), weights)
     if dropout_p:
         weights = op.Dropout(weights, dropout_p)
@@ -57,7 +57,7 @@ def _root_of_scale(query: Any, scale: float | None) -> Any:
 
 
 def _causal(query: Any, key: Any) -> Any:
-    """bool ``[L, S]``: the key is no later than the query."""
+    """Return a bool ``[L, S]``, true where the key is at or before the query."""
     first, step, axis = (_constant(torch.tensor(n)) for n in (0, 1, [0]))
     rows = op.Range(first, op.Squeeze(op.Shape(query, start=-2, end=-1), axis), step)
     columns = op.Range(first, op.Squeeze(op.Shape(key, start=-2, end=-1), axis), step)
@@ -65,12 +65,12 @@ def _causal(query: Any, key: Any) -> Any:
 
 
 def _repeated(heads: Any, query: Any) -> Any:
-    """``heads [..., H, S, E]``, each as often as there are heads of the query for it."""
-    given, wanted = op.Shape(heads, start=-3, end=-2), op.Shape(query, start=-3, end=-2)
-    times = op.Div(wanted, given)
+    """Return ``heads [..., H, S, E]``, each repeated once for every query head of its group."""
+    count, wanted = op.Shape(heads, start=-3, end=-2), op.Shape(query, start=-3, end=-2)
+    times = op.Div(wanted, count)
     before, after = op.Shape(heads, end=-3), op.Shape(heads, start=-2)
     each = op.Unsqueeze(heads, _constant(torch.tensor([-3])))
-    shape = op.Concat(before, given, times, after, axis=0)
+    shape = op.Concat(before, count, times, after, axis=0)
     return op.Reshape(op.Expand(each, shape), op.Concat(before, wanted, after, axis=0))
 
 

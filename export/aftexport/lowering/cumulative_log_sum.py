@@ -1,9 +1,9 @@
 """The translation of ``logcumsumexp``: scans that add logarithms, in two levels.
 
-As log(cumsum(exp(x))) it overflows from 89 on, and less a maximum of the whole it loses what comes
-before the maximum. A scan keeps a sum of powers as its largest logarithm and the rest: the sum is
-exp(largest) * (1 + rest). Blocks are scanned side by side, then their totals, and each block's
-sums are added to those of the blocks before.
+log(cumsum(exp(x))) overflows for x of 89 and more; after subtraction of the overall maximum it
+loses the terms before the maximum. A scan keeps a sum of powers as its largest logarithm and the
+rest: the sum is exp(largest) * (1 + rest). Blocks are scanned in parallel, then their totals, and
+each block's sums are added to the total of the blocks before it.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch.onnx._internal.exporter._torchlib.ops.hop import call_op
 from aftexport.operators.numerics import MAX_BLOCK
 
 _SIDE_BY_SIDE = 16
-"""The number of blocks of a short sequence: it makes the steps of its scans fewer."""
+"""The number of blocks of a short sequence, which reduces the steps of its scans."""
 
 Sums = tuple[Any, Any]
 """The largest logarithms and the rests."""
@@ -61,7 +61,7 @@ def _ints(*values: int) -> Any:
 
 
 def _cut(terms: Any) -> tuple[Any, Any]:
-    """Return the number of blocks and their size, as ``_two_level_sums.scan_cut`` has them."""
+    """Return the number of blocks and their size, as ``_two_level_sums.scan_cut`` does."""
 
     def quotient_up(count: Any, part: Any) -> Any:
         return op.Div(op.Sub(op.Add(count, part), _ints(1)), part)
@@ -79,14 +79,14 @@ def _scan(
     *,
     exclusive: bool = False,
 ) -> tuple[Sums, Sums]:
-    """Return the total over ``axis``, and the sum up to each term or, exclusively, before it.
+    """Return the total over ``axis``, and the sum up to each term, with or without the term.
 
     Args:
         element: the type of the terms.
         terms: logarithms, or the largest logarithms and the rests of sums.
         axis: the axis of the terms.
         state_shape: the shape of a term.
-        exclusive: whether a sum is that before its term.
+        exclusive: whether a sum excludes its term.
     """
     numbers = (ir.tensor(number, dtype=element) for number in (-math.inf, 0.0))
     start = [op.Expand(op.Constant(value=number), state_shape) for number in numbers]
@@ -119,7 +119,7 @@ def _body(element: ir.DataType, count: int, *, exclusive: bool) -> ir.Graph:
 
 
 class _Body:
-    """A list of nodes, made by the same calls as those of an onnxscript opset."""
+    """A list of nodes that is filled by the same calls as an onnxscript opset."""
 
     def __init__(self) -> None:
         self.nodes: list[ir.Node] = []
@@ -134,7 +134,7 @@ class _Body:
 
 def _add(ops: Any, zero: Any, largest: Any, rest: Any, other: Any, other_rest: Any) -> Sums:
     """Add two sums, each of a largest logarithm and the rest."""
-    # Equal infinities have no difference.
+    # The difference of equal infinities is NaN.
     apart = ops.Where(ops.Equal(largest, other), zero, ops.Abs(ops.Sub(largest, other)))
     smaller = ops.Exp(ops.Neg(apart))
     one = ops.Exp(zero)

@@ -1,7 +1,7 @@
-"""Translations of standard deviations, right where squares overflow float32 or vanish in it.
+"""Translations of standard deviations, accurate also if squares overflow or underflow float32.
 
-torch computes them in float64; torch.onnx squares in the type of the numbers, which is infinite
-beyond 1e19 and 0 below 1e-22.
+torch computes them in float64. torch.onnx squares in the type of the numbers: a float32 square is
+infinite for numbers above 1e19 and 0 for numbers below 1e-22.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _aten = torch.ops.aten
 
 
 def deviations() -> dict[Any, Callable[..., Any]]:
-    """Return for torch.onnx the translation of each of these torch ops."""
+    """Return the translations of the standard deviations of torch, for torch.onnx."""
     return {
         _aten.std.correction: _std,
         _aten.std.dim: _std_of_dims,
@@ -43,24 +43,24 @@ def _std_mean(self, dim=None, correction=None, keepdim=False):  # type: ignore[n
 
 
 def _deviation(x: Any, dim: Sequence[int] | int | None, correction: float, *, keepdim: bool) -> Any:
-    axes, given = _axes(dim), x
+    axes, original = _axes(dim), x
     if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        x = op.Cast(x, to=ir.DataType.FLOAT)  # which holds any number of tokens
+        x = op.Cast(x, to=ir.DataType.FLOAT)  # 16 bits cannot hold every number of tokens
     zero, one = op.CastLike(0.0, x), op.CastLike(1.0, x)
-    apart = _less_mean(_less_mean(x, axes), axes)  # again for what the first mean rounded off
+    apart = _less_mean(_less_mean(x, axes), axes)  # the second removes the first one's rounding
     largest = op.ReduceMax(op.Abs(apart), axes, keepdims=1)
     scale = op.Where(op.Greater(largest, zero), largest, one)
     ratio = op.Div(apart, scale)
     squares = op.ReduceSum(op.Mul(ratio, ratio), axes, keepdims=1)
     left = op.Max(op.Sub(_count(x, axes), op.CastLike(float(correction), x)), zero)
-    result = op.CastLike(op.Mul(scale, op.Sqrt(op.Div(squares, left))), given)
+    result = op.CastLike(op.Mul(scale, op.Sqrt(op.Div(squares, left))), original)
     if keepdim:
         return result
     return op.Squeeze(result, axes) if axes is not None else op.Squeeze(result)
 
 
 def _less_mean(x: Any, axes: Any) -> Any:
-    # Divided before they are added, numbers near the largest do not overflow.
+    # Division before the sum keeps numbers near the largest float from overflowing.
     return op.Sub(x, op.ReduceSum(op.Div(x, _count(x, axes)), axes, keepdims=1))
 
 

@@ -1,7 +1,7 @@
-"""What torch.onnx may leave out of a graph: nothing that changes a number.
+"""Rewrite rules for torch.onnx that do not change any number.
 
-onnxscript's rules take a constant within 1e-8 of 0 for 0 and one within 1e-5 of 1 for 1. So they
-drop the epsilon of ``x / (y + 1e-9)`` and ``log(x + 1e-10)``, all that keeps a row of zeros finite.
+onnxscript's rules treat a constant within 1e-8 of 0 as 0 and one within 1e-5 of 1 as 1. They drop
+the epsilon of ``x / (y + 1e-9)`` and ``log(x + 1e-10)``, which keeps rows of zeros finite.
 """
 
 import threading
@@ -38,8 +38,8 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def exactly() -> Iterator[None]:
-    """Has torch.onnx rewrite by rules that hold for every number, as long as the block runs."""
-    with _LOCK:  # the rules are those of the process
+    """Limit torch.onnx to rewrite rules that hold for every number, during the block."""
+    with _LOCK:  # the rules are shared by the whole process
         rewriter._DEFAULT_REWRITE_RULES = _RULES
         try:
             yield

@@ -1,4 +1,4 @@
-"""The version of ONNX's file format, which runtimes compare with the newest that they know."""
+"""The version of ONNX's file format, which runtimes compare with their newest known version."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from onnx import TensorProto
 _OLDEST = 8
 """The first version with model-local functions."""
 _NEWEST = 10
-"""A later version differs in element types and in notes for several devices alone."""
+"""Later versions differ only in element types and in annotations for several devices."""
 _SINCE: dict[int, int] = {
     TensorProto.FLOAT8E4M3FN: 9,
     TensorProto.FLOAT8E4M3FNUZ: 9,
@@ -21,11 +21,11 @@ _SINCE: dict[int, int] = {
     TensorProto.INT2: 13,
     TensorProto.UINT2: 13,
 }
-"""The version that an element type came with, where that is later than ``_OLDEST``."""
+"""Element type to the version that introduced it, for versions later than ``_OLDEST``."""
 
 
 def lower_format(model: onnx.ModelProto) -> None:
-    """Sets the oldest version of the file format that has what ``model`` uses.
+    """Set the oldest version of the file format that supports ``model``.
 
     torch.onnx writes version 10 for every opset, which ONNX Runtime 1.17 refuses.
     """

@@ -1,4 +1,4 @@
-"""Nodes whose outputs differ from run to run, so that no two runs can be compared."""
+"""Nodes whose outputs differ from run to run, so that two runs cannot be compared."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _RANDOM = (
 
 
 def random_node(model: onnx.ModelProto) -> str | None:
-    """What the first random node is, in words; None where there is none."""
+    """Return a description of the first random node; None without a random node."""
     graph = ir.from_proto(model)
     functions = [n for function in graph.functions.values() for n in function.all_nodes()]
     return next(_named([*graph.graph.all_nodes(), *functions]), None)
@@ -35,5 +35,5 @@ def _is_training(node: ir.Node) -> bool:
 
 
 def _constant(value: ir.Value) -> float | None:
-    known = ir.convenience.get_const_tensor(value)
-    return float(known.numpy().reshape(-1)[0]) if known is not None and known.size else None
+    tensor = ir.convenience.get_const_tensor(value)
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size else None

@@ -1,7 +1,7 @@
 """Translations of functions of single numbers, accurate over the whole range of their type.
 
-torch.onnx writes many of them as a textbook does, ``log(sigmoid(x))`` or ``1 - erf(x)``: such a
-difference cancels, overflows, or is rounded to 0 where the function itself is an ordinary number.
+torch.onnx writes many of them by the textbook formula, ``log(sigmoid(x))`` or ``1 - erf(x)``. Such
+formulas cancel, overflow or round to 0 for inputs at which the function is an ordinary number.
 """
 
 import math
@@ -13,21 +13,21 @@ from onnxscript import opset18 as op
 
 _aten = torch.ops.aten
 _SMALL = 0.5
-"""Up to here 1 - erf(x) has lost no digits."""
+"""The bound up to which 1 - erf(x) keeps all its digits."""
 _ERFC = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806,
          0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)  # fmt: skip
-"""Of log(erfcx(x) / t) in t = 1 / (1 + x / 2), lowest power first; off by 1.2e-7 at most (Press et
-al., Numerical Recipes, 6.2)."""
+"""Coefficients of log(erfcx(x) / t) in t = 1 / (1 + x / 2), lowest power first. The error is at
+most 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
 _ERFINV_CENTRE = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.000218580870,
                   -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)  # fmt: skip
 _ERFINV_TAIL = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773,
                 -0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257)  # fmt: skip
-"""Of erfinv(x) / x in w - 2.5 and sqrt(w) - 3, w = -log(1 - x^2), lowest power first (Giles,
-Approximating the erfinv function, in GPU Computing Gems)."""
+"""Coefficients of erfinv(x) / x in w - 2.5 and sqrt(w) - 3, w = -log(1 - x^2), lowest power first
+(Giles, Approximating the erfinv function, in GPU Computing Gems)."""
 
 
 def scalar_functions() -> dict[Any, Callable[..., Any]]:
-    """For torch.onnx: the translation of each of these torch ops."""
+    """Return the translations of scalar functions of torch, for torch.onnx."""
     return {
         _aten.log_sigmoid.default: _log_sigmoid,
         _aten.log1p.default: _log1p,
@@ -51,8 +51,8 @@ def scalar_functions() -> dict[Any, Callable[..., Any]]:
 
 
 def log_add_exp(a: Any, b: Any) -> Any:
-    """log(exp(a) + exp(b)), where one is infinite too."""
-    # Equal infinities have no difference.
+    """Return log(exp(a) + exp(b)), also for infinite arguments."""
+    # The difference of equal infinities is NaN.
     apart = op.Where(op.Equal(a, b), op.CastLike(0.0, a), op.Abs(op.Sub(a, b)))
     return op.Add(op.Max(a, b), op.Softplus(op.Neg(apart)))
 
@@ -65,7 +65,7 @@ def _log1p(self: Any) -> Any:
     one = op.CastLike(1.0, self)
     sum_ = op.Add(one, self)
     rest = op.Sub(sum_, one)
-    # What the sum rounded off is made good by the quotient.
+    # The quotient compensates the rounding of the sum.
     corrected = op.Mul(op.Log(sum_), op.Div(self, rest))
     exact = op.Or(op.Equal(sum_, one), op.Equal(sum_, op.CastLike(math.inf, self)))
     return op.Where(exact, self, corrected)
@@ -96,7 +96,7 @@ def _erfcx(self):  # type: ignore[no-untyped-def]
 
 
 def _scaled_tail(x: Any) -> Any:
-    """exp(x^2) erfc(|x|)."""
+    """Return exp(x^2) erfc(|x|)."""
     one = op.CastLike(1.0, x)
     t = op.Div(one, op.Add(one, op.Mul(op.CastLike(0.5, x), op.Abs(x))))
     return op.Mul(t, op.Exp(_polynomial(t, _ERFC)))
@@ -144,7 +144,7 @@ def _atan2(self, other):  # type: ignore[no-untyped-def]
 
 
 def _hypot(self, other):  # type: ignore[no-untyped-def]
-    # Squares overflow or vanish where the root is an ordinary number.
+    # Squares can overflow or underflow even if the root is an ordinary number.
     one, other = op.CastLike(1.0, self), op.CastLike(other, self)
     first, second = op.Abs(self), op.Abs(other)
     large, small = op.Max(first, second), op.Min(first, second)
@@ -161,7 +161,7 @@ def _hypot(self, other):  # type: ignore[no-untyped-def]
 
 
 def _is_negative(x: Any) -> Any:
-    """Whether the sign is -, that of zero too."""
+    """Return whether the sign bit is set, also for zero."""
     zero = op.CastLike(0.0, x)
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
 
@@ -171,7 +171,7 @@ def _remainder(self, other):  # type: ignore[no-untyped-def]
     if self.dtype is not None and not self.dtype.is_floating_point():
         return op.Mod(self, divisor)
     rest, zero = op.Mod(self, divisor, fmod=1), op.CastLike(0.0, self)
-    # fmod has the sign of the dividend, the remainder that of the divisor.
+    # fmod has the sign of the dividend; the remainder has the sign of the divisor.
     other_sign = op.Less(op.Mul(op.Sign(rest), op.Sign(divisor)), zero)
     return op.Where(other_sign, op.Add(rest, divisor), rest)
 

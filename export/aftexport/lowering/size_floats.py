@@ -1,7 +1,7 @@
-"""Floats that are computed of sizes, such as ``tokens ** 0.5``: in ONNX as exact as in Python.
+"""Floats computed from sizes, such as ``tokens ** 0.5``, with the precision of Python.
 
 torch.onnx computes them in float32, in which ``int(tokens * 0.29)`` is another number of tokens.
-Here they are float64 until a tensor meets them.
+Here they stay float64 until an operator combines them with a tensor.
 """
 
 import math
@@ -27,17 +27,17 @@ _BY_TENSOR: dict[Any, Any] = {
     _aten.div.Scalar: _aten.div.Tensor,
     _aten.masked_fill.Scalar: _aten.masked_fill.Tensor,
 }
-"""Operators that take a number, with the same that takes a tensor ``[]``."""
+"""Operators that take a number, each with its overload that takes a tensor ``[]``."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def cast_size_floats(program: ExportedProgram) -> None:
-    """Gives each operator the float it takes of a size as a tensor ``[]`` of its own type.
+    """Replace each size float among operator arguments by a tensor ``[]`` of the operator's type.
 
-    One of 16 bits computes with it in float32, as torch does.
+    A 16-bit operator computes with it in float32, as torch does.
 
     Args:
-        program: changed in place.
+        program: the program, which is changed in place.
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
@@ -63,17 +63,17 @@ def _cast(graph: Any, node: Node, value: torch.Tensor) -> None:
     def converted(argument: Any, kind: str) -> Any:
         if kind != "Tensor" or not isinstance(argument, Node):
             return argument
-        given = argument.meta["val"]
+        current = argument.meta["val"]
         with graph.inserting_before(node):
-            if isinstance(given, torch.SymFloat):
+            if isinstance(current, torch.SymFloat):
                 options: dict[str, Any] = {"dtype": wide}
-                found = graph.call_function(_aten.scalar_tensor.default, (argument,), options)
-                found.meta["val"] = value.new_empty((), dtype=wide)
-            elif given.dtype in _HALVES:
-                found = _copy(graph, argument, given, wide)
+                tensor = graph.call_function(_aten.scalar_tensor.default, (argument,), options)
+                tensor.meta["val"] = value.new_empty((), dtype=wide)
+            elif current.dtype in _HALVES:
+                tensor = _copy(graph, argument, current, wide)
             else:
                 return argument
-        return found
+        return tensor
 
     node.target = target
     node.args = tuple(converted(a, kind) for a, kind in zip(node.args, kinds, strict=False))
@@ -91,7 +91,7 @@ def _copy(graph: Any, node: Node, value: torch.Tensor, dtype: torch.dtype) -> No
 
 
 def size_translations() -> dict[Any, Callable[..., Any]]:
-    """For torch.onnx: what each of these functions of sizes becomes."""
+    """Return the translations of functions of sizes, for torch.onnx."""
     return {
         torch.sym_float: _double,
         torch._sym_sqrt: _sqrt,  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ def _wide(number: Any) -> Any:
 
 
 def _alike(*numbers: Any) -> tuple[Any, ...]:
-    """The numbers in float64 unless all of them are integers."""
+    """Return the numbers in float64 unless all of them are integers."""
     is_float = any(isinstance(n, float) or getattr(n, "dtype", None) == _DOUBLE for n in numbers)
     return tuple(map(_wide, numbers)) if is_float else numbers
 

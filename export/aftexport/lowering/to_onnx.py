@@ -1,7 +1,7 @@
-"""From a captured program to an ONNX graph with custom operators.
+"""Translation of a captured program to an ONNX graph with custom operators.
 
-ONNX with bare custom nodes first; then the portable bodies, attached last, because the
-exporter would inline them.
+The graph has bare custom nodes. Their portable bodies are attached later, because the exporter
+would inline them.
 """
 
 import onnx
@@ -29,23 +29,23 @@ _FILLS = (
     (_aten.masked_scatter_.default, _aten.masked_scatter.default),
 )
 OPSETS = range(18, 26)
-"""Opsets the bodies are written for and torch.onnx can produce."""
+"""Opsets that the portable bodies support and torch.onnx can produce."""
 DEFAULT_OPSET = 20
 
 
 def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.ModelProto:
-    """Lowers a captured program to ONNX with bare custom nodes.
+    """Lower a captured program to ONNX with bare custom nodes.
 
     Args:
-        program: see ``capture.capture``.
-        opset: of the standard operators.
+        program: the result of ``capture.capture``.
+        opset: the opset of the standard operators.
 
     Returns:
-        The graph, with the shapes of what is between.
+        The graph, with the shapes of intermediate values.
 
     Raises:
-        UsageError: for an opset outside ``OPSETS``.
-        TraceError: where torch.onnx knows no translation of an operator, or the graph is random.
+        UsageError: if the opset is outside ``OPSETS``.
+        TraceError: if torch.onnx cannot translate an operator, or the graph is random.
     """
     model = _translated(program, opset).model_proto
     if random_node(model) is not None:
@@ -54,8 +54,8 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
     produced = opset_of(model)
     if produced != opset:
         raise TraceError(
-            f"torch.onnx produced opset {produced} where {opset} was asked for.",
-            f"Leave out --opset, or ask for {DEFAULT_OPSET}.",
+            f"Expected opset {opset} from torch.onnx, got {produced}.",
+            f"Omit --opset, or give --opset {DEFAULT_OPSET}.",
         )
     _strip_metadata(model)
     lower_format(model)
@@ -63,32 +63,33 @@ def lower(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> onnx.Model
 
 
 def decomposed(program: ExportedProgram, *, opset: int = DEFAULT_OPSET) -> ExportedProgram:
-    """The operators that ``lower`` translates, each named as its result is in the ONNX graph.
+    """Return the program of the operators that ``lower`` translates, named as in the ONNX graph.
 
     Args:
-        program: see ``capture.capture``.
-        opset: as given to ``lower``.
+        program: the result of ``capture.capture``.
+        opset: the opset of ``lower``.
 
     Raises:
-        UsageError, TraceError: see ``lower``.
+        UsageError, TraceError: if ``lower`` raises them.
     """
-    found = _translated(program, opset).exported_program
-    assert found is not None  # it was given
-    return found
+    translated = _translated(program, opset).exported_program
+    assert translated is not None  # torch.onnx received a program
+    return translated
 
 
 def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
     if opset not in OPSETS:
         raise UsageError(
-            f"Opset {opset} is not supported.", f"Choose one from {OPSETS[0]} to {OPSETS[-1]}."
+            f"--opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset}.",
+            f"Omit it for {DEFAULT_OPSET}.",
         )
     names = tuple(str(n) for n in program.graph_signature.user_inputs)
     shapes = {n: dict(AXES[n]) for n in names}
     _keep_strides(program)
     cast_size_floats(program)
-    taken: list[ShapeGuard] = []
+    guards: list[ShapeGuard] = []
     try:
-        with quiet(), exactly(), record_shape_guards(taken):
+        with quiet(), exactly(), record_shape_guards(guards):
             exported = torch.onnx.export(
                 program,
                 (),
@@ -102,23 +103,24 @@ def _translated(program: ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
             )
     except Exception as error:
         raise untranslated(program, error) from error
-    if found := next((t for t in taken if not (t.of_memory or t.holds_always)), None):
+    if guard := next((g for g in guards if not (g.is_of_layout or g.is_always_true)), None):
         raise TraceError(
-            f"torch.onnx translates the model only for sizes where {found}{found.place}.",
+            "Expected a translation for every length, got one from torch.onnx only for sizes "
+            f"where {guard}{guard.place}.",
             "Write that line in operators that do the same for every length."
-            if found.line
-            else "Take what branches on such a size out of forward: lengths of max(0, n - tokens), "
-            "as of padding to n, and slices of them.",
+            if guard.line
+            else "Remove branches on such sizes from forward: lengths of max(0, n - tokens), as in "
+            "padding to n, and slices of them.",
         )
     assert exported is not None
     return exported
 
 
 def _keep_strides(program: ExportedProgram) -> None:
-    """Writes what fills a tensor in place as a copy into it, which computes the same.
+    """Replace operators that fill a tensor in place by a fill and a copy into the tensor.
 
-    torch takes the result of these for contiguous where the tensor is not, and then finds no
-    way back from it to what the tensor is a view of: ``k.masked_fill_(mask, 0)`` of heads.
+    torch assumes that the result of a fill in place is contiguous. For other tensors, such as
+    the heads in ``k.masked_fill_(mask, 0)``, it then cannot write back to the viewed tensor.
     """
     for in_place, filled in _FILLS:
         for node in program.graph.find_nodes(op="call_function", target=in_place):
@@ -130,7 +132,7 @@ def _keep_strides(program: ExportedProgram) -> None:
 
 
 def _strip_metadata(model: onnx.ModelProto) -> None:
-    """Removes what torch.onnx notes of the source: it leaks paths and differs by machine."""
+    """Remove torch.onnx's notes of the source: they leak paths and differ between machines."""
     graph = model.graph
     for item in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info,
                  *graph.initializer, *model.functions):  # fmt: skip

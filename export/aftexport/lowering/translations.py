@@ -1,5 +1,6 @@
-"""What torch.onnx makes of operators that it would translate for the example's length alone, or not
-at all: those of the mechanisms, pooling to a fixed size, and division of sizes.
+"""Translations for torch.onnx of the mechanisms, of pooling to a fixed size and of size division.
+
+torch.onnx itself cannot translate these operators, or only for the example's length.
 """
 
 import inspect
@@ -23,11 +24,11 @@ from aftexport.operators.mechanisms import OPERATORS, Operator
 _aten = torch.ops.aten
 _NEVER_NEGATIVE = ("Shape", "Size")
 _AS_INPUTS = ("Squeeze", "Unsqueeze", "Gather", "Slice", "Add", "Mul", "Div", "Max", "Cast")
-"""Operators whose result is not negative where no input is."""
+"""Operators whose result is nonnegative if all inputs are."""
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """For torch.onnx: what each of these torch ops becomes, of a mechanism one bare custom node."""
+    """Return the translations for torch.onnx; a mechanism becomes one bare custom node."""
     return (
         scalar_functions()
         | deviations()
@@ -47,7 +48,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 def _translation(operator: Operator) -> Callable[..., Any]:
-    """A function torch.onnx can read the signature of, which emits one bare custom node."""
+    """Return a function that emits one bare custom node, with a signature for torch.onnx."""
     for_kernel = {a.name: a.default for a in operator.kernel_attributes}
     emit = getattr(values.Opset(DOMAIN, VERSION), operator.op_type)
     names = list(operator.inputs)
@@ -109,11 +110,11 @@ def _adaptive_max_pool1d(self, output_size):  # type: ignore[no-untyped-def]
 
 
 def _windows(x: Any, count: int) -> tuple[Any, Any, Any, Any]:
-    """The ``count`` windows of the last axis of ``x [..., L]``, whose lengths differ by 1 at most.
+    """Split the last axis of ``x [..., L]`` into ``count`` windows of equal length, or 1 apart.
 
     Returns:
-        Windows ``[..., count, width]``, what of them counts bool ``[count, width]``, and their
-        starts and ends ``[count]``.
+        Windows ``[..., count, width]``, a mask bool ``[count, width]`` of the positions inside a
+        window, and the starts and ends ``[count]`` of the windows.
     """
     length = op.Shape(x, start=-1)
     numbers = torch.arange(count)
@@ -135,7 +136,7 @@ def _floordiv(self, other):  # type: ignore[no-untyped-def]
     quotient = op.Div(self, other)
     if _never_negative(self) and _never_negative(other):
         return quotient
-    # ONNX rounds to zero, Python down: -(-tokens // 16) counts the windows that are begun.
+    # ONNX rounds to zero and Python rounds down: -(-tokens // 16) counts partial windows too.
     rest = op.Sub(self, op.Mul(quotient, other))
     return op.Sub(quotient, op.Cast(op.Less(op.Mul(rest, other), 0), to=ir.DataType.INT64))
 

@@ -1,4 +1,4 @@
-"""Which operator of the user's torch.onnx could not translate, and in which line."""
+"""The error for an operator that torch.onnx cannot translate, with the user's line."""
 
 import traceback
 
@@ -15,18 +15,18 @@ _REMEDY = "Replace it by operators that ONNX has."
 
 
 def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
-    """The refusal of a program that torch.onnx raised ``error`` for.
+    """Return the error for a program that torch.onnx failed to translate.
 
     Args:
-        program: as captured, before torch.onnx took operators apart: an error speaks of a part,
-            as of ``prims.prod`` in ``cumprod``.
-        error: torch.onnx's.
+        program: the captured program, before torch.onnx decomposed its operators: its error names
+            a part, such as ``prims.prod`` in ``cumprod``.
+        error: the exception of torch.onnx.
     """
     node = _node(error)
     if node is None:
         return TraceError(
             f"torch.onnx cannot translate the model: {first_line(error)}",
-            "Replace the operator it names by ones that ONNX has.",
+            "Replace the operator in this error by operators that ONNX has.",
         )
     own = _node_of(program, node)
     if draws(own):
@@ -38,15 +38,15 @@ def untranslated(program: ExportedProgram, error: BaseException) -> TraceError:
 
 
 def _node(error: BaseException | None) -> fx.Node | None:
-    """The node that was translated where the error was raised."""
-    found = None
+    """Return the node whose translation raised the error; None if unknown."""
+    current = None
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             node = frame.f_locals.get("node")
             if isinstance(node, fx.Node) and node.op == "call_function":
-                found = node
+                current = node
         error = error.__cause__
-    return found
+    return current
 
 
 def _is_missing(error: BaseException | None) -> bool:
@@ -58,12 +58,12 @@ def _is_missing(error: BaseException | None) -> bool:
 
 
 def _node_of(program: ExportedProgram, node: fx.Node) -> fx.Node:
-    """The node as the program has it: that of the same call, which its parts keep a note of."""
+    """Return the program's node that torch.onnx decomposed into ``node``: both have one call."""
     call = node.meta.get("torch_fn")
     calls = [n for n in program.graph.nodes if call and n.meta.get("torch_fn") == call]
     same = [n for n in calls if isinstance(n.target, torch._ops.OpOverload)]
-    found = node.target in [n.target for n in same]
-    return same[-1] if same and not found else node
+    is_whole = node.target in [n.target for n in same]
+    return same[-1] if same and not is_whole else node
 
 
 def _operator(own: fx.Node, node: fx.Node) -> str:

@@ -80,7 +80,7 @@ def test_inputs_reach_matching_parameters(
     ],
 )
 def test_other_parameters_are_refused(forward: Callable[..., Any]) -> None:
-    with pytest.raises(TraceError, match=r"forward takes \("):
+    with pytest.raises(TraceError, match=r"got parameters \("):
         ForwardSignature.of(forward)
 
 

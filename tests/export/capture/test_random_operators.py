@@ -55,7 +55,7 @@ DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
 def test_operator_and_line_are_named(name: str) -> None:
     said = (
         rf"draws random numbers \(aten\.{name.strip()}, .*test_random_operators\.py, line \d+, in "
-        r".*\), and randomness cannot be exported"
+        r".*\): a document must have the same scores"
     )
     with pytest.raises(TraceError, match=said) as refused:
         lower(capture(Drawing(DRAWING[name])))

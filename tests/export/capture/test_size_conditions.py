@@ -2,7 +2,7 @@ import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat, TruncToInt
 
-from aftexport.capture.size_conditions import Ranges, decided, step
+from aftexport.capture.size_conditions import Ranges, decide_condition, find_step
 
 BATCH, TOKENS = sympy.symbols("batch tokens", integer=True, positive=True)
 RANGES: Ranges = ((BATCH, 1, 1 << 16), (TOKENS, 1, 1 << 20))
@@ -27,7 +27,7 @@ WINDOWS = 16 * FloorDiv(TOKENS + 15, 16)
 def test_decided_by_every_size(condition: sympy.Basic, expected: bool | None) -> None:
     """The last ones: one exception of a million, a division by 0, overflow, and a function that is
     not known."""
-    assert decided(condition, RANGES) is expected
+    assert decide_condition(condition, RANGES) is expected
 
 
 @pytest.mark.parametrize(
@@ -42,4 +42,4 @@ def test_decided_by_every_size(condition: sympy.Basic, expected: bool | None) ->
     ids=str,
 )
 def test_step_is_one_change(condition: sympy.Basic, expected: int | None) -> None:
-    assert step(condition, [TOKENS], 4096) == expected
+    assert find_step(condition, [TOKENS], 4096) == expected

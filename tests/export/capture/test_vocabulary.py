@@ -94,9 +94,9 @@ def test_vocabulary_follows_ids(forward: Forward, size: int, embedding: int) -> 
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
-        (lambda m, ids: m.mean(ids - 1), "have one of the 300 rows"),
-        (overwritten, "have one of the 300 rows"),
-        (lambda m, ids: m.mean(ids.float().sqrt().long()), "have one of the 300 rows"),
+        (lambda m, ids: m.mean(ids - 1), "against the 300 rows"),
+        (overwritten, "against the 300 rows"),
+        (lambda m, ids: m.mean(ids.float().sqrt().long()), "against the 300 rows"),
         (lambda m, ids: ids[..., None].float().expand(-1, -1, 16).mean(1), "in an embedding"),
     ],
 )
@@ -111,5 +111,5 @@ def test_vocabulary_unknown_is_asked_for(forward: Forward, said: str) -> None:
 def test_vocabulary_may_be_smaller_than_table() -> None:
     program = capture(toy.Bag())
     assert input_spec(program, 290).vocab_size == 290
-    with pytest.raises(UsageError, match="--vocab-size 301 is over the 300 ids"):
+    with pytest.raises(UsageError, match="at most the model's 300 ids, got 301"):
         input_spec(program, 301)

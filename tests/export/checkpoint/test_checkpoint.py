@@ -68,7 +68,7 @@ def test_save_with_wrong_labels_keeps_file(
 
 
 def test_save_without_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"A Bag is no DocumentClassifier.*--factory package"):
+    with pytest.raises(UsageError, match=r"got a Bag.*--factory package"):
         aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
     assert listing(tmp_path) == {}
 
@@ -108,13 +108,13 @@ def test_pickled_module_imports_from_working_folder(tmp_path: Path) -> None:
 def test_unneeded_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
     torch.save(toy.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
-        with pytest.raises(UsageError, match=r"needs no factory\. Leave toy:Bag out"):
+        with pytest.raises(UsageError, match=r"got --factory toy:Bag for .*Omit"):
             load(path, factory="toy:Bag", allow_pickle=True)
 
 
 def test_folder_with_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
-    with pytest.raises(UsageError, match=r"needs no factory.*give the file model\.safetensors"):
+    with pytest.raises(UsageError, match=r"got --factory .*give the file model\.safetensors"):
         load(folder, factory="toy:Bag")
 
 
@@ -133,7 +133,7 @@ def test_pickled_module_loads_only_when_allowed(tmp_path: Path) -> None:
     torch.save(toy.Bag(), path)
     with pytest.raises(CheckpointError, match="--allow-pickle"):
         load(path)
-    with pytest.warns(UserWarning, match="runs whatever code"):
+    with pytest.warns(UserWarning, match="runs the code in"):
         assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
 
 
@@ -141,8 +141,8 @@ def test_pickle_without_module_is_refused(tmp_path: Path) -> None:
     """It is refused even where pickles are allowed."""
     torch.save(Hostile(tmp_path), tmp_path / "model.pt")
     with (
-        pytest.warns(UserWarning, match="runs whatever code"),
-        pytest.raises(CheckpointError, match="not a module"),
+        pytest.warns(UserWarning, match="runs the code in"),
+        pytest.raises(CheckpointError, match="expected a module"),
     ):
         load(tmp_path / "model.pt", allow_pickle=True)
 

@@ -46,7 +46,7 @@ def test_bad_factory_is_refused(
 @pytest.mark.parametrize(
     ("factory", "remedy"),
     [
-        ("toy:AftSimple", "needs no arguments"),
+        ("toy:AftSimple", "without required arguments"),
         ("toy:raising", r"from toy import raising; raising\(\)"),
     ],
 )

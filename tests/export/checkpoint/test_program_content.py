@@ -226,8 +226,8 @@ def weight_of_nothing(members: Members) -> Members:
         (graph(huge_fill), "at most 268435456 elements, got 'torch.ops.aten.zeros.default'"),
         (graph(huge_range), "at most 268435456 elements, got 'torch.ops.aten.arange.default'"),
         (graph(many_symbols), "symbol 'u99999999999'"),
-        (decoded(huge_weight, "weights_config.json"), "the archive holds fewer"),
-        (weight_of_nothing, "the archive holds fewer"),
+        (decoded(huge_weight, "weights_config.json"), r"elements, got \d+ bytes"),
+        (weight_of_nothing, r"elements, got \d+ bytes"),
     ],
 )
 def test_program_takes_bounded_memory(

@@ -46,11 +46,11 @@ def test_warning_says_how_to_take_others(
     trained, averaged = toy.Bag(), toy.Bag()
     torch.nn.init.constant_(averaged.head.bias, 7)
     torch.save({"state_dict": trained.state_dict(), name: averaged.state_dict()}, "model.pt")
-    with pytest.warns(UserWarning, match=f"under state_dict are taken.*under {name}") as said:
+    with pytest.warns(UserWarning, match=f"under state_dict, .*under {name}") as said:
         module = load("model.pt", factory="toy:Bag").module
     assert isinstance(module, toy.Bag)
     assert torch.equal(module.head.bias, trained.head.bias)
-    command = str(said[0].message).partition("export those: ")[2].removesuffix(".")
+    command = str(said[0].message).partition("export the latter: ")[2].removesuffix(".")
     exec(command, {"torch": torch})
     other = load("other.pt", factory="toy:Bag").module
     assert isinstance(other, toy.Bag)
@@ -65,7 +65,7 @@ def test_missing_and_duplicate_weights_are_named(
         ({"epoch": 3, "generator": state}, "weights under generator, which is not a usual name"),
         ({"model": state, "net": state}, "weights under model, net"),
         ({"epoch": 3, "model": {}}, "empty"),
-        ([state], "a list, not a model"),
+        ([state], "expected a model, got a list"),
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=reason):
@@ -115,7 +115,7 @@ def test_weight_in_parts_names_its_merge(
     torch.save(model.state_dict(), path)
     with pytest.raises(CheckpointError) as refused:
         load(path, factory="toy:Bag")
-    assert f"call torch.nn.utils.{call}" in refused.value.remedy
+    assert f"Call torch.nn.utils.{call}" in refused.value.remedy
     assert load(path, factory="toy:in_parts").module is not None
 
     exec(f"torch.nn.utils.{call}", {"torch": torch, "model": model})
@@ -125,7 +125,7 @@ def test_weight_in_parts_names_its_merge(
     assert torch.equal(read.head.weight, model.head.weight)
     with pytest.raises(CheckpointError) as refused:
         load(path, factory="toy:in_parts")
-    assert f"factory call torch.nn.utils.{call}" in refused.value.remedy
+    assert f"Call torch.nn.utils.{call}, and so on, in the factory" in refused.value.remedy
 
 
 def test_weight_with_two_names_reads_one(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_weights_of_several_modules_are_refused(tmp_path: Path) -> None:
     state = toy.Bag().state_dict()
     both = {f"{part}.{name}": state[name] for part in ("student", "teacher") for name in state}
     torch.save(both, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of one of them alone"):
+    with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of only one of them"):
         load(tmp_path / "model.pt", factory="toy:Bag")
 
 
@@ -228,7 +228,7 @@ def test_infinite_mask_follows_infinite_module_mask(tmp_path: Path) -> None:
             load(path, factory="toy:Tied")
 
 
-@pytest.mark.filterwarnings("ignore:.*runs whatever code")
+@pytest.mark.filterwarnings("ignore:.*runs the code in")
 def test_module_on_meta_device_is_refused(tmp_path: Path) -> None:
     torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
@@ -339,7 +339,9 @@ def test_computed_buffers_are_skipped(parts: Parts, tmp_path: Path) -> None:
     state = parts.state_dict() | {"positions": torch.zeros(9), "head._extra_state": None}
     del state["layers.1.num_batches_tracked"]
     torch.save(state, tmp_path / "model.pt")
-    with pytest.warns(UserWarning, match=r"makes these buffers itself.*: positions, head\._extra"):
+    with pytest.warns(
+        UserWarning, match=r"computes these buffers itself.*: positions, head\._extra"
+    ):
         assert_same_weights(tmp_path / "model.pt", parts)
 
 
