@@ -50,7 +50,7 @@ def test_only_fp32_keeps_every_bit_of_a_product(rtx: TensorRt, tmp_path: Path) -
 
 
 def test_other_types_than_were_asked_for_are_refused(rtx: TensorRt, model: Path) -> None:
-    with pytest.raises(EngineError, match="logits float16; bf16 asks for bfloat16"):
+    with pytest.raises(EngineError, match="logits of type bfloat16 for bf16, got float16"):
         built(rtx, model, "bf16")
 
 

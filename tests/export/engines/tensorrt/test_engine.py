@@ -21,11 +21,11 @@ class Parts(TensorrtEngine):
         self.stop = Stop()
         self.parts: list[int] = []
 
-    def _run_part(self, given: Tensors) -> np.ndarray:
-        self.parts.append(len(given["input_ids"]))
+    def _run_part(self, inputs: Tensors) -> np.ndarray:
+        self.parts.append(len(inputs["input_ids"]))
         if len(self.parts) == 2:
             self.stop.request()
-        return np.zeros((len(given["input_ids"]), 3))
+        return np.zeros((len(inputs["input_ids"]), 3))
 
 
 PROFILES = [
@@ -63,12 +63,12 @@ def test_the_profile_of_the_nearest_length_is_chosen(batch: int, tokens: int, ch
 def test_a_shape_the_engine_does_not_take_is_refused_with_its_ranges(
     batch: int, tokens: int
 ) -> None:
-    with pytest.raises(EngineError, match=f"no {batch} documents of {tokens} tokens.*1 to 1000"):
+    with pytest.raises(EngineError, match=f"1 to 1000.*got {batch} documents of {tokens} tokens"):
         choose_profile(PROFILES, batch, tokens)
 
 
 def test_without_a_gpu_the_reason_is_said(no_gpu: None) -> None:
-    with pytest.raises(EngineError, match="No GPU was found here"):
+    with pytest.raises(EngineError, match="Expected a GPU, got none"):
         device()
     with pytest.raises(EngineError, match="CUDA"):
         TensorrtEngine(b"engine", "tensorrt_rtx")
