@@ -19,7 +19,7 @@ def test_documents_over_the_limit_are_left_out_and_counted() -> None:
 
 
 def test_no_document_within_the_limit_is_an_error() -> None:
-    with pytest.raises(UsageError, match="more than 2 tokens"):
+    with pytest.raises(UsageError, match="at most 2 tokens"):
         hold_out(TEST, TOKENIZER, 2)
 
 

@@ -21,7 +21,7 @@ def test_it_answers_while_the_block_runs_and_is_gone_afterwards(
     with serving(bundle_folder, log) as port:
         answer = ask(port, "some text")
         assert answer["label"] in answer["scores"]
-        with pytest.raises(ServerError, match="POST /infer answered 4"):
+        with pytest.raises(ServerError, match="200 from POST /infer, got 4"):
             ask(port, "")
     with pytest.raises(ServerError, match="did not answer"):
         ask(port, "some text")
