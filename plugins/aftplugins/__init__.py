@@ -1,4 +1,4 @@
-"""Finds the fused kernels that were built, when the package was installed or by ``make cuda``."""
+"""The search for fused kernels, which are built at installation or by ``make cuda``."""
 
 import os
 import sys
@@ -12,37 +12,37 @@ _REMEDIES = {
 RUNTIMES = tuple(_REMEDIES)
 """ONNX Runtime on the CPU, its CUDA execution provider, and TensorRT."""
 DISABLE_VARIABLE = "AFTEXPORT_PORTABLE"
-"""Set to 1 to run every operator by its portable body, for comparison."""
+"""A variable that disables the fused kernels if it is 1, for comparison with portable bodies."""
 
 
 def library(runtime: str) -> Path | None:
-    """The kernel library for a runtime, or None where it was not built or is switched off.
+    """Return the kernel library of a runtime, or None if it is not built or switched off.
 
     Raises:
-        ValueError: for a runtime that has no kernel library.
+        ValueError: if the runtime has no kernel library.
     """
     if runtime not in RUNTIMES:
-        raise ValueError(f"no kernels for {runtime!r}; known are {', '.join(RUNTIMES)}")
+        raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)}, got {runtime!r}")
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
     name = f"libaftplugins_{runtime}.so"
-    # An editable install keeps what was built apart from the sources; both are on __path__.
-    found = (Path(folder) / name for folder in __path__)
-    return next((path for path in found if path.is_file()), None)
+    # An editable install keeps built files apart from the sources; both folders are in __path__.
+    candidates = (Path(folder) / name for folder in __path__)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def missing(runtime: str) -> str | None:
-    """Why a runtime has no fused kernels here, as a sentence; None where it has them.
+    """Return the reason why a runtime has no fused kernels here; None if it has fused kernels.
 
     Raises:
-        ValueError: for a runtime that has no kernel library.
+        ValueError: if the runtime has no kernel library.
     """
     if library(runtime) is not None:
         return None
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"The fused kernels are switched off by {DISABLE_VARIABLE}=1."
     if sys.platform != "linux":
-        return "The fused kernels are for Linux: every operator runs by its portable body."
+        return "The fused kernels need Linux, so every operator runs by its portable body."
     return (
         "The fused kernels were not built, so every operator runs by its portable body: "
         f"{_REMEDIES[runtime]}."

@@ -1,1 +1,1 @@
-"""Measures a bundle on this machine: ``aftexport bench``."""
+"""The benchmark of a bundle on this machine: ``aftexport bench``."""

@@ -1,4 +1,4 @@
-"""Timing several ways to do one thing, and the memory that each takes."""
+"""Measurement of the time and the memory of several contenders."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,21 +11,21 @@ Run = Callable[[], object]
 SLOW_SECONDS = 0.1
 SLOW_ROUNDS = 3
 FAST_SECONDS = 0.05
-# The threads of OpenMP spin for up to this long after a call, on cores the next one needs.
+# OpenMP threads spin for up to this time after a call, on cores that the next call needs.
 _SPINNING_SECONDS = 0.01
 
 
 def sample(
     runs: Mapping[str, Run], rounds: int, advance: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
-    """Times contenders in turn, A B C A B C, so that a slow moment of the machine hits all alike.
+    """Time contenders in turn, A B C A B C, so that a slow phase of the machine affects all.
 
     Args:
-        runs: by contender; each was called before, so that it is compiled.
-        rounds: timed calls of each; ``SLOW_ROUNDS`` at most where one takes over
-            ``SLOW_SECONDS``. Before each, one that takes under ``FAST_SECONDS`` is called
-            once more: it finds its threads awake and its caches full, as in steady use.
-        advance: called after every round.
+        runs: the call of each contender, which was called before and so is compiled.
+        rounds: timed calls of each contender; at most ``SLOW_ROUNDS`` if a call takes over
+            ``SLOW_SECONDS``. A contender under ``FAST_SECONDS`` gets an extra call before each
+            timed call. Its threads are then awake and its caches full, as in steady use.
+        advance: callback after every round.
 
     Returns:
         Seconds of each call, by contender.
@@ -47,11 +47,11 @@ def sample(
 
 
 def peak_mib(run: Run) -> float | None:
-    """MiB by which resident memory rose during ``run``, at its highest, above where it stood.
+    """Return the maximum increase of resident memory during ``run``, in MiB.
 
-    None where the kernel keeps no such count: it takes Linux and its ``/proc``.
+    Return None if the kernel does not count it; this needs Linux with ``/proc``.
     """
-    give_back()  # memory that was freed but kept would be used again without being counted
+    give_back()  # otherwise freed memory of the process would be reused without being counted
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""The ``aftexport`` command."""
+"""The command line ``aftexport``."""
 
 import errno
 import sys
@@ -21,17 +21,17 @@ COMMANDS = {
     "fuse": fuse.run,
     "demo": demo.run,
 }
-"""The subcommands; any other first word is a model to export."""
+"""The subcommands. Any other first word is a model to export."""
 _REMEDIES = {
-    errno.EDQUOT: "Make room there, or choose another disk.",
+    errno.EDQUOT: "Free disk space there, or choose another disk.",
     errno.EFBIG: "Raise the limit on the size of files (ulimit -f), or choose another disk.",
-    errno.ENOSPC: "Make room there, or choose another disk.",
+    errno.ENOSPC: "Free disk space there, or choose another disk.",
 }
-"""What helps against an error of the system where it is not the path."""
+"""Remedies for system errors whose cause is not the path."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     accept_any_terminal()
     no_collection_at_exit()
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"[bold red]error:[/] {escape(error.problem)}\n  {escape(error.remedy)}")
         return error.exit_code
     except OSError as error:
-        place = escape(str(error.filename or "a file that was written"))
+        place = escape(str(error.filename or "an output file"))
         remedy = _REMEDIES.get(error.errno or 0, "Check the path.")
         errors.print(f"[bold red]error:[/] {place}: {error.strerror}.\n  {remedy}")
         return 2
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         extra = "demo" if error.name in ("scipy", "sklearn") else "torch"
         errors.print(
-            f"[bold red]error:[/] This needs {error.name}, which is not installed.\n"
+            f"[bold red]error:[/] This command needs {error.name}, which is not installed.\n"
             f"  Run: pip install 'aftexport\\[{extra}]'"
         )
         return 2

@@ -1,4 +1,4 @@
-"""``aftexport build``."""
+"""The command ``aftexport build``."""
 
 from pathlib import Path
 
@@ -8,17 +8,29 @@ from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftexport build",
-        "Build a bundle's TensorRT engine for this machine, unless one is there that fits. "
-        "The bundle is left as it is; the engine goes to the cache.",
-        "The cache: AFTEXPORT_CACHE, or else aftexport below XDG_CACHE_HOME or ~/.cache.\n"
-        "Exit status: 0 it is there; 1 parity outside tolerance; 2 it cannot be built here.",
+        "Build a bundle's TensorRT engine for this machine, unless a matching engine exists. "
+        "The engine is stored in the cache; the bundle does not change.",
+        "The cache is AFTEXPORT_CACHE, or else aftexport in XDG_CACHE_HOME or ~/.cache.\n\n"
+        "Exit status:\n"
+        "  0  the engine is available\n"
+        "  1  parity is outside tolerance\n"
+        "  2  the engine cannot be built here",
     )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("--rebuild", action="store_true", help="build it even so")
-    parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="see aftexport --help")
+    parser.add_argument(
+        "bundle", type=Path, metavar="BUNDLE", help="a bundle folder written by aftexport"
+    )
+    parser.add_argument(
+        "--rebuild", action="store_true", help="build the engine even if a matching one exists"
+    )
+    parser.add_argument(
+        "--timing-cache",
+        type=Path,
+        metavar="FILE",
+        help="file of TensorRT kernel timings, read if it exists and written back",
+    )
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import Bundle

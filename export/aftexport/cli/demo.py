@@ -1,4 +1,4 @@
-"""``aftexport demo``."""
+"""The command ``aftexport demo``."""
 
 from pathlib import Path
 
@@ -8,18 +8,23 @@ from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftexport demo",
         "Train a small document classifier, export it, check parity, serve it, and classify "
         "a held-out document of more than 10,000 tokens over HTTP.",
     )
     add = parser.add_argument
-    add("--mechanism", default="aft_local", help="one of the seven (default: aft_local)")
-    add("--data", type=Path, metavar="FILE", help="your documents: .csv or .jsonl with text, label")
+    add("--mechanism", default="aft_local",
+        help="attention mechanism, such as aft_full or fastformer "
+        "(default: aft_local)")  # fmt: skip
+    add("--data", type=Path, metavar="FILE",
+        help="your documents, .csv or .jsonl with the fields text and label (default: source "
+        "files of installed packages)")  # fmt: skip
     add("--out", type=Path, default=Path("build/demo"), metavar="DIR",
-        help="where the results go (default: build/demo)")  # fmt: skip
-    add("--seed", type=int, default=0, help="of split, initial weights and training (default: 0)")
+        help="folder for the results (default: build/demo)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N",
+        help="seed of the split, the initial weights and the training (default: 0)")  # fmt: skip
     options = parser.parse_args(words)
 
     from aftexport.demo import run

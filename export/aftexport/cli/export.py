@@ -1,4 +1,4 @@
-"""``aftexport MODEL --to ...``."""
+"""The command ``aftexport MODEL --to TARGET``."""
 
 import argparse
 from pathlib import Path
@@ -17,73 +17,84 @@ if TYPE_CHECKING:
     from aftexport.bundle.bundle import Bundle
 
 _EPILOG = """\
-A model file may be
-  a checkpoint written by aftexport.save,
+A model file is one of these:
+  a checkpoint written by aftexport.save
   a state dict (.pt, .safetensors), bare or in a training checkpoint, with
-    --factory package.module:factory,
-  a torch.export program (.pt2),
-  a folder of config.json and model.safetensors,
-  a pickled module, bare or under "model" in a dict, only with --allow-pickle: it
-    runs whatever code it holds.
-Without a file, --factory alone exports the module as its factory returns it.
+    --factory package.module:factory
+  a torch.export program (.pt2)
+  a folder with config.json and model.safetensors
+  a pickled module, bare or under "model" in a dict, with --allow-pickle. Loading it
+    runs code from the file.
+Without a file, --factory exports the module that the factory returns.
 
-Subcommands (aftexport COMMAND --help tells more)
-  aftexport verify BUNDLE             compare a bundle with PyTorch's outputs again
-  aftexport inspect BUNDLE|MODEL      what it holds, and which path each operator takes
+Subcommands (see aftexport COMMAND --help):
+  aftexport verify BUNDLE             compare a bundle with PyTorch again
+  aftexport inspect BUNDLE|MODEL      show its contents and the path of each operator
   aftexport build BUNDLE              build its TensorRT engine for this machine
-  aftexport bench BUNDLE              time it: by length, by stage, against PyTorch
-  aftexport fuse IN.onnx OUT.onnx     make operators of the linear attention in any model
-  aftexport demo                      train a small model, export it, serve it, ask it
+  aftexport bench BUNDLE              time it by length and operator, against PyTorch
+  aftexport fuse IN.onnx OUT.onnx     replace linear attention in any model by operators
+  aftexport demo                      train, export, serve and query a small model
 
-Exit status: 0 done; 1 parity outside tolerance; 2 bad input, 130 interrupted and
-143 terminated, nothing written.
+Exit status:
+  0    the bundle was written
+  1    parity is outside tolerance
+  2    the input is invalid; nothing was written
+  130  interrupted; nothing was written
+  143  terminated; nothing was written
 """
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftexport",
         "Export a linear-attention model to a verified bundle.",
         _EPILOG,
     )
     add = parser.add_argument
-    add("model", type=Path, nargs="?", help="the model file or folder")
+    add("model", type=Path, nargs="?", help="model file or folder, see below")
     add("--to", required=True, choices=["onnx", "trt", "trt-rtx", "triton"],
-        help="trt: and a TensorRT engine, built on the GPU that is to run it; trt-rtx: and a "
-        "portable one, built here, GPU or not; triton: no bundle but a model repository of "
-        "Triton, of a model or of a bundle")  # fmt: skip
+        help="onnx: a bundle with the ONNX model; trt: also a TensorRT engine, built on the GPU "
+        "that will run it; trt-rtx: also a portable TensorRT-RTX engine, built with or without "
+        "a GPU; triton: a model repository of Triton instead of a bundle, from a model or a "
+        "bundle")  # fmt: skip
     add(
         "--out",
         type=Path,
         metavar="DIR",
-        help="the bundle's folder (default: MODEL.bundle); the repository (MODEL.triton)",
+        help="folder of the bundle (default: MODEL.bundle) or of the Triton repository "
+        "(default: MODEL.triton)",
     )
     add("--precision", default="fp32", choices=["fp32", "fp16", "bf16", "int8", "auto"],
-        help="fp16: weights and activations; bf16, int8: the products of the fused encoder "
-        "kernels, but with an engine bf16 of weights and activations; sums stay wide; "
-        "auto: of each of those products the cheapest of int8, bf16 and fp32 that holds "
-        "--tolerance, measured here; weights and activations stay fp32, for fp16 is "
-        "of a whole model (default: fp32)")  # fmt: skip
+        help="fp16: 16-bit weights and activations; bf16, int8: only the products of the fused "
+        "encoder kernels, but for an engine bf16 weights and activations; auto: for each of "
+        "these products the cheapest of int8, bf16 and fp32 within --tolerance, measured here, "
+        "with fp32 weights and activations; sums are always float32 or wider "
+        "(default: fp32)")  # fmt: skip
     add("--tolerance", type=float, metavar="X",
-        help="with --precision auto: on the model's error (default: that of fp32)")  # fmt: skip
-    add("--max-length", type=int, metavar="N", help="most tokens of a document")
+        help="maximum error of the model with --precision auto (default: that of "
+        "fp32)")  # fmt: skip
+    add("--max-length", type=int, metavar="N",
+        help="maximum tokens of a document (default: the model's own limit; 16384 for an engine "
+        "without one)")  # fmt: skip
     add("--vocab-size", type=positive, metavar="N",
-        help="token ids are below N (default: the rows of the model's embedding)")  # fmt: skip
+        help="number of token ids (default: the rows of the model's embedding)")  # fmt: skip
     add("--opset", type=int, default=20, metavar="N", help="ONNX opset, 18 to 25 (default: 20)")
-    add("--no-batching", action="store_true", help="give each document a run of its own, for a "
-        "model that computes over the whole batch")  # fmt: skip
+    add("--no-batching", action="store_true", help="run each document separately, for a model "
+        "that computes over the whole batch")  # fmt: skip
     add("--no-verify", action="store_true", help="do not compare with PyTorch")
     add(
         "--force",
         action="store_true",
-        help="replace a bundle, or a model in a repository, that is there",
+        help="replace an existing bundle, or an existing model in a repository",
     )
     add_loading_options(parser)
     _add_engine_options(parser)
     triton.add_options(parser)
-    add("--labels", metavar="A,B,...", help="class names, where the file has none")
-    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json, where the file has none")
+    add("--labels", metavar="A,B,...",
+        help="class names (default: those of the file, or class_0, class_1, ...)")  # fmt: skip
+    add("--tokenizer", type=Path, metavar="FILE",
+        help="path of a tokenizer.json (default: the tokenizer in the model file)")  # fmt: skip
     add("--version", action="version", version=f"aftexport {__version__}")
     options = parser.parse_args(words)
 
@@ -102,7 +113,7 @@ def run(words: list[str]) -> int:
 
     def write(**place: Any) -> "Bundle":
         with collection_paused():
-            from aftexport.pipeline.export import export  # takes torch, which a bundle does not
+            from aftexport.pipeline.export import export  # imports torch; a bundle needs no torch
 
         return export(
             path,
@@ -132,13 +143,20 @@ def run(words: list[str]) -> int:
 
 
 def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("of an engine").add_argument
-    add("--min-length", type=positive, metavar="N", help="fewest tokens (default: 1)")
+    add = parser.add_argument_group("engine options").add_argument
+    add("--min-length", type=positive, metavar="N",
+        help="minimum tokens of a document (default: 1)")  # fmt: skip
     add("--opt-length", type=lengths, default=[], metavar="N,...",
-        help="lengths to be fast at, a profile for each (default: 2048 or longest)")  # fmt: skip
-    add("--max-batch", type=positive, metavar="N", help="most documents at once (default: 8)")
-    add("--workspace", type=positive, metavar="MIB", help="most scratch memory of a layer")
+        help="lengths to optimize for, one profile for each (default: 2048, within the minimum "
+        "and the maximum)")  # fmt: skip
+    add("--max-batch", type=positive, metavar="N",
+        help="maximum documents in a run (default: 8)")  # fmt: skip
+    add("--workspace", type=positive, metavar="MIB",
+        help="maximum scratch memory of a layer in MiB (default: TensorRT's own "
+        "limit)")  # fmt: skip
     add("--timing-cache", type=Path, metavar="FILE",
-        help="kernel timings, read where it exists and written back; trt only")  # fmt: skip
+        help="file of TensorRT kernel timings, read if it exists and written back; only with "
+        "--to trt")  # fmt: skip
     add("--compute-capability", type=lengths, default=[], metavar="N,...",
-        help="the GPUs, 86 for 8.6; trt-rtx only (default: 80,86,89,120)")  # fmt: skip
+        help="compute capabilities of the GPUs, 86 for 8.6; only with --to trt-rtx "
+        "(default: 80,86,89,120)")  # fmt: skip

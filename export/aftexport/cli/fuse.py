@@ -1,4 +1,4 @@
-"""``aftexport fuse IN.onnx OUT.onnx``."""
+"""The command ``aftexport fuse IN.onnx OUT.onnx``."""
 
 from pathlib import Path
 
@@ -7,31 +7,34 @@ from rich.console import Console
 from aftexport.system.arguments import make_parser
 
 _EPILOG = """\
-Recognised, however they are written: AFT-full, AFT-local, AFT-simple, AFT-conv, Efficient
-Attention, Fastformer and linear attention, and causal forms of AFT and linear attention.
-Each is replaced only once original and operator were equal in float64 on ordinary and
-adversarial inputs; what nearly was one is listed with the condition that failed. The operators
-carry portable bodies, so the file runs wherever the original did, and faster where the kernels
-are.
+The command recognizes AFT-full, AFT-local, AFT-simple, AFT-conv, Efficient Attention,
+Fastformer and linear attention, and the causal forms of AFT and linear attention. The way in
+which the graph is written does not matter. A replacement must equal the original in float64
+on ordinary and adversarial inputs. Near misses are listed with the condition that failed.
+The operators carry portable bodies, so the file runs wherever the original ran, and faster
+if the fused kernels are installed.
 
   aftexport fuse model.onnx fused.onnx --report fused.json
 
-Exit status: 0 done, also where nothing was recognised and the file was copied;
-1 outputs differ, nothing written; 2 bad input, nothing written.
+Exit status:
+  0  the file was written; if nothing was recognized, it is a copy
+  1  the outputs differ; nothing was written
+  2  the input is invalid; nothing was written
 """
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftexport fuse",
-        "Make operators of the linear attention in any ONNX model.",
+        "Replace the linear attention in any ONNX model by fused operators.",
         _EPILOG,
     )
     add = parser.add_argument
     add("source", type=Path, metavar="IN", help="an ONNX model of up to 2 GiB")
-    add("target", type=Path, metavar="OUT", help="where the result goes")
-    add("--report", type=Path, metavar="FILE", help="write what was found there, in JSON")
+    add("target", type=Path, metavar="OUT", help="path of the resulting ONNX model")
+    add("--report", type=Path, metavar="FILE",
+        help="write the replacements and near misses to FILE in JSON")  # fmt: skip
     options = parser.parse_args(words)
 
     from aftexport.bundle.output_path import check_can_be_made, check_reports
@@ -45,9 +48,9 @@ def run(words: list[str]) -> int:
         check_can_be_made("OUT", options.target)
     console = Console(emoji=False)
     with stage(console, f"Examining {options.source}") as progress:
-        found = fuse_file(options.source, options.target, progress)
-    show_recognition(found, console)
+        recognition = fuse_file(options.source, options.target, progress)
+    show_recognition(recognition, console)
     if options.report is not None:
-        write_report(options.report, found)
+        write_report(options.report, recognition)
     console.print(f"Model: [bold]{escape(str(options.target))}[/]", soft_wrap=True)
     return 0

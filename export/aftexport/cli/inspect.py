@@ -1,4 +1,4 @@
-"""``aftexport inspect``."""
+"""The command ``aftexport inspect``."""
 
 from pathlib import Path
 
@@ -9,11 +9,13 @@ from aftexport.system.arguments import make_parser
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
-        "aftexport inspect", "Show what a bundle or a model file holds; nothing is changed."
+        "aftexport inspect", "Show the contents of a bundle or a model file. No file is changed."
     )
-    parser.add_argument("path", type=Path, metavar="BUNDLE|MODEL")
+    parser.add_argument(
+        "path", type=Path, metavar="BUNDLE|MODEL", help="a bundle folder, a model file or folder"
+    )
     add_loading_options(parser)
     options = parser.parse_args(words)
 
@@ -26,8 +28,8 @@ def run(words: list[str]) -> int:
     elif options.path.is_dir() and not (options.path / "config.json").exists():
         raise BundleError(
             options.path,
-            f"no bundle, which has a {MANIFEST}, and no model's folder, which has a config.json",
-            "Give one of the two, or a model file.",
+            f"expected a folder with {MANIFEST} (a bundle) or config.json (a model), got neither",
+            "Give a bundle, a model folder or a model file.",
         )
     else:
         show_checkpoint(

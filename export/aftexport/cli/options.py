@@ -1,31 +1,31 @@
-"""What the subcommands' options share."""
+"""Options that several subcommands share."""
 
 import argparse
 from pathlib import Path
 
 
 def add_loading_options(parser: argparse.ArgumentParser) -> None:
-    """What every command needs that reads a model file."""
+    """Add the options of every command that reads a model file."""
     parser.add_argument(
         "--factory",
         metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable without arguments that returns the module: a state dict needs one, and a "
-        "model that is in no file",
+        help="callable without arguments that returns the module; needed for a state dict and for "
+        "a model without a file",
     )
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="load pickled objects, which run whatever code they hold: the module, or with "
-        "--factory its weights; only for files you trust",
+        help="load a pickled module, or with --factory pickled weights; loading runs code from the "
+        "file, so use it only for files you trust",
     )
 
 
 def add_reference_options(parser: argparse.ArgumentParser) -> None:
-    """What every command needs that runs PyTorch beside a bundle."""
+    """Add the options of every command that runs PyTorch for a bundle."""
     parser.add_argument(
         "--model",
         type=Path,
         metavar="MODEL",
-        help="the model file or folder the bundle was exported from",
+        help="model file or folder from which the bundle was exported",
     )
     add_loading_options(parser)

@@ -1,4 +1,4 @@
-"""``aftexport MODEL|BUNDLE --to triton``."""
+"""The command ``aftexport MODEL|BUNDLE --to triton``."""
 
 import argparse
 from collections.abc import Callable
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 _OWN = ("name", "mounted")
 _OF_A_BUNDLE = {"to", "model", "out", "force", "max_batch", *_OWN}
-"""What may be said where there is nothing left to export."""
+"""The options that are allowed if the input is a bundle, which needs no export."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What a repository is, beside what a model is."""
-    add = parser.add_argument_group("of a Triton repository").add_argument
-    add("--name", help="of the model in it (default: the file's)")
+    """Add the options of a Triton repository."""
+    add = parser.add_argument_group("Triton options").add_argument
+    add("--name", help="name of the model in the repository (default: the name of the file)")
     add("--mounted", metavar="DIR",
-        help="where Triton finds the repository; the kernels are loaded from there "
+        help="path of the repository on Triton's machine, from which the kernels are loaded "
         "(default: /models)")  # fmt: skip
 
 
 def check_absent(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuses those options for anything else; exits."""
+    """Exit with an error if a Triton option was given for another target."""
     if any(getattr(options, name) is not None for name in _OWN):
-        parser.error("--name and --mounted are for --to triton")
+        parser.error(f"--name and --mounted need --to triton, got --to {options.to}")
 
 
 def write(
@@ -40,14 +40,14 @@ def write(
     engine: "EngineOptions",
     export: "Callable[..., Bundle]",
 ) -> int:
-    """Writes the repository; returns the exit status.
+    """Write the repository; return the exit status.
 
     Args:
-        parser: that the options are of.
-        options: as they were given.
-        path: the model file, or a bundle; None for a factory alone.
-        engine: what was asked of one; a repository of a model has none.
-        export: writes the bundle of the model.
+        parser: the parser of the options.
+        options: the parsed options.
+        path: the model file or a bundle; None if there is only a factory.
+        engine: the engine options; they do not apply to a repository of a model.
+        export: the function that writes the bundle of the model.
     """
     import aftplugins
     from aftexport.bundle.bundle import Bundle, is_bundle
@@ -74,8 +74,8 @@ def write(
             except ParityError as error:
                 raise ParityError(
                     error.problem,
-                    "Nothing was written. --to onnx keeps the bundle for a look; "
-                    "try --precision fp32.",
+                    "Try --precision fp32. Nothing was written; export with --to onnx to keep the "
+                    "bundle for inspection.",
                 ) from error
         folder = write_repository(
             bundle,
@@ -86,21 +86,21 @@ def write(
             force=options.force,
             console=console,
         )
-    by_body = bundle.manifest.engine is None and bundle.manifest.operators
-    if by_body and (reason := aftplugins.missing("onnxruntime")):
+    needs_kernels = bundle.manifest.engine is None and bundle.manifest.operators
+    if needs_kernels and (reason := aftplugins.missing("onnxruntime")):
         console.print(f"[yellow]{escape(reason)}[/]", soft_wrap=True)
-    console.print(f"Model of Triton: [bold]{escape(str(folder))}[/]", soft_wrap=True)
-    console.print(f"Where {escape(str(out))} is {escape(mounted)}:", soft_wrap=True)
+    console.print(f"Triton model: [bold]{escape(str(folder))}[/]", soft_wrap=True)
+    console.print(f"Mount {escape(str(out))} as {escape(mounted)} and run:", soft_wrap=True)
     console.print(f"  {escape(start_command(folder, mounted))}", soft_wrap=True)
     return 0
 
 
 def _refuse_export_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    given = [
+    unused = [
         name
         for name, value in vars(options).items()
         if name not in _OF_A_BUNDLE and value != parser.get_default(name)
     ]
-    if given:
-        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        parser.error(f"{words}: of the export of a model; this is a bundle already")
+    if unused:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        parser.error(f"expected a model for {words}, got a bundle; leave the option out")

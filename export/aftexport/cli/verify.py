@@ -1,4 +1,4 @@
-"""``aftexport verify``."""
+"""The command ``aftexport verify``."""
 
 from pathlib import Path
 
@@ -8,44 +8,51 @@ from aftexport.cli.options import add_reference_options
 from aftexport.system.arguments import lengths, make_parser, positive
 
 _EPILOG = """\
-Without --model the reference is PyTorch's float64 outputs stored in the bundle, and no torch is
-needed. With it PyTorch runs in float64 beside the bundle, on the bundle's own cases and on yours:
+Without --model, the reference is the float64 outputs of PyTorch that the bundle contains, and
+torch is not needed. With --model, PyTorch runs in float64 on the cases of the bundle and on yours:
 
   aftexport verify model.bundle --report parity.html
   aftexport verify model.bundle --model model.pt --data documents.jsonl --lengths 100,5000
   aftexport verify model.bundle --model model.pt --search 500 --layers --report parity.html
 
-documents.jsonl has one JSON object a line: {"text": "..."} or {"input_ids": [...]}.
+documents.jsonl has one JSON object per line: {"text": "..."} or {"input_ids": [...]}.
 
-Exit status: 0 within tolerance; 1 outside; 2 could not run.
+Exit status:
+  0  every comparison is within tolerance
+  1  a comparison is outside tolerance
+  2  the comparison could not run
 """
 
 
 def run(words: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "aftexport verify",
-        "Compare a bundle with PyTorch, by every engine it has on this machine.",
+        "Compare a bundle with PyTorch, on every engine of the bundle that runs on this machine.",
         _EPILOG,
     )
     add = parser.add_argument
-    add("bundle", type=Path, metavar="BUNDLE", help="a folder that aftexport wrote")
+    add("bundle", type=Path, metavar="BUNDLE", help="a bundle folder written by aftexport")
     add_reference_options(parser)
     add("--against", choices=["torch", "golden"],
-        help="PyTorch, or its stored outputs (default: torch where --model is given)")  # fmt: skip
-    add("--data", type=Path, metavar="FILE", help="your documents, as below; needs --model")
+        help="reference: torch runs PyTorch, golden uses its stored outputs (default: torch with "
+        "--model, else golden)")  # fmt: skip
+    add("--data", type=Path, metavar="FILE",
+        help="file of your documents, see below; needs --model")  # fmt: skip
     add("--lengths", type=lengths, default=[], metavar="N,N,...",
-        help="documents of so many random tokens; needs --model")  # fmt: skip
+        help="lengths of documents of random tokens; needs --model")  # fmt: skip
     add("--search", type=positive, default=0, metavar="N",
-        help="try so many inputs for the worst there is; needs --model")  # fmt: skip
+        help="number of inputs to try in a search for the largest error; needs "
+        "--model")  # fmt: skip
     add("--layers", action="store_true",
-        help="compare every tensor between, name the first outside tolerance, and say whether "
-        "kernel, precision or export is to blame; needs --model")  # fmt: skip
-    add("--portable", action="store_true", help="use the portable bodies, not the fused kernels")
+        help="compare every intermediate tensor, name the first one outside tolerance, and find "
+        "the cause: kernel, precision or export; needs --model")  # fmt: skip
+    add("--portable", action="store_true",
+        help="use the portable bodies instead of the fused kernels")  # fmt: skip
     add("--provider", choices=["cpu", "cuda"], default="cpu",
-        help="ONNX Runtime's execution provider")  # fmt: skip
-    add("--report", type=Path, metavar="FILE", help="write one self-contained HTML page there")
-    add("--json", type=Path, metavar="FILE", help="write the results there")
+        help="execution provider of ONNX Runtime (default: cpu)")  # fmt: skip
+    add("--report", type=Path, metavar="FILE", help="write a self-contained HTML page to FILE")
+    add("--json", type=Path, metavar="FILE", help="write the results to FILE in JSON")
     options = parser.parse_args(words)
 
     from aftexport.bundle.bundle import Bundle
@@ -81,8 +88,8 @@ def run(words: list[str]) -> int:
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
     console.print(f"Scores: {SCORES}.")
-    colour = "green" if report.passed else "bold red"
-    console.print(f"[{colour}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
+    color = "green" if report.passed else "bold red"
+    console.print(f"[{color}]{report.verdict}.[/] {escape(report.reason)}", soft_wrap=True)
     if report.blame is not None:
         console.print(escape(report.blame), soft_wrap=True)
     if options.json is not None:

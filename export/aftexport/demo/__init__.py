@@ -1,4 +1,4 @@
-"""The small real model of the quick start: trained, judged, exported, served and asked."""
+"""The demo: train a small classifier, judge it, export it, serve it and query it."""
 
 import time
 from pathlib import Path
@@ -29,39 +29,39 @@ from aftexport.system.files import replacing_file
 
 MAX_TOKENS = 16_000
 LONG = 10_000
-"""The document posted has more tokens than this, where the mechanism can take it."""
+"""Minimum tokens of the posted document, if the mechanism accepts such a document."""
 
 _BUNDLE = "bundle"
 _CLASSES = 8
 _DOCUMENTS_PER_CLASS = 250
-_MOST_DOCUMENTS = _CLASSES * _DOCUMENTS_PER_CLASS
+_MAX_DOCUMENTS = _CLASSES * _DOCUMENTS_PER_CLASS
 _LABELS_SHOWN = 20
 _VOCABULARY = 2048
-_AFT_FULL_TOKENS = 2048  # its bias is a T x T matrix: at 16,000 tokens, a gigabyte a layer
+_AFT_FULL_TOKENS = 2048  # the bias is a T x T matrix: 1 GB per layer for 16,000 tokens
 
 
 def run(*, mechanism: str, data: Path | None, out: Path, seed: int, console: Console) -> None:
-    """Trains a document classifier, exports it, serves it and posts a long document to it.
+    """Train a document classifier, export it, serve it and post a long document to it.
 
-    Leaves ``model.pt``, ``bundle/``, ``document.txt`` (the document posted) and
-    ``server.log`` in ``out``.
+    The folder ``out`` then contains ``model.pt``, ``bundle/``, ``document.txt`` (the posted
+    document) and ``server.log``.
 
     Args:
         mechanism: one of ``MECHANISMS``.
         data: the user's documents, ``.csv`` or ``.jsonl``; None for source files
             of the packages installed here.
-        out: the folder; made where it is missing.
-        seed: of the choice of documents, the split, the initial weights and the training.
-        console: where progress and results go.
+        out: the folder, which is created if it does not exist.
+        seed: seed of the choice of documents, the split, the initial weights and the training.
+        console: console for progress and results.
 
     Raises:
-        AftexportError: where the arguments or the documents cannot be used, and
-            where export, parity or the server fails.
+        AftexportError: if the arguments or the documents are invalid, or the export, its parity
+            or the server fails.
     """
     start = time.monotonic()
     _check(mechanism, out, seed)
     corpus = _documents(data, seed, console)
-    with stage(console, "Splitting, near-duplicates kept together"):
+    with stage(console, "Splitting with near-duplicates kept together"):
         parts = split(corpus, seed)
     _print_split(parts, console)
     with stage(console, "Training the tokenizer, encoding the training documents"):
@@ -92,12 +92,15 @@ def run(*, mechanism: str, data: Path | None, out: Path, seed: int, console: Con
 def _check(mechanism: str, out: Path, seed: int) -> None:
     if mechanism not in MECHANISMS:
         raise UsageError(
-            f"--mechanism {mechanism!r} is not known.", f"Choose one of {', '.join(MECHANISMS)}."
+            f"--mechanism must be a known mechanism, got {mechanism!r}.",
+            f"Choose one of {', '.join(MECHANISMS)}.",
         )
     if not 0 <= seed < 2**32:
-        raise UsageError(f"--seed {seed} is out of range.", "Give 0 to 4294967295.")
+        raise UsageError(
+            f"--seed must be from 0 to 4294967295, got {seed}.", "Give a number in this range."
+        )
     if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file.", "Choose a folder.")
+        raise UsageError(f"--out must be a folder, got the file {out}.", "Choose a folder.")
     bundle = out / _BUNDLE
     if bundle.exists() and not is_bundle(bundle) and (bundle.is_file() or any(bundle.iterdir())):
         raise UsageError(f"{bundle} exists and is not a bundle.", "Choose another --out.")
@@ -110,13 +113,13 @@ def _documents(data: Path | None, seed: int, console: Console) -> Corpus:
                 num_classes=_CLASSES, per_class=_DOCUMENTS_PER_CLASS, seed=seed
             )
         console.print(
-            "The task: which package is a source file from? Packages' names, import aliases "
-            "and leading comments are taken out; code copied from other projects is left out."
+            "Task: find the package of a source file. Package names, import aliases and leading "
+            "comments are removed. Code copied from other projects is left out."
         )
         return corpus
     with stage(console, f"Reading {data}"):
         everything = read_documents(data)
-    kept = cap(everything.labels, max(8, _MOST_DOCUMENTS // len(everything.classes)), seed)
+    kept = cap(everything.labels, max(8, _MAX_DOCUMENTS // len(everything.classes)), seed)
     if len(kept) < len(everything):
         console.print(f"[yellow]Drawn at random: {len(kept)} of {len(everything)} documents.[/]")
     return everything.take(kept)
@@ -174,8 +177,8 @@ def _train(
     )
     if result.cut_short:
         console.print(
-            f"[yellow]The time for training, {MAX_SECONDS:.0f} s, was up before the {STEPS} steps: "
-            "accuracy may be lower, and another run may differ.[/]"
+            f"[yellow]Training stopped after {MAX_SECONDS:.0f} s, before its {STEPS} steps. "
+            "Accuracy may be lower, and another run may give another result.[/]"
         )
     return model
 
@@ -186,10 +189,10 @@ def _hold_out(
     limit = min(model.max_length or MAX_TOKENS, MAX_TOKENS)
     held_out = hold_out(test, tokenizer, limit)
     if held_out.left_out:
-        whose = f"{model.config.mechanism} learns" if model.max_length else "the demo takes"
+        source = f"limit of {model.config.mechanism}" if model.max_length else "limit of the demo"
         console.print(
-            f"{held_out.left_out} held-out documents are left out, for the baselines too: "
-            f"{whose} no more than {limit:,} tokens."
+            f"{held_out.left_out} held-out documents are left out, for the baselines too, because "
+            f"they exceed {limit:,} tokens, the {source}."
         )
     return held_out
 
@@ -202,7 +205,7 @@ def _judge(model: DocumentClassifier, train: Corpus, held_out: HeldOut, console:
     with stage(console, "Training the baseline"):
         by_bytes = byte_regression(train, texts)
     results = {
-        "always the commonest label": majority(train, texts),
+        "always the most common label": majority(train, texts),
         "logistic regression on bytes": by_bytes,
         f"[bold]{model.config.mechanism}[/]": [train.classes[i] for i in classes],
     }
@@ -217,15 +220,15 @@ def _choose(held_out: HeldOut, console: Console) -> int:
     tokens = len(held_out.documents[held_out.longest])
     if tokens <= LONG:
         console.print(
-            f"[yellow]No held-out document the model can take has more than {LONG:,} tokens; "
-            f"the longest, of {tokens:,}, is posted.[/]"
+            f"[yellow]No held-out document within the model's limit has more than {LONG:,} tokens. "
+            f"The longest one is posted, with {tokens:,} tokens.[/]"
         )
     return held_out.longest
 
 
 def _print_answer(answer: dict[str, Any], label: str, console: Console) -> None:
-    right = answer["label"] == label
-    verdict = "[green]right[/]" if right else f"[red]wrong[/], it is {escape(label)}"
+    is_right = answer["label"] == label
+    verdict = "[green]right[/]" if is_right else f"[red]wrong[/], it is {escape(label)}"
     table = Table.grid(padding=(0, 2))
     table.add_row("label", f"[bold]{escape(answer['label'])}[/] ({verdict})")
     best = sorted(answer["scores"].items(), key=lambda item: -item[1])[:3]

@@ -1,4 +1,4 @@
-"""What a classifier must beat: guessing, and counting bytes."""
+"""Baselines for the classifier: the most common label, and a regression on byte counts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from aftexport.demo.corpus import Corpus
 
 
 def majority(train: Corpus, texts: Sequence[str]) -> list[str]:
-    """Answers every text with the commonest label of ``train``."""
+    """Return the most common label of ``train`` for every text."""
     label, _ = Counter(train.labels).most_common(1)[0]
     return [label] * len(texts)
 
 
 def byte_regression(train: Corpus, texts: Sequence[str]) -> list[str]:
-    """Answers with a logistic regression on the frequency of each byte, fitted to ``train``."""
+    """Return the answers of a logistic regression on byte frequencies, fitted to ``train``."""
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2000))
     classifier.fit(byte_frequencies(train.texts), train.labels)
     return [str(label) for label in classifier.predict(byte_frequencies(texts))]
 
 
 def byte_frequencies(texts: Sequence[str]) -> NDArray[np.float64]:
-    """How often each byte occurs in each text, float64 ``[len(texts), 256]``; rows sum to 1."""
+    """Return the frequency of each byte in each text, float64 ``[len(texts), 256]``."""
     encoded = [np.frombuffer(text.encode(), np.uint8) for text in texts]
     return np.stack([np.bincount(document, minlength=256) / document.size for document in encoded])

@@ -1,9 +1,9 @@
-"""Labelled documents, and those every machine with this project has.
+"""Labeled documents, by default source files of installed packages.
 
-The task: which Python package does this source file come from? The packages are
-there because the project needs them, so nothing is downloaded. A file that names
-its package gives the answer away: the packages' names, the usual import aliases
-(np, nx) and the leading comments (licences, authors) are taken out.
+The task is to find the Python package of a source file. The project needs these
+packages, so nothing is downloaded. A file that names its package reveals the
+answer. So the names of packages, the usual import aliases (np, nx) and the leading
+comments (licenses, authors) are removed.
 """
 
 import importlib.util
@@ -28,11 +28,11 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "sympy": ("sympy",),
     "torch": ("torch",),
 }
-"""Import name to the words that give the package away."""
+"""The words that reveal each package, by import name."""
 
 STANDARD_LIBRARY = "stdlib"
 
-# Other projects' code, shipped inside a package; and what not every Python has.
+# Folders of other projects' code within a package, and optional folders of Python.
 _FOREIGN = {"_vendor", "_vendored", "_external", "externals", "extern", "third_party"}
 _OPTIONAL = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 
@@ -46,7 +46,7 @@ class Corpus:
 
     Attributes:
         texts: the documents.
-        labels: the label of each.
+        labels: the label of each document.
     """
 
     texts: tuple[str, ...]
@@ -61,12 +61,12 @@ class Corpus:
         return sorted(set(self.labels))
 
     def take(self, indices: Sequence[int]) -> "Corpus":
-        """The documents at ``indices``, in that order."""
+        """Return the documents at ``indices``, in that order."""
         return Corpus(tuple(self.texts[i] for i in indices), tuple(self.labels[i] for i in indices))
 
 
 def cap(labels: Sequence[str], per_class: int, seed: int) -> list[int]:
-    """Draws at most ``per_class`` documents of each label; returns their indices, sorted."""
+    """Draw at most ``per_class`` documents of each label; return their indices, sorted."""
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(labels))
     taken: dict[str, int] = {}
@@ -80,20 +80,20 @@ def cap(labels: Sequence[str], per_class: int, seed: int) -> list[int]:
 
 
 def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus:
-    """Collects source files of the packages with the most files on this machine.
+    """Collect source files of the packages with the most files on this machine.
 
     Args:
-        num_classes: packages to take, the standard library being one of the
-            candidates; fewer where fewer are installed.
-        per_class: most files of one package, drawn at random.
-        seed: of the draw.
+        num_classes: number of packages, or fewer if fewer are installed. The standard
+            library is one of the candidates.
+        per_class: maximum number of files per package, drawn at random.
+        seed: seed of the random choice.
 
     Returns:
-        The files with the packages' names hidden, labelled by import name.
+        The files with hidden package names, labeled by import name.
     """
-    found = _source_files()
-    largest = sorted(found, key=lambda label: (-len(found[label]), label))[:num_classes]
-    files = [(label, path) for label in sorted(largest) for path in found[label]]
+    candidates = _source_files()
+    largest = sorted(candidates, key=lambda label: (-len(candidates[label]), label))[:num_classes]
+    files = [(label, path) for label in sorted(largest) for path in candidates[label]]
     kept = cap([label for label, _ in files], per_class, seed)
     texts, labels = [], []
     for label, path in (files[i] for i in kept):
@@ -108,18 +108,18 @@ def installed_packages(*, num_classes: int, per_class: int, seed: int) -> Corpus
 
 
 def hide_names(source: str) -> str:
-    """Source code without its leading comments, each name in ``PACKAGES`` replaced by one word."""
+    """Return source code without leading comments, with the words of ``PACKAGES`` replaced."""
     return _NAMES.sub(_HIDDEN, _LEADING_COMMENTS.sub("", source))
 
 
 def _source_files() -> dict[str, list[Path]]:
     library = Path(sysconfig.get_path("stdlib"))
-    found = {STANDARD_LIBRARY: _python_files(library, skip=_FOREIGN | _OPTIONAL)}
+    files = {STANDARD_LIBRARY: _python_files(library, skip=_FOREIGN | _OPTIONAL)}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
-            found[name] = _python_files(Path(spec.submodule_search_locations[0]), skip=_FOREIGN)
-    return found
+            files[name] = _python_files(Path(spec.submodule_search_locations[0]), skip=_FOREIGN)
+    return files
 
 
 def _python_files(root: Path, skip: set[str]) -> list[Path]:
@@ -131,7 +131,7 @@ def _python_files(root: Path, skip: set[str]) -> list[Path]:
 
 
 def _pattern(name: str) -> str:
-    # Short names are also parts of words: pip in pipeline, np in input.
+    # Short names also occur within words, such as pip in pipeline and np in input.
     return rf"(?<![^\W_]){name}(?![^\W_])" if len(name) <= 3 else re.escape(name)
 
 

@@ -1,4 +1,4 @@
-"""The held-out documents a model can take whole, and how a classifier does on them."""
+"""The held-out documents within the model's limit, and the accuracy on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from aftexport.errors import UsageError
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Documents to judge by.
+    """Held-out documents.
 
     Attributes:
-        corpus: the documents of at most the limit of tokens.
-        documents: the token ids of each.
+        corpus: the documents within the limit of tokens.
+        documents: the token ids of each document.
         left_out: number of documents over the limit.
     """
 
@@ -26,27 +26,27 @@ class HeldOut:
 
     @property
     def longest(self) -> int:
-        """Index of the document of most tokens."""
+        """The index of the document with the most tokens."""
         return max(range(len(self.documents)), key=lambda i: len(self.documents[i]))
 
     def accuracy(self, answers: Sequence[str]) -> float:
-        """Share of the documents whose label is the answer given."""
+        """Return the share of documents whose label equals the answer."""
         pairs = zip(answers, self.corpus.labels, strict=True)
         return sum(answer == label for answer, label in pairs) / len(self.corpus)
 
 
 def hold_out(test: Corpus, tokenizer: Tokenizer, limit: int) -> HeldOut:
-    """Takes the documents of at most ``limit`` tokens.
+    """Return the documents of at most ``limit`` tokens.
 
     Raises:
-        UsageError: where there is none.
+        UsageError: if every document has more tokens.
     """
     documents = encode(tokenizer, test.texts)
     fitting = [i for i, ids in enumerate(documents) if len(ids) <= limit]
     if not fitting:
         raise UsageError(
-            f"Every held-out document has more than {limit:,} tokens.",
-            "Give shorter documents, or choose a mechanism that takes longer ones.",
+            f"Expected held-out documents of at most {limit:,} tokens, got only longer ones.",
+            "Give shorter documents, or choose a mechanism for longer ones.",
         )
     return HeldOut(
         test.take(fitting), [documents[i] for i in fitting], len(documents) - len(fitting)

@@ -1,4 +1,4 @@
-"""The user's own labelled documents, from a CSV or JSON Lines file."""
+"""The user's labeled documents, from a CSV or JSON Lines file."""
 
 import csv
 import json
@@ -12,35 +12,37 @@ from aftexport.errors import AftexportError
 _FIELD_LIMIT = 2**31 - 1
 
 Row = tuple[int, Any, Any]
-"""The line a row begins on, text, label."""
+"""The first line of a row, its text and its label."""
 
 
 class DocumentsError(AftexportError):
-    """A file of labelled documents cannot be used."""
+    """A file of labeled documents is invalid."""
 
     def __init__(self, path: Path, reason: str, remedy: str, line: int | None = None) -> None:
-        where = f"{path}, line {line}" if line is not None else str(path)
-        super().__init__(f"{where}: {reason}.", remedy)
+        place = f"{path}, line {line}" if line is not None else str(path)
+        super().__init__(f"{place}: {reason}.", remedy)
         self.path = path
         self.reason = reason
         self.line = line
 
 
 def read_documents(path: Path) -> Corpus:
-    """Reads documents with their labels.
+    """Read documents with their labels.
 
     Args:
-        path: a ``.csv`` file whose first line names the columns ``text`` and
-            ``label`` (others are ignored), or a ``.jsonl`` file of one object
-            with these two strings per line. UTF-8.
+        path: a UTF-8 file. A ``.csv`` file names the columns ``text`` and ``label`` in its
+            first line; other columns are ignored. A ``.jsonl`` file has one object with
+            these two strings per line.
 
     Raises:
-        DocumentsError: names the file, and the line where one is at fault.
+        DocumentsError: if the file is invalid; the message has the file and the line.
     """
     reader = {".csv": _csv_rows, ".jsonl": _json_rows}.get(path.suffix.lower())
     if reader is None:
         raise DocumentsError(
-            path, "the name ends neither in .csv nor in .jsonl", "Convert it, or rename it."
+            path,
+            f"expected a name with .csv or .jsonl, got {path.suffix or 'no suffix'}",
+            "Convert or rename the file.",
         )
     texts, labels = [], []
     try:
@@ -49,54 +51,57 @@ def read_documents(path: Path) -> Corpus:
                 texts.append(_checked(path, line, "text", text))
                 labels.append(_checked(path, line, "label", label).strip())
     except OSError as error:
-        reason = f"it cannot be read ({error.strerror})"
+        reason = f"the file cannot be read ({error.strerror})"
         raise DocumentsError(path, reason, "Check the path.") from error
     except UnicodeDecodeError as error:
-        reason = f"it is not UTF-8 (byte {error.object[error.start]:#04x})"
-        raise DocumentsError(path, reason, "Convert it to UTF-8.") from error
+        reason = f"expected UTF-8, got the byte {error.object[error.start]:#04x}"
+        raise DocumentsError(path, reason, "Convert the file to UTF-8.") from error
     if not texts:
-        raise DocumentsError(path, "it has no documents", "Give documents of at least two labels.")
+        raise DocumentsError(
+            path, "the file has no documents", "Give documents of at least two labels."
+        )
     return Corpus(tuple(texts), tuple(labels))
 
 
 def _checked(path: Path, line: int, name: str, value: Any) -> str:
     if value is None:
-        raise DocumentsError(path, f"there is no {name}", "Give each row both.", line)
+        raise DocumentsError(path, f"there is no {name}", "Give each row text and label.", line)
     if not isinstance(value, str):
-        raise DocumentsError(path, f"{name} is not a string", "Put it in quotes.", line)
+        reason = f"{name} must be a string, got {type(value).__name__}"
+        raise DocumentsError(path, reason, f"Put the {name} in quotes.", line)
     if not value.strip():
         raise DocumentsError(path, f"{name} is empty", "Fill it in, or remove the row.", line)
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        reason = f"{name} has half a surrogate pair, which is no character"
-        raise DocumentsError(path, reason, "Remove the escape.", line) from error
+        reason = f"{name} has half a surrogate pair, which is not a character"
+        raise DocumentsError(path, reason, "Remove the escape sequence.", line) from error
     return value
 
 
 def _csv_rows(path: Path, file: TextIO) -> Iterator[Row]:
-    previous = csv.field_size_limit(_FIELD_LIMIT)  # the default is less than a long document
+    previous = csv.field_size_limit(_FIELD_LIMIT)  # the default is too small for long documents
     reader, line = csv.reader(file, strict=True), 1
     try:
         columns = next(reader, [])
         if missing := [name for name in ("text", "label") if name not in columns]:
             raise DocumentsError(
                 path,
-                f"there is no column {' and none '.join(missing)}",
+                f"there is no column {' and no column '.join(missing)}",
                 "Name the columns text and label in the first line.",
                 line,
             )
         line = reader.line_num + 1
         for values in reader:
             if len(values) > len(columns):
-                reason = f"there are more values than the {len(columns)} columns"
+                reason = f"expected {len(columns)} values, got {len(values)}"
                 raise DocumentsError(path, reason, "Put texts with commas in quotes.", line)
             if values:  # not a blank line
                 row = dict(zip(columns, values, strict=False))
                 yield line, row.get("text"), row.get("label")
             line = reader.line_num + 1
     except csv.Error as error:
-        raise DocumentsError(path, f"it is not CSV ({error})", "Check the quotes.", line) from error
+        raise DocumentsError(path, f"invalid CSV ({error})", "Check the quotes.", line) from error
     finally:
         csv.field_size_limit(previous)
 
@@ -109,8 +114,13 @@ def _json_rows(path: Path, file: TextIO) -> Iterator[Row]:
             row = json.loads(content)
         except (json.JSONDecodeError, RecursionError) as error:
             raise DocumentsError(
-                path, f"it is not JSON ({error})", "Write one object per line.", line
+                path, f"invalid JSON ({error})", "Write one object per line.", line
             ) from error
         if not isinstance(row, dict):
-            raise DocumentsError(path, "it is not an object", 'Write {"text", "label"}.', line)
+            raise DocumentsError(
+                path,
+                f"expected a JSON object, got {type(row).__name__}",
+                'Write {"text": "...", "label": "..."}.',
+                line,
+            )
         yield line, row.get("text"), row.get("label")

@@ -1,4 +1,4 @@
-"""Starting ``aftserve`` over a bundle, and asking it."""
+"""A server of a bundle: start ``aftserve`` and send it a document."""
 
 import http.client
 import json
@@ -22,22 +22,23 @@ _LOG_LINES = 20
 
 
 class ServerError(AftexportError):
-    """The server did not start, or did not answer."""
+    """The server did not start or did not answer."""
 
 
 @contextmanager
 def serving(bundle: Path, log: Path) -> Iterator[int]:
-    """Serves ``bundle`` on a free port of this machine while the block runs.
+    """Serve ``bundle`` on a free port of this machine while the block runs.
 
     Args:
-        bundle: the folder to serve.
-        log: file that gets everything the server prints.
+        bundle: the folder of the bundle.
+        log: file for the output of the server.
 
     Yields:
-        The port, once the server is ready.
+        The port, when the server is ready.
 
     Raises:
-        ServerError: with the end of the log, where it is not ready within a minute.
+        ServerError: if the server is not ready within a minute; the message has the end of
+            the log.
     """
     port = _free_port()
     words = [sys.executable, "-m", "aftserve", os.fspath(bundle)]
@@ -54,21 +55,22 @@ def serving(bundle: Path, log: Path) -> Iterator[int]:
 
 
 def ask(port: int, text: str) -> dict[str, Any]:
-    """Classifies ``text`` by ``POST /infer``; returns the answer's JSON object.
+    """Classify ``text`` by ``POST /infer``; return the answer's JSON object.
 
     Raises:
-        ServerError: where the answer is anything but 200 and an object.
+        ServerError: if the server does not answer with status 200.
     """
     body = json.dumps({"text": text}).encode()
     try:
         status, content = _request(port, "POST", "/infer", body, timeout=_ANSWER_SECONDS)
     except (OSError, http.client.HTTPException) as error:
         raise ServerError(
-            f"The server did not answer POST /infer: {error}.", "See its log."
+            f"The server did not answer POST /infer: {error}.", "See the server's log."
         ) from error
     if status != 200:
         raise ServerError(
-            f"POST /infer answered {status}: {content.decode(errors='replace')[:500]}.",
+            "Expected status 200 from POST /infer, got "
+            f"{status}: {content.decode(errors='replace')[:500]}.",
             "See the server's log.",
         )
     answer = json.loads(content)
@@ -79,7 +81,7 @@ def ask(port: int, text: str) -> dict[str, Any]:
 def _request(
     port: int, method: str, path: str, body: bytes | None = None, *, timeout: float
 ) -> tuple[int, bytes]:
-    # http.client, not urllib: a proxy set for the network must not come between.
+    # Use http.client, because urllib would use a configured network proxy.
     with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
         connection.request(method, path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -92,7 +94,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) 
         if process.poll() is not None:
             raise ServerError(
                 f"The server ended with status {process.returncode}:\n{_tail(log)}\n",
-                f"The whole log is {log}.",
+                f"Read the whole log in {log}.",
             )
         try:
             if _request(port, "GET", "/readyz", timeout=5)[0] == 200:
@@ -102,7 +104,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) 
         time.sleep(0.1)
     raise ServerError(
         f"The server was not ready within {_START_SECONDS:.0f} seconds:\n{_tail(log)}\n",
-        f"The whole log is {log}.",
+        f"Read the whole log in {log}.",
     )
 
 

@@ -1,10 +1,10 @@
-"""An honest split: near-duplicates stay on one side.
+"""The split of documents into training and test, with near-duplicates on one side.
 
-Copied files and files made from one template would otherwise be learned by heart
-in training and recognised in the test. Two documents are near-duplicates where
-their shingles (runs of consecutive lines, or of words where there are few lines)
-have a Jaccard similarity of ``SIMILAR`` or more; whatever is linked by a chain of
-near-duplicates is one group, and a group is never divided.
+Otherwise the model would memorize copied files and files of one template in training, and
+recognize them in the test. Two documents are near-duplicates if their shingles (runs of
+consecutive lines, or of words in a text of few lines) have a Jaccard similarity of at least
+``SIMILAR``. Documents that are linked by a chain of near-duplicates form one group, and a
+group is never divided.
 """
 
 from collections import Counter
@@ -31,11 +31,11 @@ _FEW_LINES = 10
 
 @dataclass(frozen=True)
 class Split:
-    """Documents to train on and documents to judge by.
+    """Training documents and test documents.
 
     Attributes:
-        train, test: no near-duplicate of a document of one is in the other.
-        groups: number of groups of near-duplicates, single documents included.
+        train, test: the documents; near-duplicates are always in the same part.
+        groups: number of groups of near-duplicates, including single documents.
     """
 
     train: Corpus
@@ -44,7 +44,7 @@ class Split:
 
 
 def shingles(text: str) -> Iterator[str]:
-    """Runs of 3 lines; of 8 words where the text has under 10 lines."""
+    """Yield the runs of 3 lines, or the runs of 8 words if the text has under 10 lines."""
     lines = [stripped for line in text.splitlines() if (stripped := line.strip())]
     units, width = (lines, _LINES) if len(lines) >= _FEW_LINES else (text.split(), _WORDS)
     for start in range(max(1, len(units) - width + 1)):
@@ -52,10 +52,10 @@ def shingles(text: str) -> Iterator[str]:
 
 
 def near_duplicates(texts: Sequence[str]) -> NDArray[np.int32]:
-    """Groups documents that are near-duplicates, directly or by a chain of others.
+    """Return the groups of documents that are near-duplicates, directly or by a chain of others.
 
     Returns:
-        int32 ``[len(texts)]``: equal numbers for documents of one group.
+        int32 ``[len(texts)]`` with equal numbers for the documents of a group.
     """
     vectorizer = CountVectorizer(analyzer=shingles, binary=True, dtype=np.int32)
     present = vectorizer.fit_transform(texts).tocsr()
@@ -69,15 +69,15 @@ def near_duplicates(texts: Sequence[str]) -> NDArray[np.int32]:
 
 
 def split(corpus: Corpus, seed: int) -> Split:
-    """Holds out one document in ``FOLDS``, with the labels in proportion and no group divided.
+    """Hold out one document in ``FOLDS``, with proportional labels and undivided groups.
 
     Raises:
-        UsageError: under two labels, or a label with too few distinct documents
-            to be on both sides.
+        UsageError: if there are fewer than two labels, or a label has too few distinct
+            documents to be in both parts.
     """
     if len(corpus.classes) < 2:
         raise UsageError(
-            f"The documents have {len(corpus.classes)} distinct labels.",
+            f"Expected at least 2 distinct labels, got {len(corpus.classes)}.",
             "Give documents of at least two labels.",
         )
     groups = near_duplicates(corpus.texts)
@@ -85,15 +85,17 @@ def split(corpus: Corpus, seed: int) -> Split:
     for label, count in sorted(distinct.items()):
         if count < FOLDS:
             raise UsageError(
-                f"Label {label!r} has {count} distinct documents (near-duplicates count once).",
-                f"Give at least {FOLDS} for every label.",
+                f"Expected at least {FOLDS} distinct documents for the label {label!r}, got "
+                f"{count} (near-duplicates count once).",
+                f"Give at least {FOLDS} documents for every label.",
             )
     folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
     train, test = next(folds.split(corpus.texts, corpus.labels, groups))
     result = Split(corpus.take(train), corpus.take(test), int(groups.max()) + 1)
     if missing := sorted(set(corpus.classes) - set(result.train.labels)):
         raise UsageError(
-            f"No document is left to train on for {', '.join(map(repr, missing))}.",
-            "Give more documents of it.",
+            f"Expected training documents for every label, got none for "
+            f"{', '.join(map(repr, missing))}.",
+            "Give more documents of this label.",
         )
     return result

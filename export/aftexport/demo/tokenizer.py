@@ -1,4 +1,4 @@
-"""The demo's tokenizer: byte-level BPE, so any text has tokens and none is unknown."""
+"""The demo's tokenizer: byte-level BPE, which has a token for every byte."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from tokenizers.trainers import BpeTrainer
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Learns at most ``vocab_size`` tokens, the 256 bytes among them, from ``texts``."""
+    """Train a tokenizer of at most ``vocab_size`` tokens, including the 256 bytes, on ``texts``."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -24,5 +24,5 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The token ids of each text."""
+    """Return the token ids of each text."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]

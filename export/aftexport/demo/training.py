@@ -1,4 +1,4 @@
-"""Training on crops of documents, and judging on whole ones."""
+"""Training on crops of documents, and prediction on whole documents."""
 
 import math
 import time
@@ -15,7 +15,7 @@ STEPS = 250
 MAX_SECONDS = 110.0
 BATCH = 16
 CROP = (512, 1024)
-"""Fewest and most tokens of a crop; a shorter document is taken whole."""
+"""Minimum and maximum tokens of a crop; shorter documents are used whole."""
 
 _LEARNING_RATE = 5e-3
 _WARM_UP = 0.1
@@ -27,12 +27,12 @@ Document = Sequence[int]
 
 @dataclass(frozen=True)
 class Training:
-    """How a training went.
+    """The course of a training.
 
     Attributes:
-        steps: optimiser steps taken.
+        steps: number of optimizer steps.
         seconds: wall time.
-        cut_short: whether the time was up before the steps were.
+        cut_short: whether the time limit ended the training before its last step.
     """
 
     steps: int
@@ -41,19 +41,20 @@ class Training:
 
 
 def build(config: ClassifierConfig, seed: int) -> DocumentClassifier:
-    """Builds a classifier whose initial weights depend on ``seed`` alone."""
+    """Build a classifier whose initial weights depend only on ``seed``."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DocumentClassifier(config)
-        # PyTorch's standard deviation of 1 is too far for a few hundred steps to move.
+        # PyTorch's standard deviation of 1 is too large for a few hundred steps.
         nn.init.normal_(model.embedding.weight, std=_EMBEDDING_STD)
     return model
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    # Threads of so small a model mostly wait for one another: beside other work on two
-    # cores, two took four times as long as one. And sums then depend on no number of cores.
+    # The threads of such a small model mostly wait for each other: beside other work on two
+    # cores, two threads took four times as long as one. With one thread, sums also do not
+    # depend on the number of cores.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -73,18 +74,19 @@ def fit(
     max_seconds: float = MAX_SECONDS,
     report: Callable[[float, float], None] = lambda progress, loss: None,
 ) -> Training:
-    """Trains in place, on random crops, with AdamW and a cosine schedule.
+    """Train in place, on random crops, with AdamW and a cosine schedule.
 
-    The schedule follows the steps, so that a run can be repeated; where the machine
-    is too slow for them it follows the clock, so that the training still ends well.
+    The schedule follows the steps, so that a run can be repeated. If the machine is too slow,
+    the schedule follows the clock, so that the learning rate still decays completely.
 
     Args:
+        model: the classifier to train.
         documents: token ids of each document.
         targets: class of each document.
-        seed: of the order of the documents and the crops.
-        steps: optimiser steps.
-        max_seconds: wall time after which training ends.
-        report: is given the progress, 0 to 1, and the loss after each step.
+        seed: seed of the order of documents and of the crops.
+        steps: number of optimizer steps.
+        max_seconds: maximum wall time of the training.
+        report: callback with the progress, 0 to 1, and the loss after each step.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     tensors = [torch.tensor(ids) for ids in documents]
@@ -114,7 +116,7 @@ def predict(
     documents: Sequence[Document],
     report: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Classifies whole documents one by one: padding would cost more than batching saves."""
+    """Classify whole documents one by one, because padding costs more than batching saves."""
     answers = []
     with torch.inference_mode():
         for ids in documents:
@@ -125,8 +127,8 @@ def predict(
 
 
 def _progress(steps: float, seconds: float) -> float:
-    # The clock counts from a third of the time on. A machine that needs less than
-    # all of it is then never hurried, and the result depends on the seed alone.
+    # The clock only counts after a third of the time. So a machine that stays within the
+    # time limit always follows the steps, and the result depends only on the seed.
     return min(1.0, max(steps, (seconds - 1 / 3) * 3 / 2))
 
 
@@ -137,7 +139,7 @@ def _schedule(progress: float) -> float:
 def _batches(
     documents: Sequence[Tensor], generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields documents' indices ``[B]``, crops ``[B, T]`` and their lengths ``[B]``, all int64."""
+    """Yield documents' indices ``[B]``, crops ``[B, T]`` and their lengths ``[B]``, all int64."""
     while True:
         order = torch.randperm(len(documents), generator=generator)
         for first in range(0, len(order), BATCH):

@@ -1,1 +1,1 @@
-"""Engines for one machine: building them, choosing one, exporting them, Triton repositories."""
+"""Deployment on one machine: engines are built, chosen and exported to Triton repositories."""

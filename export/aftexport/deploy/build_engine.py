@@ -1,4 +1,4 @@
-"""From a bundle to an engine that runs on this machine."""
+"""The build of a bundle's engine for this machine."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ from aftexport.system.files import sha256
 
 
 def wanted_here(bundle: Bundle, settings: BuildSettings) -> Wanted:
-    """What an engine of ``bundle`` must be on this machine.
+    """Return the requirements of this machine on an engine of ``bundle``.
 
     Raises:
-        EngineError: where the runtime is absent or, for TensorRT, there is no GPU.
+        EngineError: if the runtime is absent or, for TensorRT, there is no GPU.
     """
     trt = load(settings.runtime)
     library = plugin_library(settings)
@@ -45,16 +45,16 @@ def wanted_here(bundle: Bundle, settings: BuildSettings) -> Wanted:
 
 
 def plugin_library(settings: BuildSettings) -> Path | None:
-    """The plugin library, where it is built and has kernels for the engine's GPUs."""
-    # Its kernels take instructions that came with compute capability 80.
+    """Return the plugin library if it is built and has kernels for the engine's GPUs."""
+    # The kernels need instructions of compute capability 80.
     return None if 75 in settings.compute_capabilities else aftplugins.library("tensorrt")
 
 
 def gpu_for(settings: BuildSettings) -> Device | None:
-    """The GPU of this machine; None where there is none and none is needed to build.
+    """Return the GPU of this machine; None if there is no GPU and the build does not need one.
 
     Raises:
-        EngineError: where TensorRT, which times its kernels on the GPU, lacks one.
+        EngineError: if there is no GPU for TensorRT, which times its kernels on the GPU.
     """
     try:
         return device()
@@ -72,13 +72,13 @@ def make(
     parity: bool = True,
     console: Console,
 ) -> tuple[bytes, EngineRecord, list[Comparison]]:
-    """Builds an engine and, where there is a GPU it runs on, compares it with PyTorch.
+    """Build an engine and compare it with PyTorch if it runs on the GPU of this machine.
 
     Returns:
-        The engine, what it is, and the comparisons; none without such a GPU.
+        The engine, its record, and the comparisons; these are empty without such a GPU.
 
     Raises:
-        UsageError, EngineError: where it cannot be built, or fails.
+        UsageError, EngineError: if the engine cannot be built, or fails.
     """
     settings = wanted.settings
     trt = load(settings.runtime)
@@ -106,15 +106,15 @@ def make(
 def compare(
     bundle: Bundle, engine: TensorrtEngine, cases: Sequence[Case] | None = None
 ) -> list[Comparison]:
-    """Compares an engine on this GPU with PyTorch's outputs.
+    """Compare an engine on this GPU with PyTorch's outputs.
 
     Args:
-        bundle: what the engine was built from.
-        engine: on this GPU.
-        cases: what to compare on; the bundle's own by default.
+        bundle: the bundle of the engine.
+        engine: the engine on this GPU.
+        cases: the cases to compare; by default those of the bundle.
 
     Raises:
-        EngineError: where it fails.
+        EngineError: if the engine fails.
     """
     results = verify_engine(
         bundle, engine, cases=cases, min_tokens=engine.min_tokens, max_tokens=engine.max_tokens
@@ -123,25 +123,25 @@ def compare(
 
 
 def check_parity(results: Sequence[Comparison]) -> None:
-    """Judges the comparisons of an engine.
+    """Check the comparisons of an engine.
 
     Raises:
-        ParityError: where one is outside tolerance.
+        ParityError: if a comparison is outside tolerance.
     """
     if not all(result.passed for result in results):
         furthest = worst(results)
         raise ParityError(
-            f"Parity of the engine failed: case {furthest.case!r}: error {furthest.error:.1e}, "
-            f"bound {furthest.bound:.0e}.",
+            f"Expected an engine error of at most {furthest.bound:.0e}, got {furthest.error:.1e} "
+            f"in case {furthest.case!r}.",
             "Export with --precision fp32, or serve with --engine onnxruntime.",
         )
 
 
 def find(bundle: Bundle, wanted: Wanted) -> EngineFile:
-    """An engine that may be used here: of the cache, or else of the bundle.
+    """Return an engine that may be used here, from the cache or else from the bundle.
 
     Raises:
-        EngineError: where there is none, with the reason for each that was seen.
+        EngineError: if there is no usable engine; the message has the reason for each candidate.
     """
     cache = engine_cache(wanted.model)
     own = [cache.entry(wanted), engine_file(bundle.path, wanted.settings.runtime)]
@@ -155,39 +155,40 @@ def find(bundle: Bundle, wanted: Wanted) -> EngineFile:
             reasons.append(error.problem)
         else:
             return candidate
-    what = " ".join(reasons) or "No engine was built for this machine yet."
-    raise EngineError(what, "Run: aftexport build BUNDLE")
+    problem = " ".join(reasons) or "No engine was built for this machine yet."
+    raise EngineError(problem, "Run: aftexport build BUNDLE")
 
 
 def build(
     bundle: Bundle, *, rebuild: bool = False, timing_cache: Path | None = None, console: Console
 ) -> EngineFile:
-    """Builds the engine of a bundle for this machine, unless one is there that fits.
+    """Build the engine of a bundle for this machine, unless a usable engine exists.
 
     Args:
-        bundle: exported ``--to trt`` or ``--to trt-rtx``.
-        rebuild: build it all the same.
-        timing_cache: file of kernel timings, read where it exists and written back.
-        console: where progress goes.
+        bundle: bundle that was exported ``--to trt`` or ``--to trt-rtx``.
+        rebuild: whether an existing engine is replaced.
+        timing_cache: file of kernel timings, which is read if it exists and written back.
+        console: console for the progress.
 
     Returns:
         The engine, in the cache or in the bundle.
 
     Raises:
-        UsageError: where the bundle is for ONNX alone.
-        EngineError: where the runtime or the GPU is missing, or the build fails.
-        ParityError: where the engine is outside tolerance; it is not kept.
+        UsageError: if the bundle was exported only to ONNX.
+        EngineError: if the runtime or the GPU is missing, or the build fails.
+        ParityError: if the engine is outside tolerance; the engine is discarded.
     """
     plan = bundle.manifest.engine
     if plan is None:
         raise UsageError(
-            f"{bundle.path} was exported to ONNX alone.", "Export with --to trt or --to trt-rtx."
+            f"Expected a bundle with an engine, got {bundle.path} for ONNX only.",
+            "Export with --to trt or --to trt-rtx.",
         )
     wanted = wanted_here(bundle, plan.settings)
     gpu, own = wanted.device, plan.settings.compute_capabilities
     if gpu is not None and own and gpu.capability not in own:
         raise EngineError(
-            f"The engine is for compute capability {', '.join(map(str, own))}, here is {gpu}.",
+            f"The engine is for compute capability {', '.join(map(str, own))}, got {gpu}.",
             "Export with another --compute-capability, or with --to trt.",
         )
     cache = engine_cache(wanted.model)
@@ -205,7 +206,7 @@ def build(
 
     with cache.locked(wanted, wait):
         if waited or not rebuild:
-            with suppress(EngineError):  # of another process that was building it
+            with suppress(EngineError):  # another process may have built it meanwhile
                 return find(bundle, wanted)
         engine, record, results = make(bundle, wanted, timing_cache=timing_cache, console=console)
         check_parity(results)
@@ -213,7 +214,7 @@ def build(
 
 
 def _compared(bundle: Bundle, wanted: Wanted, file: EngineFile) -> EngineFile:
-    """Compares an engine with PyTorch where that was left for this machine."""
+    """Compare an engine with PyTorch if the comparison was deferred to this machine."""
     content, record = file.read(wanted)
     if record.parity == "checked" or wanted.device is None:
         return file
@@ -224,7 +225,7 @@ def _compared(bundle: Bundle, wanted: Wanted, file: EngineFile) -> EngineFile:
 
 @contextmanager
 def _bars(console: Console, title: str) -> Iterator[builder.Progress]:
-    """A bar for each phase of the builder."""
+    """Show a progress bar for each phase of the builder."""
     start = time.perf_counter()
     with Progress(console=console, transient=True) as progress:
         progress.add_task(title, total=None)

@@ -1,4 +1,4 @@
-"""Which engine serves a bundle on this machine, and why."""
+"""The choice of the engine that serves a bundle on this machine."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from aftexport.errors import EngineError, ParityError, UsageError
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A loaded engine.
+class ChosenEngine:
+    """A loaded engine and the reason of its choice.
 
     Attributes:
-        engine: what was chosen.
-        reason: what it is and why, as a sentence for people.
-        min_tokens: fewest tokens of a document that it takes.
-        max_tokens: most of them; None for no bound of its own.
+        engine: the loaded engine.
+        reason: the engine and the reason of the choice, as a sentence for people.
+        min_tokens: minimum tokens of a document.
+        max_tokens: maximum tokens of a document; None if the engine has no bound.
     """
 
     engine: Engine
@@ -30,29 +30,29 @@ class Choice:
     max_tokens: int | None = None
 
 
-def choose(
+def choose_engine(
     bundle: Bundle,
     asked: str = "auto",
     *,
     threads: int = 0,
     console: Console,
-) -> Choice:
-    """Loads TensorRT where bundle and machine allow it, else ONNX Runtime.
+) -> ChosenEngine:
+    """Load TensorRT if the bundle and the machine allow it, else ONNX Runtime.
 
-    An engine that is not there yet is built first, and one that was not yet compared with
-    PyTorch is compared.
+    A missing engine is built first. An engine that was not compared with PyTorch yet is
+    compared.
 
     Args:
-        bundle: what is served.
-        asked: ``onnxruntime``, ``tensorrt``, or ``auto``: ONNX Runtime where TensorRT cannot be
-            had.
-        threads: of ONNX Runtime; see ``OnnxRuntimeEngine``.
-        console: where the progress of a build goes.
+        bundle: the bundle to serve.
+        asked: ``onnxruntime``, ``tensorrt``, or ``auto`` for ONNX Runtime if TensorRT is not
+            available.
+        threads: number of threads of ONNX Runtime; see ``OnnxRuntimeEngine``.
+        console: console for the progress of a build.
 
     Raises:
-        UsageError: where TensorRT is asked for and the bundle is for ONNX alone.
-        EngineError: where what was asked for cannot be had.
-        ParityError: where TensorRT is asked for and is outside tolerance.
+        UsageError: if TensorRT is requested and the bundle was exported only to ONNX.
+        EngineError: if the requested engine is not available.
+        ParityError: if TensorRT is requested and is outside tolerance.
     """
     reason = "--engine onnxruntime was given"
     if asked != "onnxruntime":
@@ -66,18 +66,18 @@ def choose(
     note = ""
     if bundle.manifest.engine is not None and bundle.manifest.precision == "bf16":
         note = " It runs the bfloat16 graph in float32."
-    return Choice(engine, f"ONNX Runtime {VERSION} on the CPU: {reason}.{note}")
+    return ChosenEngine(engine, f"ONNX Runtime {VERSION} on the CPU: {reason}.{note}")
 
 
-def _tensorrt(bundle: Bundle, console: Console) -> Choice:
+def _tensorrt(bundle: Bundle, console: Console) -> ChosenEngine:
     plan = bundle.manifest.engine
     if plan is None:
         raise UsageError(
-            "The bundle was exported to ONNX alone.", "Export with --to trt or --to trt-rtx."
+            "The bundle was exported only to ONNX.", "Export with --to trt or --to trt-rtx."
         )
     gpu = device()
     file = build(bundle, console=console)
     content, record = file.read(wanted_here(bundle, plan.settings))
     engine = TensorrtEngine(content, record.runtime)
     reason = f"{engine.title} on {gpu}, engine {file.engine}."
-    return Choice(engine, reason, engine.min_tokens, engine.max_tokens)
+    return ChosenEngine(engine, reason, engine.min_tokens, engine.max_tokens)

@@ -1,4 +1,4 @@
-"""A TensorRT engine as a table of the terminal."""
+"""A terminal table of a TensorRT engine."""
 
 from rich.table import Table
 
@@ -10,7 +10,7 @@ _WAYS = {"plugin": "plugin", "portable": "portable body"}
 
 
 def engine_table(record: EngineRecord) -> Table:
-    """What a TensorRT engine is."""
+    """Return a table with the record of a TensorRT engine."""
     settings = record.settings
     capabilities = ", ".join(f"{c // 10}.{c % 10}" for c in settings.compute_capabilities)
     lengths = ", ".join(map(str, settings.opt_lengths))

@@ -1,4 +1,4 @@
-"""The TensorRT engine of a bundle that is being exported: built here, or left for later."""
+"""The TensorRT engine of a bundle during the export: built here, or deferred."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,25 +25,25 @@ _BFLOAT16 = (
 def check_options(
     to: str, options: EngineOptions, *, precision: str, timing_cache: Path | None
 ) -> None:
-    """Refuses what cannot be had, before the model is read.
+    """Check the options of an engine before the model is read.
 
     Raises:
-        UsageError: for an option that ``to`` has no use for, or cannot meet.
-        EngineError: where what builds the engine here is not installed.
+        UsageError: if ``to`` does not use an option, or does not support its value.
+        EngineError: if the runtime that builds the engine here is not installed.
     """
     if to == "onnx":
         if timing_cache is not None or replace(options, max_length=None) != EngineOptions():
             raise UsageError(
-                "An option of an engine was given, and --to onnx builds none.",
-                "Add --to trt or --to trt-rtx, or leave the option out.",
+                "Engine options need --to trt or --to trt-rtx, got --to onnx.",
+                "Choose one of these targets, or leave the option out.",
             )
         return
     build_settings(to, options, precision=precision, max_tokens=None)
     if to == "trt-rtx":
         if timing_cache is not None:
             raise UsageError(
-                "--timing-cache has no meaning with --to trt-rtx, which times no kernels.",
-                "Leave it out.",
+                "--timing-cache needs --to trt, got --to trt-rtx, which does not time kernels.",
+                "Leave --timing-cache out.",
             )
         load("tensorrt_rtx")
 
@@ -56,14 +56,14 @@ def build_into(
     parity: bool,
     console: Console,
 ) -> tuple[Manifest, list[Comparison]]:
-    """Builds the engine of a bundle that is being written, as far as this machine can.
+    """Build the engine of an unfinished bundle, as far as this machine can.
 
     Returns:
-        The manifest with the engine, and its comparisons with PyTorch; the manifest says
-        what waits for another machine, and why.
+        The manifest with the engine, and the comparisons with PyTorch. The manifest lists
+        the steps that are deferred to another machine, with the reasons.
 
     Raises:
-        EngineError: where the builder refuses the model.
+        EngineError: if the builder refuses the model.
     """
     manifest = draft.manifest
     deferred: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def build_into(
     if record.parity == "checked":
         deferred = ()
     else:
-        reason = "no GPU that it runs on is here" if parity else "--no-verify was given"
+        reason = "this machine has no GPU for it" if parity else "--no-verify was given"
         deferred = (f"The engine's parity with PyTorch: {reason}.", *deferred)
     plan = EnginePlan(settings=settings, file=file.engine.name, deferred=deferred)
     versions = manifest.versions | {settings.runtime: wanted.version}
@@ -90,7 +90,7 @@ def build_into(
 
 
 def _missing(settings: BuildSettings) -> list[str]:
-    """All that this machine lacks to build the engine."""
+    """Return the reasons why this machine cannot build the engine."""
     reasons = []
     for check in (partial(load, settings.runtime), partial(gpu_for, settings)):
         try:
@@ -101,7 +101,7 @@ def _missing(settings: BuildSettings) -> list[str]:
 
 
 def show_engine(plan: EnginePlan, bundle: Path, console: Console) -> None:
-    """Prints what the engine of a bundle is, and what is left to do for it."""
+    """Print the engine of a bundle and its deferred steps."""
     runtime = plan.settings.runtime
     if plan.file is not None:
         console.print(engine_table(engine_file(bundle, runtime).read_record()))
@@ -111,12 +111,12 @@ def show_engine(plan: EnginePlan, bundle: Path, console: Console) -> None:
     if plan.file is None:
         console.print(
             f"On a machine with the GPU: pip install 'aftexport\\[{EXTRAS[runtime]}]', then "
-            f"aftexport build {name}; aftserve builds it too when it starts.",
+            f"aftexport build {name}. Otherwise aftserve builds the engine when it starts.",
             soft_wrap=True,
         )
     elif plan.deferred:
         console.print(
-            f"On a machine with the GPU: aftexport build {name} compares it; "
-            "aftserve does so too before it answers.",
+            f"On a machine with the GPU: aftexport build {name} compares the engine. "
+            "Otherwise aftserve compares it when it starts.",
             soft_wrap=True,
         )

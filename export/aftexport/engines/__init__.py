@@ -1,4 +1,4 @@
-"""Runtimes behind one small interface. Nothing outside this package imports one."""
+"""Runtimes behind one small interface. Only this package imports them."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -11,36 +11,36 @@ from aftexport.engines.stop import RunStoppedError, Stop
 __all__ = ["Engine", "RunStoppedError", "Stop", "Tensors"]
 
 Tensors = Mapping[str, NDArray[np.generic]]
-"""By name: ``input_ids`` int64 ``[B, T]``, ``lengths`` int64 ``[B]``, ``logits`` ``[B, C]``."""
+"""Arrays by name: ``input_ids`` int64 ``[B, T]``, ``lengths`` int64 ``[B]``, ``logits [B, C]``."""
 
 
 class Engine(Protocol):
     """A loaded model.
 
     Attributes:
-        name: the engine, as the user selects it.
+        name: the name by which the user selects the engine.
     """
 
     name: str
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Runs the model once.
+        """Run the model once.
 
         Args:
-            inputs: by name.
-            stop: ends the run from another thread. An engine that cannot be interrupted
-                looks at it before it begins.
+            inputs: arrays by name.
+            stop: request to end the run from another thread. An engine that cannot be
+                interrupted checks it before the run.
 
         Raises:
-            RunStoppedError: where ``stop`` ended it.
-            EngineError: where the runtime refuses the inputs or fails.
+            RunStoppedError: if ``stop`` ended it.
+            EngineError: if the runtime refuses the inputs or fails.
         """
         ...
 
     def release(self) -> None:
-        """Gives memory that is kept for the next run back to the system; the next takes it anew.
+        """Return the memory of earlier runs to the system; the next run allocates it again.
 
         Raises:
-            EngineError: where the runtime fails.
+            EngineError: if the runtime fails.
         """
         ...

@@ -1,8 +1,8 @@
-"""The same graph in a wider type.
+"""Conversion of a graph to a wider type.
 
-A bfloat16 graph becomes one in float32 for a runtime without bfloat16 products, and any graph
-one in float64, to compare with. Every narrow number is one of the wider type, so the weights
-are the same; the activations keep more digits.
+A bfloat16 graph becomes a float32 graph for a runtime without bfloat16 products. Any graph
+becomes a float64 graph for comparison. The wider type contains every narrow number, so the
+weights stay the same; the activations keep more digits.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 
 def has_bfloat16(model: onnx.ModelProto) -> bool:
-    """Tells whether a weight, an input or an output is bfloat16."""
+    """Return whether a weight, an input or an output is bfloat16."""
     graph = model.graph
     values = (*graph.input, *graph.output)
     return any(t.data_type == TensorProto.BFLOAT16 for t in graph.initializer) or any(
@@ -25,7 +25,7 @@ def widen(
     types: Collection[int] = (TensorProto.BFLOAT16,),
     to: int = TensorProto.FLOAT,
 ) -> None:
-    """Rewrites every tensor of some types in ``model``, its weights loaded, to a wider one."""
+    """Convert every tensor of ``types`` in ``model``, whose weights are loaded, to type ``to``."""
     _Widening(types, to).graph(model.graph)
     for function in model.functions:
         _Widening(types, to).nodes(function.node)

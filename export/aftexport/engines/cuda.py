@@ -1,4 +1,4 @@
-"""The GPU, by the CUDA bindings of Python: devices, streams, graphs and memory, without torch."""
+"""CUDA devices, streams, graphs and memory through Python's CUDA bindings, without torch."""
 
 import ctypes
 import weakref
@@ -17,8 +17,8 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: as the driver has it.
-        capability: 90 for compute capability 9.0.
+        name: the driver's name of the GPU.
+        capability: the compute capability times 10, 90 for 9.0.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Device:
 
 
 def runtime() -> Any:
-    """The module ``cuda.bindings.runtime``.
+    """Return the module ``cuda.bindings.runtime``.
 
     Raises:
-        EngineError: where it is not installed.
+        EngineError: if it is not installed.
     """
     try:
         from cuda.bindings import runtime as module
@@ -44,10 +44,10 @@ def runtime() -> Any:
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Calls a function of the CUDA runtime; its result, or a tuple where it has several.
+    """Call a function of the CUDA runtime; return its result, or a tuple of several results.
 
     Raises:
-        EngineError: with CUDA's own words.
+        EngineError: if the function fails; the message contains CUDA's error text.
     """
     module = runtime()
     status, *results = getattr(module, function)(*arguments)
@@ -59,29 +59,30 @@ def call(function: str, *arguments: Any) -> Any:
                 "Send shorter documents or fewer at once, or build with a smaller --max-length "
                 "or --max-batch.",
             )
-        raise EngineError(f"CUDA failed in {function}: {words}.", "Look at nvidia-smi.")
+        raise EngineError(f"CUDA failed in {function}: {words}.", "Check nvidia-smi.")
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def device() -> Device:
-    """The GPU in use, the first that CUDA_VISIBLE_DEVICES lets through.
+    """Return the GPU in use, the first one in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        EngineError: where there is none, or no driver for it.
+        EngineError: if there is no GPU or no driver.
     """
     module = runtime()
     status, count = module.cudaGetDeviceCount()
     if status != module.cudaError_t.cudaSuccess or not count:
         words = module.cudaGetErrorString(status)[1].decode()
         raise EngineError(
-            f"No GPU was found here ({words}).", "Look at nvidia-smi; a container takes --gpus all."
+            f"Expected a GPU, got none ({words}).",
+            "Check nvidia-smi; start a container with --gpus all.",
         )
     properties = call("cudaGetDeviceProperties", 0)
     return Device(properties.name.decode(), properties.major * 10 + properties.minor)
 
 
 class Memory:
-    """Bytes on the GPU, given back when this object goes."""
+    """Memory on the GPU, freed when this object is deleted."""
 
     def __init__(self, size: int) -> None:
         self.address: int = call("cudaMalloc", max(size, 1))
@@ -90,7 +91,7 @@ class Memory:
 
 
 class Pinned:
-    """Bytes on the host that the GPU copies from and to by itself."""
+    """Pinned host memory, which the GPU accesses directly."""
 
     def __init__(self, size: int) -> None:
         module = runtime()
@@ -99,34 +100,34 @@ class Pinned:
         weakref.finalize(self, _quietly, "cudaFreeHost", self.address)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The first bytes as an array."""
+        """Return the first bytes as an array."""
         count = int(np.prod(shape)) * dtype.itemsize
         return self._bytes[:count].view(dtype).reshape(shape)
 
 
 class Stream:
-    """What the GPU does in order."""
+    """A CUDA stream: a sequence of operations on the GPU."""
 
     def __init__(self) -> None:
         self.handle: int = int(call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking))
         weakref.finalize(self, _quietly, "cudaStreamDestroy", self.handle)
 
     def to_device(self, target: Memory, source: Pinned, size: int) -> None:
-        """Copies ``size`` bytes to the GPU."""
+        """Copy ``size`` bytes to the GPU."""
         kind = runtime().cudaMemcpyKind.cudaMemcpyHostToDevice
         call("cudaMemcpyAsync", target.address, source.address, size, kind, self.handle)
 
     def to_host(self, target: Pinned, source: Memory, size: int) -> None:
-        """Copies ``size`` bytes from the GPU."""
+        """Copy ``size`` bytes from the GPU."""
         kind = runtime().cudaMemcpyKind.cudaMemcpyDeviceToHost
         call("cudaMemcpyAsync", target.address, source.address, size, kind, self.handle)
 
     def wait(self) -> None:
-        """Waits until all of it is done."""
+        """Wait until all work on the stream is done."""
         call("cudaStreamSynchronize", self.handle)
 
     def capture(self, enqueue: Callable[[], None]) -> "Graph":
-        """Records what ``enqueue`` puts on the stream, without running it."""
+        """Return a graph of the work that ``enqueue`` puts on the stream; do not run the work."""
         mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         call("cudaStreamBeginCapture", self.handle, mode)
         try:
@@ -137,7 +138,7 @@ class Stream:
 
 
 class Graph:
-    """Recorded work, launched at once."""
+    """A CUDA graph: recorded work that is launched as a whole."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = call("cudaGraphInstantiate", graph, 0)
@@ -145,7 +146,7 @@ class Graph:
         weakref.finalize(self, _quietly, "cudaGraphExecDestroy", self._graph)
 
     def launch(self, stream: Stream) -> None:
-        """Puts all of it on the stream."""
+        """Put the recorded work on the stream."""
         call("cudaGraphLaunch", self._graph, stream.handle)
 
 
@@ -154,5 +155,5 @@ def _view(address: int, size: int) -> memoryview:
 
 
 def _quietly(function: str, handle: Any) -> None:
-    """For finalizers: at the end of the process the driver may be gone already."""
+    """Call a function and ignore its status: the driver may already be unloaded at exit."""
     getattr(runtime(), function)(handle)

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the embedded default."""
+"""ONNX Runtime, the default engine."""
 
 import os
 import tempfile
@@ -22,7 +22,7 @@ from aftexport.operators.domain import operators_in
 from aftexport.system.cores import usable_cores
 from aftexport.system.memory import give_back
 
-# Where this was imported before aftexport, the variable that says so came too late.
+# The environment variable has no effect if onnxruntime was imported before aftexport.
 onnxruntime.disable_telemetry_events()
 
 VERSION: str = onnxruntime.__version__
@@ -31,37 +31,37 @@ _ERRORS = (native.Fail, native.InvalidArgument, native.InvalidGraph, native.Inva
            RuntimeError, ValueError)  # fmt: skip
 
 Provider = Literal["cpu", "cuda"]
-"""An execution provider, which runs what it can; the rest of a model runs on the CPU."""
+"""An execution provider. Operators that it does not support run on the CPU."""
 _CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
 _PROVIDERS = {
     "cpu": [_CPU],
-    # In TF32, its own choice, products in float32 would be further off than fp32 may be.
+    # TF32, the provider's default, would exceed the tolerance of fp32.
     "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"}), _CPU],
 }
-_MOST_THREADS = 1024
-"""The runtime would start any number, and take a machine's memory for their stacks."""
+_MAX_THREADS = 1024
+"""Limit of threads: the runtime would start any number, whose stacks could fill the memory."""
 _SMALL_BYTES = 1024
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _DISABLED = ["NchwcTransformer", "Pad_Fusion"]
-"""Steps of the optimizer that break some graphs; see ``optimizer_faults``. New exports are written
-so that they need no such option: it is for earlier exports and for graphs of others."""
+"""Optimizer passes that break some graphs; see ``optimizer_faults``. New exports do not need this
+option; it is for earlier exports and for other graphs."""
 _KERNELS: dict[Provider, str] = {"cpu": "onnxruntime", "cuda": "onnxruntime_cuda"}
 _SHORTEST: Tensors = {"input_ids": np.zeros((1, 1), np.int64), "lengths": np.ones(1, np.int64)}
-_WHERE_CUDA_FAILS = "See that the NVIDIA driver, CUDA and cuDNN are what onnxruntime-gpu asks for."
+_CUDA_REMEDY = "Install the NVIDIA driver, CUDA and cuDNN versions that onnxruntime-gpu requires."
 
 
 class OnnxRuntimeEngine:
-    """A model in ONNX Runtime, which keeps the memory of its runs for the next; see ``release``.
+    """A model in ONNX Runtime, which keeps memory between runs; see ``release``.
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
-        threads: of one operator; 0 for ``usable_cores``.
-        fused: register the provider's kernel library where it is built.
+        threads: number of threads per operator; 0 for ``usable_cores``.
+        fused: whether the provider's kernel library is registered, if it is built.
         provider: the execution provider.
-        optimized: let the runtime fuse and rearrange operators.
+        optimized: whether the runtime may fuse and rearrange operators.
 
     Raises:
-        EngineError: where the runtime lacks the provider, or refuses the model or the
+        EngineError: if the runtime lacks the provider, or refuses the model or the
             kernel library.
     """
 
@@ -83,9 +83,9 @@ class OnnxRuntimeEngine:
         self.input_names = tuple(i.name for i in self._session.get_inputs())
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Runs the model once; see ``Engine.run``. A stop takes effect between two operators."""
+        """Run the model once; see ``Engine.run``. A stop takes effect between two operators."""
         options = _run_options()
-        # The runtime looks at this before every operator; the session stays usable.
+        # The runtime checks this option before every operator; the session stays usable.
         stopping = (stop or Stop()).ending(partial(setattr, options, "terminate", True))
         try:
             with stopping:
@@ -98,47 +98,50 @@ class OnnxRuntimeEngine:
         return dict(zip(names, outputs, strict=True))
 
     def release(self) -> None:
-        """Gives the memory of earlier runs back; see ``Engine.release``.
+        """Return the memory of earlier runs to the system; see ``Engine.release``.
 
-        The model is one of documents, with no inputs but ``input_ids`` and ``lengths``.
+        The model may only have the inputs ``input_ids`` and ``lengths``.
         """
         options = _run_options()
-        # The runtime does so at the end of a run alone; this is the shortest.
+        # The runtime only shrinks its arena at the end of a run; this is the shortest run.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         try:
             self._session.run(None, {name: _SHORTEST[name] for name in self.input_names}, options)
         except _ERRORS as error:
             raise EngineError(
-                f"ONNX Runtime cannot give memory back: {_reason(error)}.", "Start it again."
+                f"ONNX Runtime cannot release memory: {_reason(error)}.", "Restart the process."
             ) from error
         give_back()
 
 
 def _run_options() -> onnxruntime.RunOptions:
     options = onnxruntime.RunOptions()
-    options.log_severity_level = 4  # a failure is raised, and a stop is none
+    options.log_severity_level = 4  # failures are raised, and a stop is not a failure
     return options
 
 
 def session_options(
     *, threads: int, fused: bool, provider: Provider = "cpu"
 ) -> onnxruntime.SessionOptions:
-    """The options of every session here; see ``OnnxRuntimeEngine``.
+    """Return the session options; see ``OnnxRuntimeEngine``.
 
     Raises:
-        UsageError: for more threads than any machine has.
-        EngineError: where the runtime refuses the kernel library.
+        UsageError: if there are more threads than ``_MAX_THREADS``.
+        EngineError: if the runtime refuses the kernel library.
     """
     options = onnxruntime.SessionOptions()
-    if threads > _MOST_THREADS:
-        raise UsageError(f"{threads:,} threads are too many.", f"Give {_MOST_THREADS:,} or less.")
+    if threads > _MAX_THREADS:
+        raise UsageError(
+            f"threads must be at most {_MAX_THREADS:,}, got {threads:,}.",
+            f"Give {_MAX_THREADS:,} or less.",
+        )
     options.intra_op_num_threads = threads or usable_cores()
     options.log_severity_level = 3
-    # Its threads would spin for 45 ms after each run, on cores that others need.
+    # Without this, threads spin for 45 ms after each run on cores that other work needs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Without an arena a long document would have every page of its memory cleared anew.
+    # Without an arena, the system would clear every page again for each long document.
     options.enable_cpu_mem_arena = True
-    # The one block of a pattern is larger than what tensors take that have memory in turn.
+    # A memory pattern allocates one block, which is larger than tensors that reuse memory.
     options.enable_mem_pattern = False
     if fused and (library := aftplugins.library(_KERNELS[provider])) is not None:
         try:
@@ -146,8 +149,8 @@ def session_options(
         except _ERRORS as error:
             raise EngineError(
                 f"{library}: ONNX Runtime {VERSION} cannot load the kernels ({_reason(error)}).",
-                "Unset the environment variable if the message names one; or install aftexport "
-                "again, so that they are built for this machine.",
+                "Unset the environment variable if the message names one. Otherwise install "
+                "aftexport again to build the kernels for this machine.",
             ) from error
     return options
 
@@ -155,9 +158,9 @@ def session_options(
 def session(
     model: Path | bytes, options: onnxruntime.SessionOptions, provider: Provider = "cpu"
 ) -> onnxruntime.InferenceSession:
-    """Loads a model; raises EngineError where the runtime lacks the provider or refuses it.
+    """Load a model; raise EngineError if the runtime lacks the provider or refuses the model.
 
-    It has no bfloat16 products on the CPU, so such a graph runs in float32.
+    ONNX Runtime has no bfloat16 products on the CPU, so bfloat16 graphs run in float32.
     """
     providers = _PROVIDERS[provider]
     name = providers[0][0]
@@ -170,14 +173,14 @@ def session(
         if isinstance(model, Path):
             source = _source(model, options)
         else:
-            # Where it names files of weights, the runtime would look in the current folder.
+            # Otherwise the runtime would look for files of weights in the current folder.
             options.add_session_config_entry(_WEIGHTS_FOLDER, os.devnull)
             source = model
         if isinstance(model, Path) and _is_bfloat16(model):
             wide = read_model(model)
             widen(wide)
             source = wide.SerializeToString()
-        # A provider that cannot start would be replaced by the CPU.
+        # With fallback enabled, the CPU would replace a provider that cannot start.
         loaded = onnxruntime.InferenceSession(
             source,
             options,
@@ -190,27 +193,27 @@ def session(
             f"ONNX Runtime {VERSION} cannot load the model: {_reason(error)}.",
             "Export it again, with a lower --opset if the message names one."
             if provider == "cpu"
-            else _WHERE_CUDA_FAILS,
+            else _CUDA_REMEDY,
         ) from error
     if name not in loaded.get_providers():
-        raise EngineError(f"{name} of ONNX Runtime {VERSION} cannot start.", _WHERE_CUDA_FAILS)
+        raise EngineError(f"{name} of ONNX Runtime {VERSION} cannot start.", _CUDA_REMEDY)
     return loaded
 
 
 def _source(model: Path, options: onnxruntime.SessionOptions) -> str | bytes:
-    """The path; or the model, where the runtime cannot be told the path or does not follow links.
+    """Return the path, or the serialized model if the runtime cannot open the path.
 
-    It takes UTF-8, and weights within the folder of the model alone.
+    The runtime only takes paths in UTF-8, and only weights within the model's folder.
     """
     path = str(model)
     try:
         path.encode()
-    except UnicodeEncodeError:  # a name in Linux is any bytes
+    except UnicodeEncodeError:  # file names on Linux may contain any bytes
         return model.read_bytes()
     try:
         without = without_links(model)
     except (OSError, DecodeError):
-        return path  # the runtime says better what is wrong with the file
+        return path  # the runtime reports the fault of the file more precisely
     if without is None:
         return path
     located, folder = without
@@ -222,17 +225,17 @@ def _is_bfloat16(model: Path) -> bool:
     try:
         return has_bfloat16(onnx.load(model, load_external_data=False))
     except (OSError, DecodeError):
-        return False  # the runtime says better what is wrong with the file
+        return False  # the runtime reports the fault of the file more precisely
 
 
 def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]:
-    """Tells which way each custom operator of a model runs: ``fused`` or ``portable``.
+    """Return the path of each custom operator of a model: ``fused`` or ``portable``.
 
-    The runtime replaces a node by its portable body where no kernel is
-    registered, so the nodes left in its optimized graph are those that run fused.
+    The runtime replaces a node by its portable body if no kernel is registered.
+    So the nodes that remain in its optimized graph run fused.
 
     Raises:
-        EngineError: where the runtime refuses the model or the kernel library.
+        EngineError: if the runtime refuses the model or the kernel library.
     """
     bare = _without_weights(onnx.load(model, load_external_data=False))
     before = operators_in(bare)
@@ -252,13 +255,13 @@ def operator_paths(model: Path, *, provider: Provider = "cpu") -> dict[str, str]
 
 
 def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Makes inputs of a model's weights, for the choice of kernels goes by types alone."""
+    """Replace a model's weights by inputs: the choice of kernels depends only on types."""
     graph = model.graph
     weights = list(graph.initializer)
     del graph.initializer[:]
     for tensor in weights:
         if tensor.ByteSize() < _SMALL_BYTES and tensor.data_location != tensor.EXTERNAL:
-            graph.initializer.append(tensor)  # a shape, axes or the like
+            graph.initializer.append(tensor)  # small constants such as shapes and axes
         elif all(value.name != tensor.name for value in graph.input):
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             graph.input.append(info)

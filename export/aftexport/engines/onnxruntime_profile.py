@@ -1,4 +1,4 @@
-"""Where a model's time goes in ONNX Runtime, by its own profiler."""
+"""The time of each operator type, measured by ONNX Runtime's profiler."""
 
 import json
 import tempfile
@@ -17,16 +17,16 @@ _RUNS = 3
 def operator_shares(
     model: Path | bytes, inputs: Tensors, *, threads: int = 0, fused: bool = True
 ) -> dict[str, float]:
-    """The share of each operator type in the time of the quickest run, the largest first.
+    """Return the share of each operator type in the time of the fastest run, the largest first.
 
     Args:
         model: path of ``model.onnx``, or the serialized model.
-        inputs: of the runs, the first of which is not counted.
-        threads: of one operator; 0 for ``usable_cores``.
-        fused: register the kernel library where it is built.
+        inputs: the inputs of all runs; the first run is not counted.
+        threads: number of threads per operator; 0 for ``usable_cores``.
+        fused: whether the kernel library is registered, if it is built.
 
     Raises:
-        EngineError: where the runtime refuses the model or the kernel library.
+        EngineError: if the runtime refuses the model or the kernel library.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(threads=threads, fused=fused)
@@ -40,14 +40,14 @@ def operator_shares(
 
 
 def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of the profiler's events of several runs; see ``operator_shares``."""
+    """Return the shares from the profiler's events of several runs; see ``operator_shares``."""
     ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
     runs: list[Counter[str]] = [Counter() for _ in ends]
     for event in events:
         if event["name"].endswith("_kernel_time"):
             runs[bisect_right(ends, event["ts"])][event["args"]["op_name"]] += event["dur"]
-    # In the others an operator, whichever it is, waited for what else the machine does.
-    quickest = min(runs[1:], key=Counter.total)
-    # The profiler counts whole microseconds; a model may take none.
-    total = max(quickest.total(), 1)
-    return {op_type: spent / total for op_type, spent in quickest.most_common()}
+    # In slower runs, operators waited for other work of the machine.
+    fastest = min(runs[1:], key=Counter.total)
+    # The profiler counts whole microseconds, so the total of a small model may be 0.
+    total = max(fastest.total(), 1)
+    return {op_type: spent / total for op_type, spent in fastest.most_common()}

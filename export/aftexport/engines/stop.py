@@ -1,4 +1,4 @@
-"""Ending a run early, from another thread."""
+"""Cancellation of a run from another thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,14 +8,14 @@ from aftexport.errors import EngineError
 
 
 class RunStoppedError(EngineError):
-    """A run was ended because its answer was no longer wanted."""
+    """A run was cancelled because its result was no longer needed."""
 
     def __init__(self) -> None:
-        super().__init__("The run was stopped.", "Nothing: it was asked to stop.")
+        super().__init__("The run was stopped on request.", "Send the request again if needed.")
 
 
 class Stop:
-    """Ends one run, from any thread, before it begins or while it lasts."""
+    """A request from any thread to end one run, before or during the run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,11 +24,11 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether the run was asked to end."""
+        """Whether ``request`` was called."""
         return self._requested
 
     def request(self) -> None:
-        """Asks the run to end; returns at once."""
+        """Ask the run to end; do not wait for the end."""
         with self._lock:
             self._requested = True
             if self._end is not None:
@@ -36,11 +36,11 @@ class Stop:
 
     @contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """For engines: while the block runs, a request calls ``end``, on its own thread.
+        """Call ``end`` on a request while the block runs, on the thread of the request.
 
         Raises:
-            RunStoppedError: where the request was made before the block, or the block
-                failed after one.
+            RunStoppedError: if the request came before the block, or the block failed
+                after a request.
         """
         with self._lock:
             if self._requested:

@@ -1,4 +1,4 @@
-"""PyTorch: the reference every other engine is compared with."""
+"""PyTorch, the reference of every other engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,12 +13,12 @@ from aftexport.errors import EngineError
 
 
 class TorchEngine:
-    """A module run as it is.
+    """A PyTorch module as an engine.
 
     Args:
-        module: in the precision it is to be run in; put in evaluation mode.
-        input_names: the arguments of its forward, in order.
-        threads: of one operator; 0 for PyTorch's own choice.
+        module: the module in the precision of its runs; it is put in evaluation mode.
+        input_names: the arguments of the module's forward, in order.
+        threads: number of threads per operator; 0 for PyTorch's own choice.
     """
 
     name = "torch"
@@ -26,7 +26,7 @@ class TorchEngine:
     def __init__(
         self, module: nn.Module, input_names: tuple[str, ...], *, threads: int = 0
     ) -> None:
-        # A captured program refuses: it was captured in the mode it is in.
+        # A captured program has a fixed mode and raises NotImplementedError.
         with suppress(NotImplementedError):
             module.eval()
         self._module = module
@@ -34,33 +34,34 @@ class TorchEngine:
         self.input_names = input_names
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Runs the module once, to its end; see ``Engine.run``."""
+        """Run the module once; see ``Engine.run``. A stop has no effect during the run."""
         if stop is not None and stop.requested:
             raise RunStoppedError
         arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
         try:
             with torch.inference_mode(), _threads(self._threads):
                 logits = self._module(*arguments)
-        except Exception as error:  # a module of others raises anything
+        except Exception as error:  # a user's module may raise any exception
             raise EngineError(
-                f"The PyTorch model failed: {error}.", "Check that it takes this batch and length."
+                f"The PyTorch model failed: {error}.",
+                "Check that the model accepts this batch and length.",
             ) from error
         if not isinstance(logits, torch.Tensor):
             raise EngineError(
-                f"The model's forward returns a {type(logits).__name__}.",
-                "Wrap it in a module that returns the logits [batch, classes] alone.",
+                f"Expected a tensor from the model's forward, got {type(logits).__name__}.",
+                "Wrap the model in a module that returns only the logits [batch, classes].",
             )
-        if logits.dtype == torch.bfloat16:  # numpy has none
+        if logits.dtype == torch.bfloat16:  # numpy has no bfloat16
             logits = logits.float()
         return {"logits": logits.numpy()}
 
     def release(self) -> None:
-        """Does nothing: PyTorch keeps no memory between runs on the CPU."""
+        """Do nothing, because PyTorch keeps no memory between runs on the CPU."""
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    # They are the whole process's, and results depend on them in the last digit.
+    # The setting is global to the process, and the last digit of results depends on it.
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

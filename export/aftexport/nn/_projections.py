@@ -1,37 +1,37 @@
-"""Initialisation the layers share."""
+"""Argument checks, initialization and projections that the layers share."""
 
 import torch
 from torch import Tensor, nn
 
 FACTOR_STD = 0.01
-"""Standard deviation of the position-bias factors at the start (AFT paper, section 4)."""
+"""Initial standard deviation of the position-bias factors (AFT paper, section 4)."""
 
 
 def check_counts(layer: str, **counts: int | None) -> None:
-    """Raises ValueError where one is below 1; None is no count."""
+    """Raise ValueError if a count is below 1; None passes."""
     for name, count in counts.items():
         if count is not None and count < 1:
-            raise ValueError(f"{layer}: {name} is {count}; it must be 1 or more")
+            raise ValueError(f"{layer}: {name} must be at least 1, got {count}")
 
 
 def check_heads(layer: str, dim: int, num_heads: int) -> None:
-    """Raises ValueError where the heads are below 1, or the channels no multiple of them."""
+    """Raise ValueError if ``num_heads`` is below 1 or does not divide ``dim``."""
     check_counts(layer, dim=dim, num_heads=num_heads)
     if dim % num_heads:
         fitting = ", ".join(str(n) for n in range(1, dim + 1) if dim % n == 0)
         raise ValueError(
-            f"{layer}: num_heads {num_heads} does not divide dim {dim}; choose one of {fitting}, "
+            f"{layer}: num_heads must divide dim {dim}, got {num_heads}; choose one of {fitting}, "
             "or another dim"
         )
 
 
 def bias_factor(max_length: int, rank: int) -> nn.Parameter:
-    """One factor of a position bias, ``[Tmax, rank]``, drawn with ``FACTOR_STD``."""
+    """Return one factor of a position bias, ``[Tmax, rank]``, drawn with ``FACTOR_STD``."""
     return nn.Parameter(torch.randn(max_length, rank) * FACTOR_STD)
 
 
 def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
-    """Some diagonals of ``row @ column.T``: ``out[t, j] = row[t] . column[t + offsets[j]]``.
+    """Return some diagonals of ``row @ column.T``: ``out[t, j] = row[t] . column[t + offsets[j]]``.
 
     Args:
         row, column: ``[T, rank]``.

@@ -9,18 +9,18 @@ from aftexport.nn._projections import FACTOR_STD, check_counts, check_heads
 class AftConv(nn.Module):
     """AFT-conv (arXiv 2105.14103, eq. 6): one key channel and one filter per head.
 
-    The filter is re-parameterised, ``gamma (w - mean) / std + beta`` per head, with
-    gamma and beta 0 at the start: the layer starts as AFT-simple.
+    The filter is re-parameterized, ``gamma (w - mean) / std + beta`` per head. Gamma and
+    beta start at 0, so the layer starts as AFT-simple.
 
     Args:
         dim: channels D.
-        num_heads: H, divides ``dim``.
-        window: s, taps of each filter.
+        num_heads: number of heads H; it must divide ``dim``.
+        window: taps s of each filter.
         gate: sigmoid, tanh or none.
-        causal: a token sees itself and what came before it.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1, or the heads do not divide ``dim``.
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -48,21 +48,21 @@ class AftConv(nn.Module):
         self.register_buffer("folded_filter", None, persistent=False)
 
     def filter(self) -> Tensor:
-        """The bias of each head by tap, ``[H, s]``."""
+        """Return the bias of each head by tap, ``[H, s]``."""
         if self.folded_filter is not None:
             return self.folded_filter
-        centred = self.weight - self.weight.mean(1, keepdim=True)
-        # One tap has no spread: it is beta alone, not 0/0. Clamped before the root, whose
-        # gradient at 0 is infinite.
-        std = centred.square().mean(1, keepdim=True).clamp(min=1e-12).sqrt()
-        return self.gamma * centred / std + self.beta
+        centered = self.weight - self.weight.mean(1, keepdim=True)
+        # A single tap has no spread: the clamp makes the filter beta instead of 0/0. The clamp
+        # comes before the root because the gradient of the root at 0 is infinite.
+        std = centered.square().mean(1, keepdim=True).clamp(min=1e-12).sqrt()
+        return self.gamma * centered / std + self.beta
 
     def fold(self) -> None:
-        """Makes the filter a constant of the exported graph."""
+        """Make the filter a constant of the exported graph."""
         self.folded_filter = self.filter().detach()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         op = torch.ops.aftexport.causal_aft_conv if self.causal else torch.ops.aftexport.aft_conv
         mixed = op(
             self.query(x),

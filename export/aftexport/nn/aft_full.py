@@ -12,12 +12,12 @@ class AftFull(nn.Module):
     Args:
         dim: channels D.
         max_length: Tmax; longer sequences raise ValueError.
-        bias_rank: d', columns of u and v.
+        bias_rank: number of columns d' of u and v.
         gate: sigmoid, tanh or none.
-        causal: a token sees itself and what came before it.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1.
+        ValueError: if a count is below 1.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class AftFull(nn.Module):
         self.register_buffer("folded_bias", None, persistent=False)
 
     def position_bias(self) -> Tensor:
-        """The bias of every pair, ``[Tmax, Tmax]``: row for the query, column for the key."""
+        """Return the bias of every (query, key) pair, ``[Tmax, Tmax]``."""
         if self.folded_bias is not None:
             return self.folded_bias
         return self.row_factor @ self.column_factor.T
 
     def fold(self) -> None:
-        """Makes the bias a constant of the exported graph."""
+        """Make the bias a constant of the exported graph."""
         self.folded_bias = self.position_bias().detach()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         op = torch.ops.aftexport.causal_aft_full if self.causal else torch.ops.aftexport.aft_full
         mixed = op(
             self.query(x), self.key(x), self.value(x), self.position_bias(), lengths, self.gate

@@ -12,14 +12,14 @@ class AftLocal(nn.Module):
     Args:
         dim: channels D.
         window: s; keys with ``|t - u| < s`` have a bias (causal: ``0 <= t - u < s``).
-        max_length: Tmax of the paper's factorised bias w = u v^T, one for each pair;
-            None for a bias of the distance alone, which serves any length.
-        bias_rank: d', columns of u and v.
+        max_length: Tmax of the paper's factorized bias w = u v^T, one for each pair.
+            None selects a bias that depends only on the distance and serves any length.
+        bias_rank: number of columns d' of u and v.
         gate: sigmoid, tanh or none.
-        causal: a token sees itself and what came before it.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1.
+        ValueError: if a count is below 1.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AftLocal(nn.Module):
         self.register_buffer("folded_band", None, persistent=False)
 
     def band(self) -> Tensor:
-        """The bias by row and offset, ``[Tmax or 1, 2s-1]`` (causal ``[Tmax or 1, s]``)."""
+        """Return the bias by row and offset, ``[Tmax or 1, 2s-1]`` (causal ``[Tmax or 1, s]``)."""
         if self.max_length is None:
             return self.relative_bias
         if self.folded_band is not None:
@@ -58,14 +58,14 @@ class AftLocal(nn.Module):
         return banded_product(self.row_factor, self.column_factor, self.offsets)
 
     def fold(self) -> None:
-        """Makes the band a constant of the exported graph."""
+        """Make the band a constant of the exported graph."""
         self.folded_band = self.band().detach()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``.
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``.
 
         Raises:
-            ValueError: where T is more than ``max_length``.
+            ValueError: if T is more than ``max_length``.
         """
         if self.max_length is not None and x.shape[1] > self.max_length:
             raise ValueError(

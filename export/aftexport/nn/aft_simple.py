@@ -10,7 +10,7 @@ class AftSimple(nn.Module):
     Args:
         dim: channels D.
         gate: sigmoid, tanh or none.
-        causal: a token sees itself and what came before it.
+        causal: whether a token sees only itself and earlier tokens.
     """
 
     def __init__(self, dim: int, *, gate: str = "sigmoid", causal: bool = False) -> None:
@@ -23,7 +23,7 @@ class AftSimple(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         ops = torch.ops.aftexport
         op = ops.causal_aft_simple if self.causal else ops.aft_simple
         mixed = op(self.query(x), self.key(x), self.value(x), lengths, self.gate)

@@ -8,7 +8,7 @@ from aftexport.nn.pooling import AttentionPooling, MeanPooling
 
 
 class DocumentClassifier(nn.Module):
-    """Token ids to class logits: embedding, pre-norm encoder, masked pooling, linear head."""
+    """A classifier of token ids: embedding, pre-norm encoder, masked pooling, linear head."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -20,22 +20,22 @@ class DocumentClassifier(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens of a document; None where there is no bound."""
+        """The maximum number of tokens of a document; None if there is no bound."""
         learned = self.config.mechanism in ("aft_full", "aft_local")
         return self.config.max_length if learned else None
 
     def forward(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Scores documents.
+        """Return the class logits of documents.
 
         Args:
             input_ids: int64 ``[B, T]``, padded on the right with any valid id.
-            lengths: int64 ``[B]``, tokens of each document.
+            lengths: int64 ``[B]``, the number of tokens of each document.
 
         Returns:
             Logits ``[B, num_labels]``.
 
         Raises:
-            ValueError: where T is more than the mechanism's ``max_length``.
+            ValueError: if T is more than the mechanism's ``max_length``.
         """
         encoded = self.encoder(self.embedding(input_ids), lengths)
         return self.head(self.pooling(encoded, lengths))

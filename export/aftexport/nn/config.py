@@ -1,4 +1,4 @@
-"""What a document classifier is made of."""
+"""The configuration of a document classifier."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -27,7 +27,7 @@ _COUNTS = (
     "bias_rank",
 )
 _MAX_COUNT = 1 << 26
-"""The bytes of a matrix of the largest counts fit into 64 bits."""
+"""Limit of every count: the byte count of a matrix of two such counts fits into 64 bits."""
 
 
 def _is_count(value: object) -> bool:
@@ -39,26 +39,26 @@ class ClassifierConfig:
     """Configuration of ``DocumentClassifier``.
 
     Attributes:
-        mechanism: what mixes the tokens; one of ``LAYERS``.
+        mechanism: the token-mixing layer; one of ``LAYERS``.
         vocab_size: number of token ids.
         num_labels: number of classes.
         dim: channels D.
-        depth: encoder layers.
-        num_heads: heads, where the mechanism has them.
+        depth: number of encoder layers.
+        num_heads: number of heads, for mechanisms with heads.
         ffn_dim: hidden channels of the feed-forward network.
-        max_length: most tokens, where positions are learned (aft_full; aft_local
+        max_length: maximum number of tokens, for learned positions (aft_full; aft_local
             with a bias for each pair). None: any number.
-        window: s of aft_local, taps of aft_conv.
-        bias_rank: columns of the position-bias factors.
-        causal: a token sees itself and what came before it.
-        pooling: how tokens become one vector, mean or attention.
-        gate: of the AFT mechanisms.
-        normalization: of efficient_attention.
-        feature_map: of linear_attention.
+        window: window s of aft_local, number of taps of aft_conv.
+        bias_rank: number of columns of the position-bias factors.
+        causal: whether a token sees only itself and earlier tokens.
+        pooling: the reduction of the tokens to one vector, mean or attention.
+        gate: the gate of the AFT mechanisms: sigmoid, tanh or none.
+        normalization: the normalization of efficient_attention: softmax or scaling.
+        feature_map: the feature map of linear_attention: elu or relu.
 
     Raises:
-        UsageError: for a value that is none of the choices, no whole number of 1 to 67,108,864, or
-            does not go with another.
+        UsageError: if a value is not one of the choices, a count is not a whole number from 1
+            to 67,108,864, or two values do not fit together.
     """
 
     mechanism: str
@@ -81,42 +81,50 @@ class ClassifierConfig:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise UsageError(f"{name} is {value!r}.", f"Choose one of {', '.join(choices)}.")
+                known = ", ".join(choices)
+                raise UsageError(
+                    f"{name} must be one of {known}, got {value!r}.", f"Choose one of {known}."
+                )
         for name in _COUNTS:
             value = getattr(self, name)
             if not _is_count(value) and not (name == "max_length" and value is None):
-                remedy = "Give a positive whole number"
-                remedy += ", or null." if name == "max_length" else "."
-                raise UsageError(f"{name} is {value!r}.", remedy)
+                expected = "a positive whole number"
+                expected += " or null" if name == "max_length" else ""
+                raise UsageError(f"{name} must be {expected}, got {value!r}.", f"Give {expected}.")
             if value is not None and value > _MAX_COUNT:
-                raise UsageError(f"{name} is {value}.", f"Give at most {_MAX_COUNT}.")
+                raise UsageError(
+                    f"{name} must be at most {_MAX_COUNT}, got {value}.",
+                    f"Give at most {_MAX_COUNT}.",
+                )
         if not isinstance(self.causal, bool):
-            raise UsageError(f"causal is {self.causal!r}.", "Give true or false.")
+            raise UsageError(
+                f"causal must be true or false, got {self.causal!r}.", "Give true or false."
+            )
         if self.dim % self.num_heads:
             raise UsageError(
-                f"num_heads {self.num_heads} does not divide dim {self.dim}.",
-                "Choose a number of heads that does.",
+                f"num_heads must divide dim {self.dim}, got {self.num_heads}.",
+                "Choose a number of heads that divides dim.",
             )
         if self.mechanism == "aft_full" and self.max_length is None:
             raise UsageError(
-                "aft_full learns a bias for every pair of positions and needs max_length.",
+                "aft_full needs max_length for its bias of every pair of positions, got null.",
                 "Set max_length to the longest document, in tokens.",
             )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Reads a configuration; raises UsageError for names it does not know or lacks."""
+        """Return a configuration; raise UsageError if a name is unknown or missing."""
         known = {f.name for f in fields(cls)}
         if unknown := sorted(str(name) for name in set(values) - known):
             raise UsageError(
-                f"The configuration has unknown entries: {', '.join(unknown)}.",
-                f"Known are {', '.join(sorted(known))}.",
+                f"Expected known configuration entries, got {', '.join(unknown)}.",
+                f"Choose from {', '.join(sorted(known))}.",
             )
         required = {"mechanism", "vocab_size", "num_labels"}
         if missing := sorted(required - set(values)):
-            raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add them.")
+            raise UsageError(f"The configuration lacks {', '.join(missing)}.", "Add the entries.")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON-ready values."""
+        """Return the configuration as JSON-ready values."""
         return asdict(self)

@@ -1,42 +1,35 @@
-"""Ordinary attention, the baseline: quadratic in the tokens."""
+"""Ordinary attention, the baseline; its cost is quadratic in the tokens."""
 
 import torch
 from torch import Tensor, nn
 
-from aftexport.nn._projections import check_heads
+from aftexport.nn._multi_head import MultiHeadLayer
 from aftexport.operators.numerics import valid_keys
 
 
-class DotProductAttention(nn.Module):
+class DotProductAttention(MultiHeadLayer):
     """Scaled dot-product attention (arXiv 1706.03762, eq. 1), exported in standard ops.
 
     Args:
         dim: channels D.
-        num_heads: H, divides ``dim``.
-        causal: a token sees itself and what came before it.
+        num_heads: number of heads H; it must divide ``dim``.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1, or the heads do not divide ``dim``.
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = False) -> None:
-        super().__init__()
-        check_heads("DotProductAttention", dim, num_heads)
-        self.num_heads = num_heads
-        self.causal = causal
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
-        self.value = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, dim)
+        super().__init__(dim, num_heads, causal=causal)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         tokens = x.shape[1]
         query, key, value = (
             projection(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
         )
-        # The first key always counts: a document of no tokens gives numbers, not NaN.
+        # The first key is always valid, so that an empty document gives numbers, not NaN.
         mask = valid_keys(lengths.clamp(min=1), tokens)[:, None, None, :]
         if self.causal:
             mask = mask & torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).tril()

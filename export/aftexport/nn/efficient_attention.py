@@ -1,23 +1,23 @@
 """The Efficient Attention layer."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from aftexport.nn._projections import check_heads
+from aftexport.nn._multi_head import MultiHeadLayer
 
 
-class EfficientAttention(nn.Module):
-    """Efficient Attention (arXiv 1812.01243), per head. The residual is the encoder's.
+class EfficientAttention(MultiHeadLayer):
+    """Efficient Attention (arXiv 1812.01243), per head. The encoder adds the residual.
 
     Args:
         dim: channels D.
-        num_heads: H, divides ``dim``.
+        num_heads: number of heads H; it must divide ``dim``.
         normalization: softmax or scaling.
-        scale: factor of the result; the authors use 1.
-        causal: a token sees itself and what came before it.
+        scale: the factor of the result; the authors use 1.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1, or the heads do not divide ``dim``.
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -29,19 +29,12 @@ class EfficientAttention(nn.Module):
         scale: float = 1.0,
         causal: bool = False,
     ) -> None:
-        super().__init__()
-        check_heads("EfficientAttention", dim, num_heads)
-        self.num_heads = num_heads
+        super().__init__(dim, num_heads, causal=causal)
         self.normalization = normalization
         self.scale = scale
-        self.causal = causal
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
-        self.value = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         ops = torch.ops.aftexport
         op = ops.causal_efficient_attention if self.causal else ops.efficient_attention
         mixed = op(

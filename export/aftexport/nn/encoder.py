@@ -1,4 +1,4 @@
-"""The pre-norm encoder, and the layer for each mechanism."""
+"""The pre-norm encoder and its token-mixing layers."""
 
 from torch import Tensor, nn
 
@@ -14,11 +14,11 @@ from aftexport.nn.linear_attention import LinearAttention
 
 
 def build_attention(config: ClassifierConfig) -> nn.Module:
-    """Builds the token-mixing layer that ``config.mechanism`` names."""
+    """Build the token-mixing layer that ``config.mechanism`` names."""
     dim, heads, causal = config.dim, config.num_heads, config.causal
     match config.mechanism:
         case "aft_full":
-            assert config.max_length is not None  # ClassifierConfig sees to it
+            assert config.max_length is not None  # ClassifierConfig checks this
             return AftFull(
                 dim, config.max_length, bias_rank=config.bias_rank, gate=config.gate, causal=causal
             )
@@ -46,7 +46,7 @@ def build_attention(config: ClassifierConfig) -> nn.Module:
 
 
 class EncoderLayer(nn.Module):
-    """``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
+    """An encoder layer: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class EncoderLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Transforms ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Transform ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         x = x + self.attention(self.attention_norm(x), lengths)
         return x + self.ffn(self.ffn_norm(x))
 
 
 class Encoder(nn.Module):
-    """``depth`` encoder layers and a final norm."""
+    """A stack of ``depth`` encoder layers and a final norm."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Transforms ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Transform ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         for layer in self.layers:
             x = layer(x, lengths)
         return self.norm(x)

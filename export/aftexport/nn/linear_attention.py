@@ -1,23 +1,23 @@
 """The linear attention layer."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from aftexport.nn._projections import check_heads
+from aftexport.nn._multi_head import MultiHeadLayer
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(MultiHeadLayer):
     """Linear attention with a normalizer (arXiv 2006.16236).
 
     Args:
         dim: channels D.
-        num_heads: H, divides ``dim``.
+        num_heads: number of heads H; it must divide ``dim``.
         feature_map: elu, for elu(x) + 1, or relu.
-        eps: added to the normalizer.
-        causal: a token sees itself and what came before it.
+        eps: the constant that is added to the normalizer.
+        causal: whether a token sees only itself and earlier tokens.
 
     Raises:
-        ValueError: where a count is below 1, or the heads do not divide ``dim``.
+        ValueError: if a count is below 1, or the heads do not divide ``dim``.
     """
 
     def __init__(
@@ -29,19 +29,12 @@ class LinearAttention(nn.Module):
         eps: float = 1e-6,
         causal: bool = False,
     ) -> None:
-        super().__init__()
-        check_heads("LinearAttention", dim, num_heads)
-        self.num_heads = num_heads
+        super().__init__(dim, num_heads, causal=causal)
         self.feature_map = feature_map
         self.eps = eps
-        self.causal = causal
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
-        self.value = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Mixes the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
+        """Mix the tokens of ``x [B, T, D]``; ``lengths`` int64 ``[B]``."""
         ops = torch.ops.aftexport
         op = (
             ops.causal_normalized_linear_attention

@@ -1,4 +1,4 @@
-"""What makes a mechanism an operator: its torch op beside its ONNX schema and body."""
+"""The operators of a mechanism: a torch op, an ONNX schema and a portable body each."""
 
 import re
 from collections.abc import Callable
@@ -25,13 +25,13 @@ NUM_HEADS = Attribute("num_heads", 1, "Number of heads; divides the channels of 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(OnnxOperator):
-    """The operator of a mechanism, which PyTorch models call.
+    """An operator of a mechanism, which PyTorch models call.
 
     Attributes:
         stem: the mechanism's file name, for example ``aft_local``.
-        compute: what the torch op runs: the fast form, differentiable, exact
+        compute: the fast form that the torch op runs; differentiable, and exact
             for every finite input.
-        torch_op: the overload that ``torch.export`` records; takes the inputs
+        torch_op: the overload that ``torch.export`` records. Its arguments are the inputs
             and then the attributes.
     """
 
@@ -43,7 +43,7 @@ class Operator(OnnxOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """A mechanism and its causal twin, from which operators in torch and in ONNX are made.
+    """A mechanism and its causal twin, each an operator in torch and in ONNX.
 
     ``check``, ``compute`` and ``reference`` take the inputs in order and the attributes by name;
     ``compute``, ``reference`` and ``body`` take ``causal`` as well.
@@ -53,11 +53,11 @@ class Mechanism:
         stem: the mechanism's file name, for example ``aft_local``.
         inputs: the names of the inputs, ``lengths`` last.
         shapes: the shape of each input, as a word for each axis.
-        exponents: the inputs whose exponentials are taken.
+        exponents: the inputs to which an exponential is applied.
         attributes: the attributes of the torch op and of the ONNX operator.
         kernel_attributes: the attributes that only the ONNX operator has.
-        check: raises ``ValueError`` for shapes that do not fit; it runs on real and on symbolic
-            shapes.
+        check: the validation of shapes, which raises ``ValueError``; it runs on real and on
+            symbolic shapes.
         compute: the fast form, differentiable, exact for every finite input.
         reference: the definition.
         body: the portable ONNX body, as text.
@@ -103,7 +103,7 @@ class Mechanism:
 
 
 class _TorchOp:
-    """The torch op of a mechanism or of its causal twin: its arguments are inputs, attributes."""
+    """The torch op of a mechanism or of its causal twin; it takes inputs, then attributes."""
 
     def __init__(self, mechanism: Mechanism, op_type: str, causal: bool) -> None:
         self._mechanism = mechanism
@@ -133,9 +133,9 @@ class _TorchOp:
         tensors, named = self._split(arguments)
         self._check(*tensors, **named)
         query = tensors[0]
-        if not query.numel():  # there is no maximum of no tokens
+        if not query.numel():  # an empty tensor has no maximum
             return query.clone(memory_format=torch.contiguous_format)
-        # Sums over tokens in 16 bits lose the result: everything inside is float32 or better.
+        # Compute in float32 or wider: sums over tokens in 16 bits lose the result.
         wide = torch.promote_types(query.dtype, torch.float32)
         *floats, lengths = tensors
         result = self._compute(*(t.to(wide) for t in floats), lengths, **named)
@@ -151,9 +151,9 @@ class _TorchOp:
         ctx.attributes = inputs[self._count :]
 
     def _backward(self, ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Recomputing costs a forward pass and keeps no activation of the op alive.
+        # Recompute the output: this costs a forward pass, but keeps no activations alive.
         *floats, lengths = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # the gradients are to have gradients, by create_graph
+        again = torch.is_grad_enabled()  # create_graph asks for gradients of the gradients
         with torch.enable_grad():
             leaves = [
                 t.view_as(t) if again and t.requires_grad else t.detach().requires_grad_()
@@ -166,12 +166,12 @@ class _TorchOp:
         return (*gradients, None, *(None for _ in self._mechanism.attributes))
 
     def _split(self, arguments: tuple[Any, ...]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """Return the inputs, and the attributes by name; raise ValueError for a wrong one."""
+        """Return the inputs, and the attributes by name; raise ValueError if one is invalid."""
         mechanism = self._mechanism
         for name, tensor in zip(mechanism.inputs[:-1], arguments, strict=False):
-            if not tensor.is_floating_point():  # the result is of the query's type
+            if not tensor.is_floating_point():  # the result has the query's type
                 raise ValueError(
-                    f"{self._op_type}: {name} is of type {tensor.dtype}; it must be floating-point"
+                    f"{self._op_type}: {name} must be floating-point, got type {tensor.dtype}"
                 )
         values = arguments[self._count :]
         named = {a.name: v for a, v in zip(mechanism.attributes, values, strict=True)}
@@ -179,8 +179,8 @@ class _TorchOp:
             value = named[attribute.name]
             if attribute.choices and value not in attribute.choices:
                 raise ValueError(
-                    f"{self._op_type}: {attribute.name} is {value!r}; "
-                    f"it must be one of {', '.join(attribute.choices)}"
+                    f"{self._op_type}: {attribute.name} must be one of "
+                    f"{', '.join(attribute.choices)}, got {value!r}"
                 )
         return arguments[: self._count], named
 

@@ -1,4 +1,4 @@
-"""Numerics the mechanisms share in PyTorch: masks, gates, and the guard against underflow."""
+"""PyTorch numerics shared by the mechanisms: masks, gates, and the guard against underflow."""
 
 import math
 from collections.abc import Callable
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 MASKED = -math.inf
-"""Logit of a key that does not count. Where no key counts, the mean is 0."""
+"""The logit of a masked key. If every key is masked, the mean is 0."""
 
 MAX_BLOCK = 1024
-"""The most terms of a sum that a runtime may add one by one: the error grows with their number,
-and a million equal tokens would be off by 1e-2. Longer sums are taken in two levels."""
+"""The maximum number of terms that a runtime may add one by one. The error grows with their number:
+a million equal tokens would be off by 1e-2. Longer sums are computed in two levels."""
 
 Sums = tuple[Tensor, Tensor]
 """Numerator and denominator of a weighted mean."""
 
 
 def valid_keys(lengths: Tensor, tokens: int) -> Tensor:
-    """Marks the keys that count: bool ``[B, T]`` from int64 ``lengths [B]``."""
+    """Return the mask of valid keys, bool ``[B, T]``, from int64 ``lengths [B]``."""
     return torch.arange(tokens, device=lengths.device) < lengths[:, None]
 
 
 def mask_keys(key: Tensor, lengths: Tensor) -> Tensor:
-    """Gives padded keys, ``[B, T, ...]``, the logit ``MASKED``."""
+    """Return ``key [B, T, ...]`` with the logit ``MASKED`` for padded keys."""
     valid = valid_keys(lengths, key.shape[1])
     return torch.where(valid.reshape(*valid.shape, *[1] * (key.dim() - 2)), key, MASKED)
 
 
 def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
-    """Multiplies ``mean`` by the gate of the query."""
+    """Multiply ``mean`` by the gate of the query."""
     if gate == "none":
         return mean
     return (torch.sigmoid(query) if gate == "sigmoid" else torch.tanh(query)) * mean
@@ -38,13 +38,13 @@ def apply_gate(gate: str, query: Tensor, mean: Tensor) -> Tensor:
 def guarded_mean(
     sums: Callable[..., Sums], reference: Callable[..., Tensor], *tensors: Tensor
 ) -> Tensor:
-    """Divides ``sums``, computed in as little precision as keeps every term in range.
+    """Return the quotient of ``sums``, in the least precision that keeps every term in range.
 
-    Forms that subtract the maxima of keys and biases apart can underflow where
+    Forms that subtract the maxima of keys and biases separately can underflow if
     the maxima lie at different positions. A denominator far above the smallest
-    normal number proves that what was lost is negligible; where one is not,
-    the sums are taken again in float64, and where that is not enough either,
-    by ``reference``.
+    normal number proves that the lost terms are negligible. If a denominator is
+    smaller, the sums are computed again in float64. If that does not suffice,
+    ``reference`` computes the mean.
     """
     dtype = tensors[0].dtype
     for wide, smallest in ((torch.float32, 1e-25), (torch.float64, 1e-290)):
@@ -57,38 +57,38 @@ def guarded_mean(
 
 
 def largest(logits: Tensor, dim: int = 1) -> Tensor:
-    """Return the maximum over ``dim``, which is kept; finite where no key counts.
+    """Return the maximum over ``dim``, which is kept; it is finite even if every key is masked.
 
-    The differences of logits with it are never NaN. Means do not depend on it,
-    so it has no gradient.
+    The differences between logits and the maximum are never NaN. Means do not depend on
+    the maximum, so it has no gradient.
     """
     return logits.detach().amax(dim, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
 
 
 def divisor(total: Tensor) -> Tensor:
-    """Return sums of weights to divide by: 1 where no key counts, so that the mean is 0."""
+    """Return ``total`` with 1 for 0, so that the mean is 0 if every key is masked."""
     return torch.where(total == 0, 1, total)
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Return the softmax over dim 1, and 0 for every key where no key counts.
+    """Return the softmax over dim 1; it is 0 if every key is masked.
 
-    ``sum`` adds in several levels, ``torch.softmax`` one by one.
+    ``sum`` adds in several levels, but ``torch.softmax`` adds one by one.
     """
     weight = (logits - largest(logits)).exp()
     return weight / divisor(weight.sum(1, keepdim=True))
 
 
 def softmax_mean(logits: Tensor, value: Tensor) -> Tensor:
-    """The mean of ``value [B, T, ...]`` by a softmax over dim 1, which it keeps."""
+    """Return the mean of ``value [B, T, ...]``, weighted by a softmax over dim 1, which is kept."""
     return (softmax(logits) * value).sum(1, keepdim=True)
 
 
 def biased_mean(key: Tensor, bias: Tensor, value: Tensor) -> Tensor:
-    """The mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1, which it keeps.
+    """Return the mean of ``value [B, T, ...]`` by a softmax of ``key + bias`` over dim 1.
 
-    Keys and biases are taken relative to those of the largest logit before they are added:
-    beside 1e38 the smaller of the two has no digits. Halves of them do not overflow.
+    Dim 1 is kept. Keys and biases are taken relative to those of the largest logit before they are
+    added, because a number loses all its digits beside 1e38. Their halves do not overflow.
     """
     half_key, half_bias = 0.5 * key, 0.5 * bias.expand_as(key)
     best = (half_key + half_bias).detach().argmax(1, keepdim=True)
@@ -100,13 +100,13 @@ def biased_mean(key: Tensor, bias: Tensor, value: Tensor) -> Tensor:
 
 
 def key_weights(key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``exp(key)`` relative to its maximum over dim 1, and where no key counts."""
+    """Return ``exp(key)`` relative to its maximum over dim 1, and whether every key is masked."""
     top = key.detach().amax(1, keepdim=True)
     return (key - top.clamp(min=torch.finfo(key.dtype).min)).exp(), top == MASKED
 
 
 def context(key: Tensor, value: Tensor) -> Tensor:
-    """Sums ``key^T value`` over the tokens, in two levels.
+    """Return the sum of ``key^T value`` over the tokens, computed in two levels.
 
     Args:
         key: ``[B, T, H, d]``.
@@ -129,7 +129,7 @@ def context(key: Tensor, value: Tensor) -> Tensor:
 
 
 def long_product(weight: Tensor, value: Tensor) -> Tensor:
-    """``weight [..., R, T] @ value [..., T, C]``, in two levels."""
+    """Return ``weight [..., R, T] @ value [..., T, C]``, summed in two levels."""
     pairs = zip(torch.split(weight, MAX_BLOCK, -1), torch.split(value, MAX_BLOCK, -2), strict=True)
     first, *others = (part @ rows for part, rows in pairs)
     total: Tensor = sum(others, first)
@@ -137,18 +137,18 @@ def long_product(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """``[B, T, D]`` to ``[B, T, H, D/H]``."""
+    """Return ``x [B, T, D]`` as ``[B, T, H, D/H]``."""
     return x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads)
 
 
 def causal_product(query: Tensor, key: Tensor, value: Tensor, block: int = 64) -> Tensor:
-    """Computes ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
+    """Compute ``sum_{u<=t} (query_t . key_u) value_u`` in time linear in T.
 
     Args:
         query: ``[B, T, H, d]``.
         key: ``[B, T, H, d]``.
         value: ``[B, T, H, e]``.
-        block: tokens whose pairs are multiplied out; earlier blocks enter
+        block: number of tokens whose pairs are multiplied out. Earlier blocks enter
             through the running sum of ``key^T value``.
 
     Returns:
@@ -170,39 +170,39 @@ def causal_product(query: Tensor, key: Tensor, value: Tensor, block: int = 64) -
 
 
 def check_same_shape(op_type: str, **tensors: Tensor) -> None:
-    """Raises ValueError unless all are ``[B, T, D]`` of one shape."""
+    """Raise ValueError unless all tensors have the same shape ``[B, T, D]``."""
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     (first, expected), *others = shapes.items()
     if len(expected) != 3:
         raise ValueError(
-            f"{op_type}: {first} has shape {expected}; it must be [batch, tokens, channels]"
+            f"{op_type}: {first} must be [batch, tokens, channels], got shape {expected}"
         )
     for name, shape in others:
         if shape != expected:
             raise ValueError(
-                f"{op_type}: {name} has shape {shape}, {first} has {expected}; they must agree"
+                f"{op_type}: {name} must have the shape {expected} of {first}, got {shape}"
             )
 
 
 def check_lengths(op_type: str, query: Tensor, lengths: Tensor) -> None:
-    """Raises ValueError unless ``lengths`` is int64 ``[B]``."""
+    """Raise ValueError unless ``lengths`` is int64 ``[B]``."""
     if lengths.dim() != 1 or lengths.shape[0] != query.shape[0] or lengths.dtype != torch.int64:
         raise ValueError(
-            f"{op_type}: lengths has shape {tuple(lengths.shape)} and type {lengths.dtype}; "
-            f"it must be int64 [batch], batch {query.shape[0]}"
+            f"{op_type}: lengths must be int64 [{query.shape[0]}], "
+            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
         )
 
 
 def check_heads(op_type: str, query: Tensor, num_heads: int) -> None:
-    """Raises ValueError unless ``num_heads`` divides the channels."""
+    """Raise ValueError unless ``num_heads`` divides the channels."""
     if num_heads < 1 or query.shape[2] % num_heads:
         raise ValueError(
-            f"{op_type}: num_heads is {num_heads}; it must divide the {query.shape[2]} channels"
+            f"{op_type}: num_heads must divide the {query.shape[2]} channels, got {num_heads}"
         )
 
 
 def check_max_tokens(op_type: str, query: Tensor, name: str, max_tokens: int) -> None:
-    """Raises ValueError where the sequence is longer than a learned bias reaches."""
+    """Raise ValueError if the sequence is longer than the learned bias."""
     if query.shape[1] > max_tokens:
         raise ValueError(
             f"{op_type}: {query.shape[1]} tokens, but {name} was learned for at most {max_tokens}"

@@ -1,8 +1,8 @@
 """Pieces of the portable bodies, in ONNX textual syntax.
 
-Every piece computes in float32 whatever the type of the inputs, names what it
-defines, and reads the names of ``common_constants`` and ``tokens`` (int64 ``[1]``).
-Subgraphs read names of the graph around them.
+Every piece computes in float32 for every input type. Its docstring lists the names that it
+defines. It reads the names of ``common_constants`` and ``tokens`` (int64 ``[1]``).
+Subgraphs read names of the enclosing graph.
 """
 
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from aftexport.operators.numerics import MASKED
 from aftexport.operators.schema import as_float
 
 SMALLEST_DENOMINATOR = 1e-25
-"""Below this a float32 denominator may have lost terms that count: what underflows
-is under 1e-38 a term, so even a million of them are 1e-7 of this."""
+"""The smallest trusted float32 denominator. A smaller one may have lost terms that matter.
+A term that underflows is under 1e-38, so even a million lost terms are only 1e-7 of this bound."""
 
 LOWEST = -3.4028234663852886e38
-"""The lowest finite float32. Maxima of logits are at least this, so that differences
-with them are never NaN, and the weight of a masked key is 0."""
+"""The lowest finite float32, and the lower bound of every maximum of logits. So differences
+with a maximum are never NaN, and the weight of a masked key is 0."""
 
 
 def constants(**values: float | int | list[int]) -> str:
-    """Defines scalar constants, and int64 vectors from lists."""
+    """Define scalar constants, and int64 vectors from lists."""
     lines = []
     for name, value in values.items():
         if isinstance(value, list):
@@ -33,7 +33,7 @@ def constants(**values: float | int | list[int]) -> str:
 
 
 def common_constants() -> str:
-    """Defines int64 scalars and vectors of one element, and the float scalars of the bodies."""
+    """Define int64 scalars and vectors of one element, and the float scalars of the bodies."""
     return constants(
         zero=0, one=1, two=2, zero_1d=[0], one_1d=[1], axis1=[1], axis2=[2],
         zero_f=0.0, one_f=1.0, masked=MASKED, lowest=LOWEST,
@@ -41,13 +41,13 @@ def common_constants() -> str:
 
 
 def inputs_as_float(*names: str) -> str:
-    """Casts inputs to float32 as ``<name>_f`` and defines the common constants and ``tokens``."""
+    """Cast inputs to float32 as ``<name>_f``; define the common constants and ``tokens``."""
     lines = common_constants() + "tokens = Shape <start = 1, end = 2> (query)\n"
     return lines + as_float(*names)
 
 
 def valid_keys() -> str:
-    """Defines ``valid``, bool ``[B, T]``: the keys within each document's length."""
+    """Define ``valid``, bool ``[B, T]``: the keys within each document's length."""
     return """
         end = Squeeze(tokens)
         positions = Range(zero, end, one)
@@ -57,7 +57,7 @@ def valid_keys() -> str:
 
 
 def mask(key: str, result: str, *, rank: int) -> str:
-    """Gives the padded keys of ``key``, ``[B, T, ...]`` of ``rank``, a logit of no weight."""
+    """Define ``result``: ``key``, ``[B, T, ...]`` of ``rank``, with padded keys masked."""
     return (
         valid_keys()
         + f"""
@@ -69,12 +69,12 @@ def mask(key: str, result: str, *, rank: int) -> str:
 
 
 def heads(name: str, result: str) -> str:
-    """Reshapes ``[B, T, D]`` to ``[B, T, num_heads, D/num_heads]``; needs ``head_shape``."""
+    """Reshape ``[B, T, D]`` to ``[B, T, num_heads, D/num_heads]``; needs ``head_shape``."""
     return f"{result} = Reshape({name}, head_shape)\n"
 
 
 def head_shape() -> str:
-    """Defines ``head_shape``, the Reshape target ``[0, 0, num_heads, -1]``."""
+    """Define ``head_shape``, the Reshape target ``[0, 0, num_heads, -1]``."""
     return """
         num_heads = Constant <value_int: int = @num_heads> ()
         num_heads_1d = Unsqueeze(num_heads, zero)
@@ -86,7 +86,7 @@ def head_shape() -> str:
 
 
 def gate(gate: str, query: str, mean: str, result: str) -> str:
-    """Multiplies by the gate of the query."""
+    """Define ``result``: ``mean`` multiplied by the gate of ``query``."""
     if gate == "none":
         return f"{result} = Identity({mean})\n"
     function = {"sigmoid": "Sigmoid", "tanh": "Tanh"}[gate]
@@ -94,7 +94,7 @@ def gate(gate: str, query: str, mean: str, result: str) -> str:
 
 
 def output(result: str) -> str:
-    """Returns ``result`` in the type of the query."""
+    """Define ``output``: ``result`` cast to the type of the query."""
     return f"output = CastLike({result}, query)\n"
 
 
@@ -110,22 +110,22 @@ def scan(
     counter: str = "",
     reverse: bool = False,
 ) -> str:
-    """Runs ``step`` once per token.
+    """Run ``step`` once per token.
 
     Args:
-        step: statements; read the names of ``states`` and ``scanned``, define
+        step: statements that read the names of ``states`` and ``scanned``, and define
             ``<state>_next`` for every state and the names of ``outputs``.
-        states: state in the step, to its initial value.
-        scanned: name in the step, to the tensor it is a token of.
-        outputs: name in the step, to the tensor it becomes.
-        ranks: of each name, within the step.
-        scan_axis: the axis of the tokens in what is scanned.
-        output_axis: the axis of the tokens in what is put out.
-        counter: a name in the step for the token's position, int64 scalar.
-        reverse: from the last token to the first.
+        states: the initial value of each state in the step.
+        scanned: the scanned tensor of each name in the step.
+        outputs: the resulting tensor of each name in the step.
+        ranks: the rank of each name within the step.
+        scan_axis: the axis of the tokens in the scanned tensors.
+        output_axis: the axis of the tokens in the outputs.
+        counter: name in the step for the token's position, an int64 scalar.
+        reverse: whether the scan runs from the last token to the first.
     """
     if not states:
-        # TensorRT's parser refuses a Scan that carries no state from step to step.
+        # TensorRT's parser refuses a Scan without states.
         states, ranks = {"unused": "zero_f"}, {**ranks, "unused": 0}
         step += "unused_next = Identity(unused)\n"
 
@@ -156,7 +156,7 @@ def scan(
 
 
 def divisor(total: str, result: str) -> str:
-    """Defines sums of weights to divide by: 1 where no key counts, so that the mean is 0."""
+    """Define ``result``: ``total`` with 1 for 0, so that the mean is 0 if every key is masked."""
     return f"""
         {result}_is_zero = Equal({total}, zero_f)
         {result} = Where({result}_is_zero, one_f, {total})
@@ -164,7 +164,7 @@ def divisor(total: str, result: str) -> str:
 
 
 def finite_maximum(maximum: str, result: str) -> str:
-    """Defines ``result``, at least ``lowest``, and ``<result>_is_none`` where no key counts."""
+    """Define ``result``, at least ``lowest``; ``<result>_is_none`` if every key is masked."""
     return f"""
         {result}_is_none = Less({maximum}, lowest)
         {result} = Max({maximum}, lowest)
@@ -172,11 +172,11 @@ def finite_maximum(maximum: str, result: str) -> str:
 
 
 def guarded_division(exact: str) -> str:
-    """Defines ``mean`` from ``numerator`` and ``denominator`` where no term was lost.
+    """Define ``mean``: the quotient of ``numerator`` and ``denominator`` if no term was lost.
 
     Args:
-        exact: statements that define ``exact_mean``; run only where a
-            denominator is so small that the sums cannot be trusted.
+        exact: statements that define ``exact_mean``; they run only if a
+            denominator is too small for the sums to be trusted.
     """
     return f"""
         smallest = ReduceMin <keepdims = 0> (denominator)

@@ -10,11 +10,11 @@ from aftexport.operators.registry import ALL_OPERATORS
 
 
 def attach_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Gives every custom operator in ``model`` its portable body, one function per operator.
+    """Add a portable body for every custom operator in ``model``, one function per operator.
 
-    A function cannot branch on an attribute, so where nodes of one operator differ
-    in a setting, the commonest keeps the operator and the body of the others is
-    inlined in standard ops.
+    A function cannot branch on an attribute. If nodes of one operator differ in a setting,
+    the most common setting keeps the operator; for the others the body is inlined in
+    standard ops.
     """
     opset = opset_of(model)
     nodes = [n for n in model.graph.node if n.domain == DOMAIN]

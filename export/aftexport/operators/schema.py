@@ -19,7 +19,7 @@ _TENSOR_TYPES = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)", "tensor
 class Attribute:
     """An operator attribute.
 
-    ``choices`` marks a setting: its value selects the body, because an ONNX
+    ``choices`` marks a setting. Its value selects the body, because an ONNX
     function cannot branch on an attribute.
     """
 
@@ -36,15 +36,16 @@ class OnnxOperator:
     Attributes:
         op_type: ONNX name, for example ``CausalAftLocal``.
         inputs: names in order; ``lengths`` is int64, every other one floating-point.
-        shapes: of each input, axis names separated by spaces.
+        shapes: the shape of each input, as axis names separated by spaces.
         outputs: names in order; all floating-point.
-        exponents: the inputs an exponential is taken of: their range is what strains the numerics.
-        attributes: in order.
-        kernel_attributes: how a kernel computes; no matter to the definition, the body
-            and the torch op.
-        reference: the definition in plain PyTorch, which returns a tensor, or a tuple where
-            there are several outputs; in float64 it is the truth every other form is judged by.
-        body: settings to the portable body, in ONNX textual syntax.
+        exponents: the inputs to which an exponential is applied; their range decides the
+            numerical difficulty.
+        attributes: the attributes of the definition, in order.
+        kernel_attributes: settings of the kernel only; the definition, the body and the torch
+            op ignore them.
+        reference: the definition in plain PyTorch, which returns a tensor, or a tuple for
+            several outputs. In float64 it is the reference for every other form.
+        body: the function from settings to the portable body in ONNX textual syntax.
         doc: formula and source.
     """
 
@@ -60,7 +61,7 @@ class OnnxOperator:
     kernel_attributes: tuple[Attribute, ...] = ()
 
     def expected(self, *inputs: Tensor, **attributes: object) -> tuple[Tensor, ...]:
-        """What the reference gives, in the order of ``outputs``."""
+        """Return the outputs of the reference, in the order of ``outputs``."""
         result = self.reference(*inputs, **attributes)
         return result if isinstance(result, tuple) else (result,)
 
@@ -70,13 +71,13 @@ class OnnxOperator:
         return tuple(a for a in self.attributes if a.choices)
 
     def attributes_of(self, node: onnx.NodeProto) -> dict[str, AttributeValue]:
-        """The attributes that ``node`` has, kernels' own left out, and the defaults of others."""
-        given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        values = {a.name: given.get(a.name, a.default) for a in self.attributes}
+        """Return the attributes of ``node`` without those of kernels; absent ones get defaults."""
+        present = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        values = {a.name: present.get(a.name, a.default) for a in self.attributes}
         return {n: v.decode() if isinstance(v, bytes) else v for n, v in values.items()}
 
     def function(self, settings: Mapping[str, str], opset: int) -> onnx.FunctionProto:
-        """Builds the portable body as a model-local function in standard ops of ``opset``."""
+        """Build the portable body as a model-local function in standard ops of ``opset``."""
         own = (*self.attributes, *self.kernel_attributes)
         declared = {a.name: a.default for a in own} | dict(settings) | PLUGIN_ATTRIBUTES
         attributes = ", ".join(_declaration(name, value) for name, value in declared.items())
@@ -90,14 +91,14 @@ class OnnxOperator:
         return onnx.parser.parse_function(text)
 
     def schema(self) -> OpSchema:
-        """Builds the ONNX schema: names, types and documentation in one place."""
+        """Build the ONNX schema: names, types and documentation in one place."""
         parameter = OpSchema.FormalParameter
         attributes = [
             OpSchema.Attribute(a.name, onnx.helper.make_attribute(a.name, a.default), a.doc)
             for a in (*self.attributes, *self.kernel_attributes)
         ] + [
             OpSchema.Attribute(
-                name, onnx.helper.make_attribute(name, value), "Where TensorRT finds the plugin."
+                name, onnx.helper.make_attribute(name, value), "Identifies the TensorRT plugin."
             )
             for name, value in PLUGIN_ATTRIBUTES.items()
         ]
@@ -123,5 +124,5 @@ def _declaration(name: str, value: AttributeValue) -> str:
 
 
 def as_float(*names: str) -> str:
-    """The line of a body that casts its inputs to float32, as ``<name>_f``."""
+    """Return the lines of a body that cast its inputs to float32, as ``<name>_f``."""
     return "".join(f"{name}_f = Cast <to = 1> ({name})\n" for name in names)

@@ -1,11 +1,11 @@
-"""Sums over the tokens in ONNX textual syntax: of blocks of tokens, then of the blocks' sums.
+"""Two-level sums over the tokens in ONNX textual syntax: within blocks, then over the blocks.
 
-A runtime may add float32 numbers one by one, and then the error of a sum grows with the number
+A runtime may add float32 numbers one by one. The error of a sum then grows with the number
 of its terms: a million equal ones are off by 1e-2. In two levels neither sum has many terms.
 
-A *cut* has ``<cut>_blocks`` blocks of ``<cut>_size`` elements (int64 ``[1]``). They cover the
-elements and a gap after them, of fewer elements than there are blocks. Every piece reads the
-names that ``_text.common_constants`` defines.
+A *cut* has ``<cut>_blocks`` blocks of ``<cut>_size`` elements (int64 ``[1]``). The blocks cover
+the elements and a gap after them; the gap has fewer elements than there are blocks. Every piece
+reads the names that ``onnx_text.common_constants`` defines.
 """
 
 from aftexport.operators import onnx_text as text
@@ -15,7 +15,7 @@ _SIDE_BY_SIDE = 16
 
 
 def sum_cut(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
-    """Defines a cut into as few blocks as there can be.
+    """Define a cut into the minimum number of blocks.
 
     Args:
         sequence: name of a tensor ``[B, count, ...]``.
@@ -26,7 +26,7 @@ def sum_cut(sequence: str, count: str = "tokens", cut: str = "sum") -> str:
 
 
 def scan_cut(sequence: str) -> str:
-    """Defines the cut ``scan`` of the tokens, into blocks that a ``Scan`` takes side by side.
+    """Define the cut ``scan`` of the tokens into blocks that a ``Scan`` processes in parallel.
 
     Args:
         sequence: name of a tensor ``[B, T, ...]``.
@@ -74,7 +74,7 @@ def _cut(sequence: str, count: str, cut: str) -> str:
 
 
 def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> str:
-    """Reshapes ``name``, ``[B, count, ...]``, to ``[B, blocks, size, ...]``.
+    """Reshape ``name``, ``[B, count, ...]``, to ``[B, blocks, size, ...]``.
 
     Args:
         name: the tensor.
@@ -93,7 +93,7 @@ def split(name: str, result: str, *, gap: str = "zero_f", cut: str = "sum") -> s
 
 
 def join(blocks: str, result: str, *, cut: str = "sum") -> str:
-    """Reshapes ``blocks``, ``[B, blocks, size, ...]``, to ``[B, covered elements, ...]``."""
+    """Reshape ``blocks``, ``[B, blocks, size, ...]``, to ``[B, covered elements, ...]``."""
     return f"""
         {result}_width = Shape <start = 3> ({blocks})
         {result}_shape = Concat <axis = 0> ({cut}_joined_shape, {result}_width)
@@ -102,7 +102,7 @@ def join(blocks: str, result: str, *, cut: str = "sum") -> str:
 
 
 def total(blocks: str, result: str) -> str:
-    """Sums ``blocks``, ``[B, blocks, size, ...]``, to ``[B, 1, ...]``."""
+    """Sum ``blocks``, ``[B, blocks, size, ...]``, to ``[B, 1, ...]``."""
     return f"""
         {result}_of_blocks = ReduceSum <keepdims = 0> ({blocks}, axis2)
         {result} = ReduceSum <keepdims = 1> ({result}_of_blocks, axis1)
@@ -112,7 +112,7 @@ def total(blocks: str, result: str) -> str:
 def running_total(
     blocks: str, result: str, *, exclusive: bool = False, reverse: bool = False, cut: str = "sum"
 ) -> str:
-    """The running sum of ``blocks``, ``[B, blocks, size, ...]``: ``[B, covered elements, ...]``."""
+    """Define the running sum of ``blocks [B, blocks, size, ...]``: ``[B, covered, ...]``."""
     return f"""
         {result}_within = CumSum <exclusive = {int(exclusive)}, reverse = {int(reverse)}> (
             {blocks}, two
@@ -124,10 +124,10 @@ def running_total(
 
 
 def largest(blocks: str, result: str) -> str:
-    """The maximum of ``blocks``, ``[B, blocks, size, ...]``, over all of them: ``[B, 1, 1, ...]``.
+    """Define the maximum of ``blocks [B, blocks, size, ...]`` over both axes, ``[B, 1, 1, ...]``.
 
-    See ``_text.finite_maximum``. ONNX Runtime is several times as fast by one axis after the
-    other.
+    See ``onnx_text.finite_maximum``. ONNX Runtime reduces one axis after the other several times
+    faster than both at once.
     """
     return f"""
         {result}_of_blocks = ReduceMax <keepdims = 1> ({blocks}, axis2)
@@ -136,7 +136,7 @@ def largest(blocks: str, result: str) -> str:
 
 
 def softmax_weights(logits: str, result: str) -> str:
-    """Defines ``<result>``, of a softmax over the tokens, and their ``<result>_total``.
+    """Define the weights ``<result>`` of a softmax over the tokens, and ``<result>_total``.
 
     Args:
         logits: name of ``[B, blocks, size, ...]``, with ``masked`` in the gap.
@@ -153,7 +153,7 @@ def softmax_weights(logits: str, result: str) -> str:
 
 
 def context(keys: str, values: str, result: str) -> str:
-    """Sums ``key^T value`` over the tokens: ``[B, H, d, e]``.
+    """Sum ``key^T value`` over the tokens: ``[B, H, d, e]``.
 
     Args:
         keys: name of ``[B, blocks, size, H, d]``.

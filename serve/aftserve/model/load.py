@@ -10,7 +10,7 @@ from rich.console import Console
 from aftexport.bundle.bundle import CHUNKED, Bundle
 from aftexport.chunked.runner import ChunkedModel
 from aftexport.console import stage
-from aftexport.deploy.choose_engine import Choice, choose
+from aftexport.deploy.choose_engine import ChosenEngine, choose_engine
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.errors import BundleError, UsageError
 from aftexport.parity import Comparison
@@ -66,7 +66,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
     """
     _check_folders(settings)
     # Not within the stage below: building an engine shows its own progress.
-    choice = choose(
+    choice = choose_engine(
         bundle,
         settings.engine,
         threads=settings.threads or 0,
@@ -87,7 +87,7 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
     """
     check_unchanged(bundle)
     engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
-    choice = Choice(engine, "ONNX Runtime with portable bodies only: parity was broken.")
+    choice = ChosenEngine(engine, "ONNX Runtime with portable bodies only: parity was broken.")
     return _prepare(bundle, settings, choice, standard_ops_only=True)
 
 
@@ -119,7 +119,7 @@ def _check_folders(settings: Settings) -> None:
 
 
 def _prepare(
-    bundle: Bundle, settings: Settings, choice: Choice, *, standard_ops_only: bool
+    bundle: Bundle, settings: Settings, choice: ChosenEngine, *, standard_ops_only: bool
 ) -> LoadedModel:
     limits = [n for n in (choice.max_tokens, settings.max_tokens) if n is not None]
     chunked = _chunked(bundle, settings, choice, standard_ops_only)
@@ -156,7 +156,7 @@ def _prepare(
 
 
 def _chunked(
-    bundle: Bundle, settings: Settings, choice: Choice, standard_ops_only: bool
+    bundle: Bundle, settings: Settings, choice: ChosenEngine, standard_ops_only: bool
 ) -> ChunkedModel | None:
     """Return the model for documents over the memory budget; None on TensorRT."""
     plan = bundle.manifest.chunked
@@ -172,7 +172,7 @@ def _chunked(
     )
 
 
-def _golden(bundle: Bundle, choice: Choice, standard_ops_only: bool) -> list[Comparison]:
+def _golden(bundle: Bundle, choice: ChosenEngine, standard_ops_only: bool) -> list[Comparison]:
     if choice.engine.name == OnnxRuntimeEngine.name:
         return verify(bundle, engine=choice.engine, fused=not standard_ops_only)
     assert choice.max_tokens is not None  # a built engine has a bound

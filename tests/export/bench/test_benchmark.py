@@ -14,7 +14,8 @@ from rich.console import Console
 
 import aftexport
 import aftplugins
-from aftexport.bench.benchmark import Timing, benchmark, check_lengths, timing_table
+from aftexport.bench.benchmark import Timing, benchmark, check_lengths
+from aftexport.bench.table import timing_table
 from aftexport.bench.timing import SLOW_ROUNDS, SLOW_SECONDS, Run, peak_mib, sample
 from aftexport.bundle.bundle import Bundle
 from aftexport.engines.onnxruntime_profile import operator_shares, shares
@@ -208,7 +209,7 @@ def test_missing_module_reports_skipped_pytorch_comparison(
     words = ["bench", bundle_folder, *FEW]
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "not compared: a bundle does not hold the module; give --model" in outcome.out
+    assert "not compared, because a bundle does not contain the module. Give --model" in outcome.out
     words += ["--against", "none"]
     outcome = without(["torch", "onnxscript"], "aftexport", *words, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
@@ -218,8 +219,8 @@ def test_missing_module_reports_skipped_pytorch_comparison(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("module of toy:Bag", "give --factory toy:Bag."),
-        ("state dict for toy:Bag", "give --model with the file it was exported from, and "
+        ("module of toy:Bag", "Give --factory toy:Bag."),
+        ("state dict for toy:Bag", "Give --model with the file of the export, and "
          "--factory toy:Bag."),
         ("pickled module", "and --allow-pickle."),
     ],

@@ -59,7 +59,7 @@ def test_seed_out_of_range_is_refused(seed: int, tmp_path: Path) -> None:
 def test_file_in_the_way_is_refused(tmp_path: Path) -> None:
     """The demo refuses it before any work."""
     (tmp_path / "file").write_text("mine")
-    assert "is a file" in refused(tmp_path, out=tmp_path / "file").problem
+    assert "must be a folder" in refused(tmp_path, out=tmp_path / "file").problem
     (tmp_path / "out" / "bundle").mkdir(parents=True)
     (tmp_path / "out" / "bundle" / "mine").write_text("mine")
     assert "is not a bundle" in refused(tmp_path).problem

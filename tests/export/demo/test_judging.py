@@ -19,7 +19,7 @@ def test_documents_over_limit_are_counted() -> None:
 
 
 def test_no_document_within_limit_fails() -> None:
-    with pytest.raises(UsageError, match="more than 2 tokens"):
+    with pytest.raises(UsageError, match="at most 2 tokens"):
         hold_out(TEST, TOKENIZER, 2)
 
 

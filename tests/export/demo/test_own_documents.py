@@ -37,23 +37,23 @@ def test_csv_takes_documents_over_field_limit(tmp_path: Path) -> None:
 
 BAD_FILES = {
     "no_label_column.csv": ("text,class\na,b\n", 1, "no column label"),
-    "no_columns.csv": ("a,b\nc,d\n", 1, "no column text and none label"),
+    "no_columns.csv": ("a,b\nc,d\n", 1, "no column text and no column label"),
     "empty.csv": ("", 1, "no column text"),
     "no_rows.csv": ("text,label\n", None, "no documents"),
     "short_row.csv": ("text,label\na,b\nc\n", 3, "no label"),
-    "long_row.csv": ("text,label\na,b\nc,d,e\n", 3, "more values than the 2 columns"),
+    "long_row.csv": ("text,label\na,b\nc,d,e\n", 3, "expected 2 values, got 3"),
     "blank_text.csv": ('text,label\na,b\n"  ",b\n', 3, "text is empty"),
     "blank_label.csv": ("text,label\na,\n", 2, "label is empty"),
-    "open_quote.csv": ('text,label\n\n"a\na",b\n"c,d\ne,f\n', 5, "not CSV"),
-    "not_json.jsonl": ('{"text": "a", "label": "b"}\n{"text": \n', 2, "not JSON"),
-    "deep.jsonl": ("[" * 100_000 + "\n", 1, "not JSON"),
-    "list.jsonl": ('["a", "b"]\n', 1, "not an object"),
+    "open_quote.csv": ('text,label\n\n"a\na",b\n"c,d\ne,f\n', 5, "invalid CSV"),
+    "not_json.jsonl": ('{"text": "a", "label": "b"}\n{"text": \n', 2, "invalid JSON"),
+    "deep.jsonl": ("[" * 100_000 + "\n", 1, "invalid JSON"),
+    "list.jsonl": ('["a", "b"]\n', 1, "expected a JSON object, got list"),
     "no_text.jsonl": ('\n{"label": "b"}\n', 2, "no text"),
     "null_label.jsonl": ('{"text": "a", "label": null}\n', 1, "no label"),
-    "number_label.jsonl": ('{"text": "a", "label": 3}\n', 1, "label is not a string"),
+    "number_label.jsonl": ('{"text": "a", "label": 3}\n', 1, "label must be a string, got int"),
     "surrogate.jsonl": ('{"text": "\\ud800", "label": "b"}\n', 1, "half a surrogate pair"),
     "empty.jsonl": ("", None, "no documents"),
-    "documents.txt": ("text,label\na,b\n", None, "neither in .csv nor in .jsonl"),
+    "documents.txt": ("text,label\na,b\n", None, "expected a name with .csv or .jsonl, got .txt"),
 }
 
 
@@ -75,7 +75,7 @@ def test_bad_line_error_has_remedy(name: str, tmp_path: Path) -> None:
 def test_other_encodings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\ncaf\N{LATIN SMALL LETTER E WITH ACUTE},b\n".encode("latin-1"))
-    with pytest.raises(DocumentsError, match=r"not UTF-8 \(byte 0xe9\)"):
+    with pytest.raises(DocumentsError, match="expected UTF-8, got the byte 0xe9"):
         read_documents(path)
 
 

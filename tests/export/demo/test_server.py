@@ -19,7 +19,7 @@ def test_server_answers_only_within_block(bundle_folder: Path, tmp_path: Path) -
     with serving(bundle_folder, log) as port:
         answer = ask(port, "some text")
         assert answer["label"] in answer["scores"]
-        with pytest.raises(ServerError, match="POST /infer answered 4"):
+        with pytest.raises(ServerError, match="200 from POST /infer, got 4"):
             ask(port, "")
     with pytest.raises(ServerError, match="did not answer"):
         ask(port, "some text")

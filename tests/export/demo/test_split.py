@@ -97,5 +97,5 @@ def test_one_label_is_refused() -> None:
 def test_label_with_few_documents_is_refused() -> None:
     texts = [document(seed) for seed in range(20)] + [document(100)] * 20
     corpus = Corpus(tuple(texts), ("many",) * 20 + ("copied",) * 20)
-    with pytest.raises(UsageError, match=r"'copied' has 1 distinct .* at least 5"):
+    with pytest.raises(UsageError, match=r"at least 5 distinct .* 'copied', got 1"):
         split(corpus, 0)

@@ -42,7 +42,7 @@ def test_fitting_engine_is_not_rebuilt(
 
 def stale(bundle: Path) -> str:
     changed_record(bundle, version="1.0")
-    return "by TensorRT-RTX 1.0, here is"
+    return "by TensorRT-RTX 1.0, this machine has"
 
 
 def foreign(bundle: Path) -> str:

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from aftexport.bundle.bundle import Bundle
-from aftexport.deploy.choose_engine import choose
+from aftexport.deploy.choose_engine import choose_engine
 from aftexport.errors import EngineError, UsageError
 from aftexport.pipeline.export import export
 
@@ -15,25 +15,25 @@ INPUTS = {"input_ids": np.array([[5, 6, 7]]), "lengths": np.array([3])}
 
 @pytest.mark.parametrize("asked", ["auto", "onnxruntime"])
 def test_onnx_bundle_is_served_by_onnxruntime(asked: str, bundle_folder: Path) -> None:
-    choice = choose(Bundle.open(bundle_folder), asked, console=CONSOLE)
+    choice = choose_engine(Bundle.open(bundle_folder), asked, console=CONSOLE)
     assert choice.engine.name == "onnxruntime"
     assert choice.max_tokens is None
-    assert ("ONNX alone" if asked == "auto" else "--engine onnxruntime") in choice.reason
+    assert ("only to ONNX" if asked == "auto" else "--engine onnxruntime") in choice.reason
 
 
 def test_tensorrt_bundle_is_served_by_tensorrt(bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="--to trt"):
-        choose(Bundle.open(bundle_folder), "tensorrt", console=CONSOLE)
+        choose_engine(Bundle.open(bundle_folder), "tensorrt", console=CONSOLE)
 
 
 def test_onnxruntime_replaces_tensorrt_without_gpu(no_gpu: None, rtx_bundle: Path) -> None:
     """The reason is reported."""
     bundle = Bundle.open(rtx_bundle)
-    choice = choose(bundle, console=CONSOLE)
+    choice = choose_engine(bundle, console=CONSOLE)
     assert choice.engine.name == "onnxruntime"
-    assert "No GPU was found here" in choice.reason
-    with pytest.raises(EngineError, match="No GPU was found here"):
-        choose(bundle, "tensorrt", console=CONSOLE)
+    assert "Expected a GPU, got none" in choice.reason
+    with pytest.raises(EngineError, match="Expected a GPU, got none"):
+        choose_engine(bundle, "tensorrt", console=CONSOLE)
 
 
 def test_bfloat16_on_cpu_reports_float32(
@@ -41,6 +41,6 @@ def test_bfloat16_on_cpu_reports_float32(
 ) -> None:
     """A bfloat16 graph runs in float32 on the CPU."""
     bundle = export(checkpoint_file, to="trt", precision="bf16", out=tmp_path / "b")
-    choice = choose(bundle, console=CONSOLE)
+    choice = choose_engine(bundle, console=CONSOLE)
     assert "float32" in choice.reason
     assert np.isfinite(choice.engine.run(INPUTS)["logits"]).all()

@@ -141,17 +141,17 @@ def test_dot_product_attention_is_the_transformers(causal: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: AftLocal(8, 0), "window is 0"),
-        (lambda: AftLocal(8, 0, 16), "window is 0"),
-        (lambda: AftLocal(8, 3, 16, bias_rank=0), "bias_rank is 0"),
-        (lambda: AftFull(8, -1), "max_length is -1"),
-        (lambda: AftConv(8, 2, 0), "window is 0"),
-        (lambda: AftConv(8, 0, 3), "num_heads is 0"),
-        (lambda: Fastformer(8, 0), "num_heads is 0"),
+        (lambda: AftLocal(8, 0), "window must be at least 1, got 0"),
+        (lambda: AftLocal(8, 0, 16), "window must be at least 1, got 0"),
+        (lambda: AftLocal(8, 3, 16, bias_rank=0), "bias_rank must be at least 1, got 0"),
+        (lambda: AftFull(8, -1), "max_length must be at least 1, got -1"),
+        (lambda: AftConv(8, 2, 0), "window must be at least 1, got 0"),
+        (lambda: AftConv(8, 0, 3), "num_heads must be at least 1, got 0"),
+        (lambda: Fastformer(8, 0), "num_heads must be at least 1, got 0"),
     ],
 )
 def test_a_count_below_one_is_refused(make: Callable[[], nn.Module], why: str) -> None:
-    with pytest.raises(ValueError, match=f"{why}; it must be 1 or more"):
+    with pytest.raises(ValueError, match=why):
         make()
 
 
@@ -166,5 +166,5 @@ def test_a_count_below_one_is_refused(make: Callable[[], nn.Module], why: str) -
     ],
 )
 def test_heads_must_divide_channels(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="num_heads 3 does not divide dim 8; choose one of 1, 2"):
+    with pytest.raises(ValueError, match="num_heads must divide dim 8, got 3; choose one of 1, 2"):
         make()

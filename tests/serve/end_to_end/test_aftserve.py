@@ -53,7 +53,7 @@ def test_without_a_gpu_a_bundle_with_an_engine_is_served_by_onnxruntime_and_it_s
         assert answer.json()["label"] in ("invoice", "contract", "letter")
     log = (tmp_path / "log").read_text("utf-8")
     assert "Engine: ONNX Runtime" in log
-    assert "No GPU was found here" in log
+    assert "Expected a GPU, got none" in log
 
 
 def test_an_engine_that_cannot_be_had_is_refused_where_it_was_asked_for(

@@ -1,4 +1,4 @@
-"""A model repository of Triton Inference Server from a bundle."""
+"""The export of a bundle to a model repository of Triton Inference Server."""
 
 from aftexport.deploy.triton.repository import MOUNTED, check_place, start_command, write_repository
 

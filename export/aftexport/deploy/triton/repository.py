@@ -1,7 +1,7 @@
-"""Writes the repository: configuration, labels, model and kernels.
+"""The files of a Triton repository: configuration, labels, model and kernels.
 
-The files and fields are those of Triton's documentation, "Model Repository" and "Model
-Configuration", and of ``model_config.proto``.
+The files and fields follow Triton's documentation, "Model Repository" and "Model
+Configuration", and ``model_config.proto``.
 """
 
 import json
@@ -29,7 +29,7 @@ LABELS = "labels.txt"
 PLAN = "model.plan"
 VERSION = "1"
 MOUNTED = "/models"
-"""Where the images of Triton look for a repository."""
+"""The default path of the repository in Triton's images."""
 TIMEOUT_SECONDS = 60
 MAX_QUEUE = 256
 
@@ -41,7 +41,7 @@ _TYPES: dict[int, str] = {
 }
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("aftexport.deploy.triton", "."),
-    autoescape=False,  # no HTML, and nothing in it that needs quoting
+    autoescape=False,  # the output is not HTML, and its values need no quoting
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -58,34 +58,34 @@ def write_repository(
     force: bool = False,
     console: Console,
 ) -> Path:
-    """Adds a bundle's model to a Triton model repository.
+    """Add a bundle's model to a Triton model repository.
 
-    A bundle that was exported to ONNX is for the backend onnxruntime, on the CPU, with the fused
-    kernels where they are built; one with an engine for the backend tensorrt, with the engine for
-    the GPU of this machine, which is built where there is none yet.
+    A bundle that was exported to ONNX uses the backend onnxruntime on the CPU, with the fused
+    kernels if they are built. A bundle with an engine uses the backend tensorrt and the engine
+    for the GPU of this machine. A missing engine is built.
 
     Args:
-        bundle: that was checked.
-        out: the repository; may exist and hold other models.
-        name: of the model in it.
-        mounted: absolute path of the repository where Triton runs; the kernels are loaded
-            by it.
-        max_batch: most documents at once; an engine has its own.
-        force: replace a model of that name which aftexport wrote.
-        console: where progress goes.
+        bundle: the checked bundle.
+        out: the repository, which may exist and contain other models.
+        name: name of the model in the repository.
+        mounted: absolute path of the repository on Triton's machine, from which the kernels
+            are loaded.
+        max_batch: maximum number of documents in a run; an engine has its own maximum.
+        force: whether a model of the same name that aftexport wrote is replaced.
+        console: console for the progress.
 
     Returns:
         The model's folder.
 
     Raises:
-        UsageError: for a name, a place or a bundle that cannot be.
-        EngineError: where the engine is not there and cannot be built here.
-        ParityError: where it is outside tolerance.
+        UsageError: if a name, a path or the bundle is invalid.
+        EngineError: if the engine is missing and cannot be built here.
+        ParityError: if the engine is outside tolerance.
     """
     folder = check_place(out, name, mounted, force)
     if broken := [label for label in bundle.manifest.labels if "\n" in label]:
         raise UsageError(
-            f"The label {broken[0]!r} has a line break; Triton reads a label from each line.",
+            f"Expected labels without line breaks for Triton, got {broken[0]!r}.",
             "Export the model with other --labels.",
         )
     max_batch = _max_batch(bundle, max_batch)
@@ -117,26 +117,27 @@ def write_repository(
 
 
 def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
-    """The folder of a model in a repository, where it may be written; see ``write_repository``.
+    """Return the folder of a model in a repository; see ``write_repository``.
 
     Raises:
-        UsageError: for a name or a path that cannot be, or where something stands that is not
-            to be lost.
+        UsageError: if a name or a path is invalid, or existing files would be lost.
     """
     if not re.fullmatch(r"(/[\w.-]+)+", mounted, re.ASCII):
         raise UsageError(
-            f"--mounted {mounted} is no absolute path of letters, digits, '.', '_' and '-'.",
-            "Give the path that the repository has where Triton runs.",
+            "--mounted must be an absolute path of letters, digits, '.', '_' and '-', got "
+            f"{mounted}.",
+            "Give the path of the repository on Triton's machine.",
         )
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         raise UsageError(
-            f"--name {name!r} is no name of a Triton model.",
-            "Take letters, digits, '_', '-' and '.', a letter, digit or '_' first.",
+            "--name must have only letters, digits, '_', '-' and '.', and start with a letter, a "
+            f"digit or '_', got {name!r}.",
+            "Choose another --name.",
         )
     folder = out / name
     if (out / CONFIG).exists() or is_bundle(out):
         raise UsageError(
-            f"{out} is a model or a bundle, and no repository.", "Choose another --out."
+            f"--out must be a repository, got {out}, a model or a bundle.", "Choose another --out."
         )
     if folder.is_symlink() or (folder.exists() and not _written_by_us(folder)):
         raise UsageError(
@@ -159,13 +160,13 @@ def _written_by_us(folder: Path) -> bool:
 
 
 def _max_batch(bundle: Bundle, asked: int | None) -> int | None:
-    """Return the most documents of a run, None for the backend's own number."""
+    """Return the maximum number of documents in a run; None for the backend's default."""
     if bundle.manifest.batching:
         return asked
     if asked is not None and asked > 1:
         raise UsageError(
-            f"Expected --max-batch 1 of a bundle exported with --no-batching, got {asked}.",
-            "Leave it out.",
+            f"--max-batch must be 1 for a bundle exported with --no-batching, got {asked}.",
+            "Leave --max-batch out.",
         )
     return 1
 
@@ -194,13 +195,13 @@ def _tensorrt(
     assert plan is not None
     if plan.settings.runtime != "tensorrt":
         raise UsageError(
-            "Triton has no backend for an engine of TensorRT-RTX.",
+            "Expected an engine of TensorRT for Triton, got one of TensorRT-RTX.",
             "Export with --to trt, or with --to onnx.",
         )
     if max_batch is not None and bundle.manifest.batching:
         raise UsageError(
-            f"--max-batch is part of the engine, which takes {plan.settings.max_batch}.",
-            "Leave it out, or export the bundle again with it.",
+            f"--max-batch must be that of the engine, {plan.settings.max_batch}, got {max_batch}.",
+            "Leave --max-batch out, or export the bundle again with it.",
         )
     content, _ = build(bundle, console=console).read(wanted_here(bundle, plan.settings))
     (version / PLAN).write_bytes(content)
@@ -214,21 +215,21 @@ def _tensorrt(
 
 
 def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
-    """Name, type and, apart from the batch, shape as Triton has them."""
+    """Return the name, the type, and the shape without the batch, in Triton's terms."""
     tensor = value.type.tensor_type
     dims = [dim.dim_value or -1 for dim in tensor.shape.dim[1:]]
     return {
         "name": value.name,
         "data_type": _TYPES[tensor.elem_type],
-        "dims": dims or [1],  # Triton has none without an axis
+        "dims": dims or [1],  # Triton does not allow an empty shape
         "scalar": not dims,
     }
 
 
 def start_command(folder: Path, mounted: str) -> str:
-    """How Triton is started, once the repository of a model's folder is there."""
+    """Return the command that starts Triton with the repository of a model's folder."""
     words = ["tritonserver", f"--model-repository={mounted}"]
     if (folder / VERSION / PLAN).exists():
-        # The engine brings its plugins, and TensorRT runs an engine's own code only where told so.
+        # The engine contains its plugins. TensorRT runs code of an engine only with this option.
         words.append("--backend-config=tensorrt,version-compatible=true")
     return " ".join(words)

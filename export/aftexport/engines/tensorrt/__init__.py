@@ -1,1 +1,1 @@
-"""Everything TensorRT: runtimes, builder, engine files and their cache."""
+"""TensorRT: runtimes, builder, engine files and their cache."""

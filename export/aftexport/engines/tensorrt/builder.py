@@ -1,6 +1,7 @@
-"""Builds engines from ``model.onnx``, by TensorRT or TensorRT-RTX, whose Python classes are alike.
+"""The builder of engines from ``model.onnx``, with TensorRT or TensorRT-RTX.
 
-Networks are strongly typed: the types are those of the graph. TensorRT 11 knows no others.
+Both have the same Python classes. Networks are strongly typed: their types are those of the
+graph. TensorRT 11 only has strongly typed networks.
 """
 
 from collections import defaultdict
@@ -19,7 +20,7 @@ from aftexport.operators.domain import DOMAIN
 from aftexport.system.files import replacing_file
 
 Progress = Callable[[str, int, int], None]
-"""Called with a phase, its steps that are done, and all of them."""
+"""A callback with a phase, its completed steps, and its total steps."""
 
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 _SMALLER = "Give a smaller --max-length, --max-batch or --workspace."
@@ -30,9 +31,9 @@ class Built:
     """A serialized engine.
 
     Attributes:
-        engine: what the runtime loads.
-        types: element type of each input and output, as the network has them.
-        operators: custom operator to ``plugin`` or ``portable``.
+        engine: the bytes that the runtime loads.
+        types: element type of each input and output of the network.
+        operators: ``plugin`` or ``portable`` for each custom operator.
     """
 
     engine: bytes
@@ -50,22 +51,22 @@ def build(
     timing_cache: Path | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> Built:
-    """Builds an engine.
+    """Build an engine.
 
     Args:
-        trt: what builds it, and later runs it.
-        model: ``model.onnx``.
-        settings: what it is built for.
-        precision: that the graph was exported in.
+        trt: the runtime that builds the engine, and later runs it.
+        model: path of ``model.onnx``.
+        settings: lengths, batches and GPUs of the engine.
+        precision: precision of the exported graph.
         plugins: the plugin library, which becomes part of the engine; None for the
             portable bodies.
-        timing_cache: file of kernel timings, read where it exists and written back.
-        progress: told of the phases; an exception from it ends the build.
+        timing_cache: file of kernel timings, which is read if it exists and written back.
+        progress: callback for the phases; an exception from it ends the build.
 
     Raises:
-        UsageError: where the settings and the model cannot be had together.
-        EngineError: where the parser or the builder refuses the model, or the network
-            has other types than ``precision`` says.
+        UsageError: if the settings do not fit the model.
+        EngineError: if the parser or the builder refuses the model, or the types of the
+            network do not match ``precision``.
     """
     module = trt.module
     builder = module.Builder(trt.logger)
@@ -102,24 +103,26 @@ def build(
 
 
 def network_types(network: Any) -> dict[str, str]:
-    """Element types of a network's inputs and outputs, by name."""
+    """Return the element types of a network's inputs and outputs, by name."""
     tensors = [network.get_input(i) for i in range(network.num_inputs)]
     tensors += [network.get_output(i) for i in range(network.num_outputs)]
     return {tensor.name: element(tensor.dtype) for tensor in tensors}
 
 
 def check_types(title: str, types: Mapping[str, str], precision: str) -> None:
-    """Compares the types of an engine or a network with those that were asked for.
+    """Check the types of an engine or a network against the precision.
+
+    A builder that ignores a precision does not report it.
 
     Raises:
-        EngineError: where one differs; a builder that ignores a precision says nothing.
+        EngineError: if a type differs.
     """
-    for name, found in types.items():
-        asked = LOGIT_TYPES[precision] if name == "logits" else "int64"
-        if found != asked:
+    for name, actual in types.items():
+        expected = LOGIT_TYPES[precision] if name == "logits" else "int64"
+        if actual != expected:
             raise EngineError(
-                f"{title} made {name} {found}; {precision} asks for {asked}.",
-                "Export the model again with the --precision that the engine is to have.",
+                f"Expected {name} of type {expected} for {precision}, got {actual} from {title}.",
+                "Export the model again with the --precision of the engine.",
             )
 
 
@@ -129,14 +132,14 @@ def _strongly_typed(module: Any) -> int:
 
 
 def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
-    """Parses the model; tells which of its custom operators became plugins."""
+    """Parse the model; return ``plugin`` or ``portable`` for each custom operator."""
     parser = trt.module.OnnxParser(network, trt.logger)
     trt.logger.errors.clear()
     if not parser.parse_from_file(str(model)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        told = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
+        reason = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors[:3])
         raise EngineError(
-            f"{trt.title} cannot parse {model.name}: {told or trt.reason()}.",
+            f"{trt.title} cannot parse {model.name}: {reason or trt.reason()}.",
             "Export the model again, with a lower --opset if the message names one.",
         )
     layers = [network.get_layer(i) for i in range(network.num_layers)]
@@ -147,8 +150,8 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
         if node.domain == DOMAIN:
             ways[node.op_type].add("plugin" if node.name in plugins else "portable")
     return {
-        op_type: "plugin" if found == {"plugin"} else "portable"
-        for op_type, found in sorted(ways.items())
+        op_type: "plugin" if paths == {"plugin"} else "portable"
+        for op_type, paths in sorted(ways.items())
     }
 
 
@@ -178,7 +181,7 @@ def _add_profiles(
         corners = [(1, settings.min_length), (1, best), (settings.max_batch, settings.max_length)]
         profile = builder.create_optimization_profile()
         for tensor in inputs:
-            # Both inputs begin with the batch; an axis the graph fixes stays what it is.
+            # The first axis of both inputs is the batch. Fixed axes of the graph keep their size.
             axes = list(tensor.shape)
             shapes = [
                 [size if axis < 0 else axis for axis, size in zip(axes, corner, strict=False)]
@@ -188,25 +191,25 @@ def _add_profiles(
         if config.add_optimization_profile(profile) < 0:
             raise EngineError(
                 f"{trt.title} refuses the profile {corners}: {trt.reason()}.",
-                "Give other --min-length, --opt-length and --max-length.",
+                "Give another --min-length, --opt-length or --max-length.",
             )
 
 
 @contextmanager
 def _timings(trt: TensorRt, config: Any, path: Path | None) -> Iterator[None]:
-    """Kernel timings of earlier builds; a file that holds anything else is left as it is."""
+    """Use kernel timings of earlier builds; leave a file with any other content unchanged."""
     if path is None:
         yield
         return
     known = path.read_bytes() if path.exists() else b""
-    what = f"cannot read --timing-cache {path}"
-    remedy = "Give a file that an earlier build wrote, or one that does not exist."
-    cache = trt.attempt(lambda: config.create_timing_cache(known), what, remedy)
-    if trt.logger.errors:  # it makes an empty one then, which would overwrite the file
-        raise EngineError(f"{trt.title} {what}: {trt.reason()}.", remedy)
+    failure = f"cannot read --timing-cache {path}"
+    remedy = "Give a file that an earlier build wrote, or a path that does not exist."
+    cache = trt.attempt(lambda: config.create_timing_cache(known), failure, remedy)
+    if trt.logger.errors:  # TensorRT then makes an empty cache, which would overwrite the file
+        raise EngineError(f"{trt.title} {failure}: {trt.reason()}.", remedy)
     trt.attempt(
         lambda: config.set_timing_cache(cache, ignore_mismatch=False),
-        f"refuses --timing-cache {path}, of another GPU or version",
+        f"refuses --timing-cache {path} of another GPU or version",
         "Give one file for each GPU and version.",
     )
     yield
@@ -216,15 +219,15 @@ def _timings(trt: TensorRt, config: Any, path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _monitor(trt: TensorRt, config: Any, progress: Progress) -> Iterator[Callable[[], None]]:
-    """Tells ``progress`` of the build; yields what raises again what ``progress`` raised.
+    """Report the build to ``progress``; yield a function that raises the exception of ``progress``.
 
-    An exception must not pass through the builder: the build is cancelled, and it is
-    raised once the builder has returned.
+    An exception must not pass through the builder. The build is cancelled instead, and the
+    exception is raised after the builder has returned.
     """
     base = trt.module.IProgressMonitor
     raised: list[BaseException] = []
 
-    class Monitor(base):  # type: ignore[misc, valid-type]  # known only once it is imported
+    class Monitor(base):  # type: ignore[misc, valid-type]  # the base is known only after the import
         def __init__(self) -> None:
             base.__init__(self)
             self.totals: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Engines built on this machine, apart from the bundles, which are never written to again."""
+"""The cache of engines built on this machine. Bundles are never modified after the export."""
 
 import os
 import re
@@ -14,39 +14,39 @@ from aftexport.errors import EngineError
 from aftexport.system.files import aside_folder, move_into_place, sha256_of
 
 VARIABLE = "AFTEXPORT_CACHE"
-"""The folder of the cache; without it ``aftexport`` below XDG_CACHE_HOME or ~/.cache."""
+"""Variable of the cache folder; the default is ``aftexport`` in XDG_CACHE_HOME or ~/.cache."""
 
 
 @dataclass(frozen=True)
 class EngineCache:
-    """One model's engines, each in a folder named for what it is for.
+    """The engines of one model, each in a folder that is named for its runtime and GPU.
 
     Attributes:
-        folder: of the model.
+        folder: the folder of the model.
     """
 
     folder: Path
 
     def entry(self, wanted: Wanted) -> EngineFile:
-        """Where the engine is, or would be."""
+        """Return the place of the engine, whether or not it exists."""
         return _files(self.folder / _key(wanted))
 
     def others(self, wanted: Wanted) -> list[EngineFile]:
-        """The engines for another GPU, version, plugin library or setting."""
+        """Return the engines for another GPU, version, plugin library or setting."""
         folders = sorted(self.folder.glob("*/")) if self.folder.is_dir() else []
         own = _key(wanted)
         return [_files(f) for f in folders if f.name != own and not f.name.startswith(".")]
 
     @contextmanager
     def locked(self, wanted: Wanted, wait: Callable[[], None]) -> Iterator[None]:
-        """Lets one process at a time build an engine.
+        """Hold the lock under which only one process builds an engine.
 
         Args:
             wanted: the engine.
-            wait: called once where another process is building it.
+            wait: callback that is called once if another process is building the engine.
 
         Raises:
-            EngineError: where the cache cannot be written.
+            EngineError: if the cache cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class EngineCache:
         except OSError as error:
             raise EngineError(
                 f"The engine cache {self.folder} cannot be written ({error.strerror}).",
-                f"Set {VARIABLE} to a folder that can.",
+                f"Set {VARIABLE} to a writable folder.",
             ) from error
         try:
             yield
@@ -67,10 +67,10 @@ class EngineCache:
             lock.release()
 
     def put(self, wanted: Wanted, engine: bytes, record: EngineRecord) -> EngineFile:
-        """Stores an engine; one that stood there goes only once the new one is whole.
+        """Store an engine; replace an earlier one only after the new one is complete.
 
         Raises:
-            EngineError: where the cache cannot be written.
+            EngineError: if the cache cannot be written.
         """
         place = self.folder / _key(wanted)
         try:
@@ -80,16 +80,16 @@ class EngineCache:
         except OSError as error:
             raise EngineError(
                 f"{place} cannot be written ({error.strerror}).",
-                f"Make room, or set {VARIABLE} to another folder.",
+                f"Free disk space, or set {VARIABLE} to another folder.",
             ) from error
         return _files(place)
 
 
 def engine_cache(model: str) -> EngineCache:
-    """The cache of the model whose ``model.onnx`` has this sha256."""
-    given = os.environ.get(VARIABLE)
+    """Return the cache of the model whose ``model.onnx`` has this sha256."""
+    override = os.environ.get(VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(given) if given else Path(base) / "aftexport"
+    root = Path(override) if override else Path(base) / "aftexport"
     return EngineCache(root / "engines" / model[:16])
 
 
@@ -98,7 +98,7 @@ def _files(folder: Path) -> EngineFile:
 
 
 def _key(wanted: Wanted) -> str:
-    """For people the runtime and the GPU; for the rest a digest."""
+    """Return a folder name with the runtime, the GPU, and a digest of everything else."""
     settings = wanted.settings
     if settings.compute_capabilities:
         gpu = "sm" + "-".join(map(str, settings.compute_capabilities))

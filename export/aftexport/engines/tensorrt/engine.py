@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX: runs an engine on the GPU, without torch."""
+"""An engine of TensorRT or TensorRT-RTX on the GPU, without torch."""
 
 import warnings
 from collections import OrderedDict
@@ -16,12 +16,12 @@ from aftexport.engines.tensorrt.settings import RuntimeName
 from aftexport.errors import EngineError
 
 _MAX_BUCKETS = 32
-"""Graphs kept; the one that was used longest ago goes."""
+"""Maximum number of cached graphs; the least recently used graph is dropped."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The shapes of ``input_ids`` that an optimization profile takes.
+    """The shapes of ``input_ids`` that an optimization profile accepts.
 
     Attributes:
         shortest, best, longest: ``(batch, tokens)``.
@@ -32,16 +32,18 @@ class Profile:
     longest: tuple[int, int]
 
     def takes(self, batch: int, tokens: int) -> bool:
-        """Whether the shape is within its range."""
+        """Return whether the shape is within the range of the profile."""
         sizes = zip(self.shortest, (batch, tokens), self.longest, strict=True)
         return all(low <= size <= high for low, size, high in sizes)
 
 
 def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
-    """The profile whose best length is nearest, as a ratio, of those that take the shape.
+    """Return the index of the profile that accepts the shape and has the nearest best length.
+
+    The distance of lengths is their ratio.
 
     Raises:
-        EngineError: where none takes it.
+        EngineError: if no profile accepts the shape.
     """
     fitting = [i for i, profile in enumerate(profiles) if profile.takes(batch, tokens)]
     if not fitting:
@@ -50,17 +52,16 @@ def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
             for p in profiles
         )
         raise EngineError(
-            f"The engine takes no {batch} documents of {tokens} tokens: it was built for "
-            f"{ranges} tokens.",
+            f"The engine expects {ranges} tokens, got {batch} documents of {tokens} tokens.",
             "Send shorter documents or fewer, or export with a larger --max-length or --max-batch.",
         )
     return min(fitting, key=lambda i: abs(np.log(tokens / profiles[i].best[1])))
 
 
 def bucket(tokens: int, longest: int) -> int:
-    """The length a batch is padded to, so that few lengths need a graph.
+    """Return the padded length of a batch, so that only a few lengths need a graph.
 
-    Four to each doubling, from 32: at most a fifth of the tokens is padding.
+    Each doubling from 32 has four lengths: at most a fifth of the tokens is padding.
     """
     if tokens <= 32:
         return min(32, longest)
@@ -70,7 +71,7 @@ def bucket(tokens: int, longest: int) -> int:
 
 @dataclass
 class _Bucket:
-    """One shape, with everything that was prepared for it."""
+    """A shape with its execution context and its graph."""
 
     context: Any
     shapes: dict[str, tuple[int, ...]]
@@ -78,23 +79,23 @@ class _Bucket:
 
 
 class TensorrtEngine:
-    """A built engine on the GPU; not for several threads at once.
+    """A built engine on the GPU. It is not thread-safe.
 
-    Where the model takes ``lengths``, a batch is padded to the next bucket, and the work of
-    a bucket is recorded as a CUDA graph the second time it is met. TensorRT-RTX records by
-    itself, and compiles its kernels when they are first needed.
+    If the model takes ``lengths``, a batch is padded to the next bucket. The work of a bucket
+    is recorded as a CUDA graph on its second use. TensorRT-RTX records graphs itself, and
+    compiles its kernels on first use.
 
     Args:
-        serialized: the engine. It is a program: it holds the plugins' code, and is to be
-            loaded from bundles one trusts only.
-        runtime: what built it.
+        serialized: the engine. It contains the plugins' code, so load engines only from
+            trusted bundles.
+        runtime: the runtime that built the engine.
 
     Attributes:
-        types: element type of each input and output, as the engine has them.
-        profiles: what it takes.
+        types: element type of each input and output of the engine.
+        profiles: the shapes that the engine accepts.
 
     Raises:
-        EngineError: where the runtime is absent or refuses the engine, or no GPU is there.
+        EngineError: if the runtime is absent or refuses the engine, or there is no GPU.
     """
 
     name = "tensorrt"
@@ -104,7 +105,7 @@ class TensorrtEngine:
         self._stream = Stream()
         module = self._trt.module
         self._runtime = module.Runtime(self._trt.logger)
-        # The plugins travel in the engine.
+        # The engine contains the code of its plugins.
         self._runtime.engine_host_code_allowed = True
         self._engine = self._trt.attempt(
             lambda: self._runtime.deserialize_cuda_engine(serialized),
@@ -119,7 +120,7 @@ class TensorrtEngine:
         self._buckets: OrderedDict[tuple[int, int], _Bucket] = OrderedDict()
         self._pinned = {name: Pinned(self._bytes(name)) for name in names}
         self._memory = {name: Memory(self._bytes(name)) for name in names}
-        # One scratch for all buckets: they take turns.
+        # All buckets share one scratch memory, because they run one after the other.
         self._scratch = Memory(self._engine.device_memory_size_v2)
 
     @property
@@ -129,59 +130,60 @@ class TensorrtEngine:
 
     @property
     def min_tokens(self) -> int:
-        """Fewest tokens of a document; a shorter one is padded where the model knows of padding."""
+        """The minimum number of tokens; 1 if the model takes ``lengths`` and so allows padding."""
         if "lengths" in self.input_names:
             return 1
         return min(profile.shortest[1] for profile in self.profiles)
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a document."""
+        """The maximum number of tokens of a document."""
         return max(profile.longest[1] for profile in self.profiles)
 
     @property
     def max_batch(self) -> int:
-        """Most documents at once."""
+        """The maximum number of documents in a run."""
         return max(profile.longest[0] for profile in self.profiles)
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
-        """Runs the model once; see ``Engine.run``.
+        """Run the model once; see ``Engine.run``.
 
-        What is on the GPU cannot be interrupted: a stop takes effect before it begins, or
-        between two parts of a batch that is larger than the engine's.
+        Work on the GPU cannot be interrupted. A stop takes effect before the run, or between
+        two parts of a batch that is larger than the engine's maximum.
         """
         try:
             ids = np.asarray(inputs["input_ids"])
-            given = {name: np.asarray(inputs[name]) for name in self.input_names}
+            arrays = {name: np.asarray(inputs[name]) for name in self.input_names}
         except KeyError as error:
             raise EngineError(
                 f"The input {error} is missing.", "Give every input of the model."
             ) from error
-        if ids.ndim != 2 or any(a.dtype != np.int64 or len(a) != len(ids) for a in given.values()):
+        if ids.ndim != 2 or any(a.dtype != np.int64 or len(a) != len(ids) for a in arrays.values()):
+            shapes = ", ".join(f"{name} {a.dtype} {a.shape}" for name, a in arrays.items())
             raise EngineError(
-                "The inputs are not input_ids [batch, tokens] and lengths [batch] of int64.",
-                "Check their shapes and types.",
+                f"Expected int64 input_ids [batch, tokens] and lengths [batch], got {shapes}.",
+                "Check the shapes and types of the inputs.",
             )
-        # More documents than the engine takes at once run one part after the other.
+        # A batch above the engine's maximum runs in parts.
         parts = []
         for start in range(0, len(ids), self.max_batch):
             if stop is not None and stop.requested:
                 raise RunStoppedError
-            part = {name: a[start : start + self.max_batch] for name, a in given.items()}
+            part = {name: a[start : start + self.max_batch] for name, a in arrays.items()}
             parts.append(self._run_part(part))
         return {"logits": np.concatenate(parts)}
 
     def release(self) -> None:
-        """Does nothing: all it needs is on the GPU, and of one size from the start."""
+        """Do nothing, because all memory is on the GPU and has a constant size."""
 
-    def _run_part(self, given: Tensors) -> NDArray[np.generic]:
-        batch, tokens = given["input_ids"].shape
+    def _run_part(self, inputs: Tensors) -> NDArray[np.generic]:
+        batch, tokens = inputs["input_ids"].shape
         profile = choose_profile(self.profiles, batch, tokens)
         if "lengths" in self.input_names:
             longest = self.profiles[profile].longest[1]
             shortest = self.profiles[profile].shortest[1]
             tokens = max(bucket(tokens, longest), shortest)
-        self._fill(given, batch, tokens)
+        self._fill(inputs, batch, tokens)
         ready = self._bucket(profile, batch, tokens)
         sizes = {name: self._size(name, shape) for name, shape in ready.shapes.items()}
         for name in self.input_names:
@@ -194,16 +196,16 @@ class TensorrtEngine:
         self._stream.wait()
         return self._logits(ready.shapes["logits"])
 
-    def _fill(self, given: Tensors, batch: int, tokens: int) -> None:
+    def _fill(self, inputs: Tensors, batch: int, tokens: int) -> None:
         ids = self._pinned["input_ids"].array((batch, tokens), np.dtype(np.int64))
-        width = given["input_ids"].shape[1]
-        ids[:, :width] = given["input_ids"]
+        width = inputs["input_ids"].shape[1]
+        ids[:, :width] = inputs["input_ids"]
         ids[:, width:] = 0  # any valid id
-        if "lengths" in given:
-            self._pinned["lengths"].array((batch,), np.dtype(np.int64))[:] = given["lengths"]
+        if "lengths" in inputs:
+            self._pinned["lengths"].array((batch,), np.dtype(np.int64))[:] = inputs["lengths"]
 
     def _bucket(self, profile: int, batch: int, tokens: int) -> _Bucket:
-        """The bucket of a shape; the second time with its graph, once everything is allocated."""
+        """Return the bucket of a shape; record its graph on the second use, after allocations."""
         key = (batch, tokens)
         if key in self._buckets:
             self._buckets.move_to_end(key)
@@ -213,7 +215,7 @@ class TensorrtEngine:
             return ready
         if len(self._buckets) >= _MAX_BUCKETS:
             self._buckets.popitem(last=False)
-        # A graph holds the state of its context, so each has one of its own.
+        # A graph holds the state of its context, so each graph has its own context.
         context = self._context(profile)
         shapes = {"input_ids": (batch, tokens), "lengths": (batch,)}
         for name in self.input_names:
@@ -228,7 +230,7 @@ class TensorrtEngine:
         return self._buckets[key]
 
     def _record(self, ready: _Bucket) -> None:
-        """Records the work of a bucket; some layers, loops among them, cannot be recorded."""
+        """Record the graph of a bucket; turn graphs off if a layer, such as a loop, forbids it."""
         try:
             ready.graph = self._stream.capture(lambda: self._enqueue(ready))
         except EngineError as error:
@@ -245,7 +247,7 @@ class TensorrtEngine:
             managed = config
         context = self._trt.attempt(
             lambda: self._engine.create_execution_context(managed),
-            "cannot make a context",
+            "cannot create a context",
             "Free memory on the GPU.",
         )
         if not context.set_optimization_profile_async(profile, self._stream.handle):
@@ -256,10 +258,10 @@ class TensorrtEngine:
         if not ready.context.execute_async_v3(self._stream.handle):
             raise self._failure("failed")
 
-    def _failure(self, what: str) -> EngineError:
+    def _failure(self, event: str) -> EngineError:
         return EngineError(
-            f"{self._trt.title} {what}: {self._trt.reason()}.",
-            "Send shorter documents or fewer at once; if it fails still, build the engine again.",
+            f"{self._trt.title} {event}: {self._trt.reason()}.",
+            "Send shorter or fewer documents at once. If it still fails, build the engine again.",
         )
 
     def _profile(self, index: int) -> Profile:
@@ -272,7 +274,7 @@ class TensorrtEngine:
         return int(np.prod(shape)) * widths[self.types[name]]
 
     def _bytes(self, name: str) -> int:
-        """The most a tensor takes."""
+        """Return the maximum size of a tensor in bytes."""
         batch, tokens = self.max_batch, self.max_tokens
         labels = int(self._engine.get_tensor_shape("logits")[1])
         shapes = {

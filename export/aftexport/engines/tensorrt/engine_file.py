@@ -1,4 +1,4 @@
-"""A built engine in a file, and the record of what it is: it runs nowhere it does not belong."""
+"""The file of a built engine and its record, which limits where the engine may run."""
 
 import json
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from aftexport.system.files import sha256, sha256_of
 
 REBUILD = "Run: aftexport build BUNDLE --rebuild"
 MAX_ENGINE_BYTES = 1 << 37
-"""No less than the memory of the GPUs there are, in which an engine lies whole."""
+"""Limit of an engine, at least the memory of any GPU; an engine must fit into GPU memory."""
 MAX_RECORD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an engine must be to be used here for one model.
+    """The requirements of this machine on an engine for one model.
 
     Attributes:
-        version: of the runtime.
-        device: the GPU; None where there is none.
-        settings: what it is built for.
-        precision: of the graph.
+        version: version of the runtime.
+        device: the GPU; None if there is no GPU.
+        settings: lengths, batches and GPUs of the engine.
+        precision: precision of the graph.
         model: sha256 of ``model.onnx``.
-        plugins: sha256 of the plugin library; None where it is not built, or has no kernels
-            for the GPUs.
+        plugins: sha256 of the plugin library; None if the library is not built or has no
+            kernels for the GPUs.
     """
 
     version: str
@@ -43,17 +43,17 @@ class Wanted:
 
 
 class EngineRecord(BaseModel):
-    """What an engine is: ``Wanted`` when it was built, and what came of it.
+    """The record of an engine: the ``Wanted`` of its build, and the result.
 
     Attributes:
-        runtime, version: what built it; nothing else loads it.
-        gpu: it was built on; None for a portable engine.
-        capability: of that GPU, 90 for 9.0.
-        settings, precision, model, plugins: see ``Wanted``; the plugins it uses are part of it.
-        types: of its inputs and outputs, by name.
-        operators: custom operator to ``plugin`` or ``portable``.
-        parity: whether it was compared with PyTorch, which takes a GPU.
-        sha256: of the engine's bytes.
+        runtime, version: the runtime that built the engine; only this version loads it.
+        gpu: name of the GPU of the build; None for a portable engine.
+        capability: compute capability of that GPU times 10, 90 for 9.0.
+        settings, precision, model, plugins: see ``Wanted``; the engine contains its plugins.
+        types: element types of inputs and outputs, by name.
+        operators: ``plugin`` or ``portable`` for each custom operator.
+        parity: state of the comparison with PyTorch, which needs a GPU.
+        sha256: digest of the engine's bytes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -73,7 +73,7 @@ class EngineRecord(BaseModel):
 
     @classmethod
     def of(cls, built: Built, wanted: Wanted) -> Self:
-        """The record of an engine that was built just now, and not compared yet."""
+        """Return the record of a new engine, which was not compared with PyTorch yet."""
         portable = bool(wanted.settings.compute_capabilities)
         device = None if portable else wanted.device
         return cls.model_validate(
@@ -94,7 +94,7 @@ class EngineRecord(BaseModel):
         )
 
     def misfit(self, wanted: Wanted) -> str | None:
-        """Why this engine must not be used, as the rest of a sentence; None where it may."""
+        """Return why this engine must not be used, as a clause; None if it may be used."""
         title = TITLES[self.runtime]
         settings = wanted.settings
         if self.runtime != settings.runtime:
@@ -102,43 +102,43 @@ class EngineRecord(BaseModel):
         if self.model != wanted.model:
             return "it was built from another model.onnx"
         if self.version != wanted.version:
-            return f"it was built by {title} {self.version}, here is {wanted.version}"
+            return f"it was built by {title} {self.version}, this machine has {wanted.version}"
         if self.settings != settings or self.precision != wanted.precision:
             return "it was built with other settings"
         device = wanted.device
         if device is not None and self.gpu is not None:
             own = Device(self.gpu, self.capability or 0)
             if own != device:
-                return f"it was built on {own}, here is {device}"
+                return f"it was built on {own}, this machine has {device}"
         elif device is not None and device.capability not in settings.compute_capabilities:
             known = ", ".join(map(str, settings.compute_capabilities))
-            return f"it was built for compute capability {known}, here is {device}"
+            return f"it was built for compute capability {known}, this machine has {device}"
         if wanted.plugins not in (None, self.plugins):
-            return "it was built with other plugins than are installed here"
+            return "it was built with plugins that differ from the installed ones"
         return None
 
 
 @dataclass(frozen=True)
 class EngineFile:
-    """An engine and its record, side by side."""
+    """The paths of an engine and of its record."""
 
     engine: Path
     record: Path
 
     def read(self, wanted: Wanted) -> tuple[bytes, EngineRecord]:
-        """Reads an engine that may be used here.
+        """Return an engine that may be used here, and its record.
 
         Raises:
-            EngineError: where it is absent, damaged, or built for something else.
+            EngineError: if the engine is absent, damaged, or does not fit ``wanted``.
         """
         record = self.read_record()
         if reason := record.misfit(wanted):
             raise EngineError(f"{self.engine} is not used: {reason}.", REBUILD)
         try:
             _check_file(self.engine, MAX_ENGINE_BYTES)
-            # A digest takes no memory: what is not the engine is never held as a whole.
-            whole = sha256(self.engine) == record.sha256
-            content = self.engine.read_bytes() if whole else b""
+            # Compute the digest first, because it does not load a wrong file into memory.
+            is_intact = sha256(self.engine) == record.sha256
+            content = self.engine.read_bytes() if is_intact else b""
         except OSError as error:
             raise EngineError(f"{self.engine}: {error.strerror}.", REBUILD) from error
         if sha256_of(content) != record.sha256:
@@ -146,10 +146,10 @@ class EngineFile:
         return content, record
 
     def read_record(self) -> EngineRecord:
-        """What the engine is.
+        """Return the record of the engine.
 
         Raises:
-            EngineError: where the record is absent or no record.
+            EngineError: if the record is absent or invalid.
         """
         try:
             _check_file(self.record, MAX_RECORD_BYTES)
@@ -157,18 +157,18 @@ class EngineFile:
         except OSError as error:
             raise EngineError(f"{self.record}: {error.strerror}.", REBUILD) from error
         except (ValidationError, ValueError) as error:
-            raise EngineError(f"{self.record} is no record of an engine.", REBUILD) from error
+            raise EngineError(f"{self.record} is not a record of an engine.", REBUILD) from error
 
     def write(self, engine: bytes, record: EngineRecord) -> None:
-        """Writes both; nothing may stand there."""
+        """Write the engine and its record; neither file may exist."""
         self.engine.write_bytes(engine)
         text = json.dumps(record.model_dump(), indent=2, sort_keys=True)
         self.record.write_text(text + "\n", "utf-8")
 
 
-def _check_file(path: Path, most_bytes: int) -> None:
-    """Raise EngineError unless the path is a file of at most ``most_bytes``."""
+def _check_file(path: Path, max_bytes: int) -> None:
+    """Raise EngineError unless the path is a file of at most ``max_bytes``."""
     if (path.exists() or path.is_symlink()) and not path.is_file():
         raise EngineError(f"{path} is not a file.", REBUILD)
-    if (size := path.stat().st_size) > most_bytes:
-        raise EngineError(f"{path} has {size} bytes, more than {most_bytes}.", REBUILD)
+    if (size := path.stat().st_size) > max_bytes:
+        raise EngineError(f"{path} must have at most {max_bytes} bytes, got {size}.", REBUILD)

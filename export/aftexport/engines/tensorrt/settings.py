@@ -1,4 +1,4 @@
-"""What a TensorRT engine is built for: the lengths, batches and GPUs it takes."""
+"""The build settings of a TensorRT engine: its lengths, batches and GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
 
 MAX_COUNT = (1 << 31) - 1
-"""The largest number in a bundle: runtimes keep sizes in 32 bits."""
+"""The largest number in a bundle, because runtimes store sizes in 32 bits."""
 Count = Annotated[int, Ge(1), Le(MAX_COUNT)]
 Length = Annotated[int, Ge(1), Le(MAX_TOKENS)]
 _MAX_BATCH = 1 << 16
 RuntimeName = Literal["tensorrt", "tensorrt_rtx"]
 
 TARGETS: dict[str, RuntimeName] = {"trt": "tensorrt", "trt-rtx": "tensorrt_rtx"}
-"""What ``--to`` says, and the runtime that is built for."""
+"""The runtime of the engine for each value of ``--to``."""
 PRECISIONS = ("fp32", "fp16", "bf16")
-"""The types a strongly typed network may have; of weights and activations."""
+"""The types of weights and activations that a strongly typed network supports."""
 
 MAX_LENGTH = 16_384
-"""Most tokens where the model has no bound: an engine must have one."""
+"""The maximum number of tokens for a model without a bound, because an engine needs one."""
 OPT_LENGTH = 2_048
 MAX_BATCH = 8
 
 RTX_CAPABILITIES = (75, 80, 86, 89, 120, 121)
-"""The GPUs the builder of TensorRT-RTX knows; not 90 and 100, of data centres."""
+"""The GPUs that the builder of TensorRT-RTX supports; not 90 and 100, the data center GPUs."""
 RTX_DEFAULT = (80, 86, 89, 120)
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the user asks of an engine; None and empty for the default.
+    """The user's options of an engine; None and empty select the default.
 
     Attributes:
-        min_length, max_length: fewest and most tokens of a document.
-        opt_lengths: lengths to be fast at, one optimization profile for each.
-        max_batch: most documents at once.
-        workspace_mib: GPU memory a layer may use for scratch, in MiB.
+        min_length, max_length: minimum and maximum tokens of a document.
+        opt_lengths: lengths to optimize for, one optimization profile for each.
+        max_batch: maximum number of documents in a run.
+        workspace_mib: maximum scratch memory of a layer on the GPU, in MiB.
         compute_capabilities: the GPUs of a portable engine, 86 for 8.6.
     """
 
@@ -53,15 +53,17 @@ class EngineOptions:
 
 
 class BuildSettings(BaseModel):
-    """What an engine is built for, all said.
+    """The complete settings of an engine.
 
     Attributes:
-        runtime: tensorrt, built on the GPU it runs on; tensorrt_rtx, built anywhere.
-        min_length, max_length: fewest and most tokens of a document.
-        opt_lengths: lengths to be fast at, one optimization profile for each.
-        max_batch: most documents at once.
-        workspace_mib: GPU memory a layer may use for scratch; None for TensorRT's own limit.
-        compute_capabilities: the GPUs of a portable engine; empty for the GPU it is built on.
+        runtime: tensorrt, which builds on the GPU of the engine; tensorrt_rtx, which builds on
+            any machine.
+        min_length, max_length: minimum and maximum tokens of a document.
+        opt_lengths: lengths to optimize for, one optimization profile for each.
+        max_batch: maximum number of documents in a run.
+        workspace_mib: maximum scratch memory of a layer on the GPU, in MiB; None for TensorRT's
+            own limit.
+        compute_capabilities: the GPUs of a portable engine; empty for the GPU of the build.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -77,19 +79,22 @@ class BuildSettings(BaseModel):
     @model_validator(mode="after")
     def _lengths_rise(self) -> Self:
         if not self.min_length <= min(self.opt_lengths) <= max(self.opt_lengths) <= self.max_length:
-            raise ValueError("opt_lengths: one is outside min_length to max_length")
+            raise ValueError(
+                f"opt_lengths must be within min_length {self.min_length} and max_length "
+                f"{self.max_length}, got {', '.join(map(str, self.opt_lengths))}"
+            )
         return self
 
 
 def check_precision(to: str, precision: str) -> None:
-    """Refuses a precision that an engine cannot have.
+    """Check that engines support a precision.
 
     Raises:
-        UsageError: for int8, which would take a graph of quantized types.
+        UsageError: if the precision is int8, which would need a graph of quantized types.
     """
     if precision not in PRECISIONS:
         raise UsageError(
-            f"--precision {precision} is none of --to {to}: "
+            f"--precision must be one of {', '.join(PRECISIONS)} with --to {to}, got {precision}: "
             "TensorRT takes its types from the graph.",
             f"Choose one of {', '.join(PRECISIONS)}.",
         )
@@ -98,16 +103,16 @@ def check_precision(to: str, precision: str) -> None:
 def build_settings(
     to: str, options: EngineOptions, *, precision: str, max_tokens: int | None
 ) -> BuildSettings:
-    """Completes what was asked, and refuses what cannot be built before anything is.
+    """Return the user's options with defaults; refuse impossible settings before the build.
 
     Args:
         to: trt or trt-rtx.
-        options: what was asked.
-        precision: of the exported graph.
-        max_tokens: most tokens the model takes; None for no bound.
+        options: the user's options.
+        precision: precision of the exported graph.
+        max_tokens: maximum tokens of the model; None for no bound.
 
     Raises:
-        UsageError: naming the option and the alternative.
+        UsageError: if an option is invalid; the message names the option and the alternative.
     """
     runtime = TARGETS[to]
     check_precision(to, precision)
@@ -117,15 +122,15 @@ def build_settings(
     best = options.opt_lengths or (min(max(OPT_LENGTH, shortest), longest),)
     if not shortest <= min(best) <= max(best) <= longest:
         raise UsageError(
-            f"--min-length {shortest}, --opt-length {','.join(map(str, best))} and "
-            f"--max-length {longest} do not rise.",
-            "Give --opt-length between the other two.",
+            f"--opt-length must be within --min-length {shortest} and --max-length {longest}, "
+            f"got {','.join(map(str, best))}.",
+            "Give an --opt-length between the other two.",
         )
     if runtime == "tensorrt" and options.compute_capabilities:
         raise UsageError(
-            "--compute-capability has no meaning with --to trt: "
-            "its engine is for the GPU it is built on.",
-            "Leave it out, or use --to trt-rtx.",
+            f"--compute-capability needs --to trt-rtx, got --to {to}: its engine only runs on "
+            "the GPU of the build.",
+            "Leave --compute-capability out, or use --to trt-rtx.",
         )
     capabilities: tuple[int, ...] = ()
     if runtime == "tensorrt_rtx":
@@ -150,9 +155,11 @@ def _check_sizes(options: EngineOptions) -> None:
         "--max-batch": (options.max_batch, _MAX_BATCH),
         "--workspace": (options.workspace_mib, MAX_COUNT),
     }
-    for option, (size, most) in sizes.items():
-        if size is not None and size > most:
-            raise UsageError(f"{option} must be at most {most}, got {size}.", f"Give {most}.")
+    for option, (size, limit) in sizes.items():
+        if size is not None and size > limit:
+            raise UsageError(
+                f"{option} must be at most {limit}, got {size}.", f"Give at most {limit}."
+            )
 
 
 def _check_capabilities(capabilities: Sequence[int], precision: str) -> None:
@@ -160,11 +167,11 @@ def _check_capabilities(capabilities: Sequence[int], precision: str) -> None:
     if unknown:
         known = ",".join(map(str, RTX_CAPABILITIES))
         raise UsageError(
-            f"TensorRT-RTX builds no engine for compute capability {unknown[0]}.",
-            f"Use --to trt on that GPU, or choose from --compute-capability {known}.",
+            f"--compute-capability must be one of {known} for TensorRT-RTX, got {unknown[0]}.",
+            f"Use --to trt on that GPU, or choose from {known}.",
         )
     if 75 in capabilities and precision != "fp16":
         raise UsageError(
-            f"TensorRT-RTX has no {precision} products for compute capability 75.",
+            f"--precision must be fp16 for compute capability 75 of TensorRT-RTX, got {precision}.",
             "Use --precision fp16, or leave 75 out of --compute-capability.",
         )

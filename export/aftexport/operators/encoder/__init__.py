@@ -1,7 +1,7 @@
-"""Operators for what surrounds the attention: norms, products and the feed-forward network;
-and for a whole Fastformer layer, whose attention commutes with its products.
+"""Operators of the encoder around the attention: norms, products and the feed-forward network.
 
-No PyTorch model calls them; ``aftexport.recognition`` finds them in exported graphs.
+One more operator computes a whole Fastformer layer, whose attention commutes with its products.
+PyTorch models do not call these operators; ``aftexport.passes`` finds them in exported graphs.
 """
 
 from aftexport.operators.encoder.layer_norm_fastformer import LAYER_NORM_FASTFORMER
@@ -21,4 +21,4 @@ OPERATORS: dict[str, OnnxOperator] = {
         LAYER_NORM_FASTFORMER,
     )
 }
-"""By ONNX name."""
+"""The encoder's operators by ONNX name."""

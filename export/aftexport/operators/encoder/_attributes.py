@@ -1,4 +1,4 @@
-"""Attributes the encoder operators share."""
+"""Attributes that the encoder operators share."""
 
 from aftexport.operators.schema import Attribute
 

@@ -6,10 +6,10 @@
     Y = X + N Wq (I + diag(g_k) W) + (bq * g_k) W + bq + b
 
 Wu et al., Fastformer: Additive Attention Can Be All You Need, arXiv 2108.09084, as in the
-authors' code, with ``A = Wq Wa / sqrt(d)`` and ``B = Wb / sqrt(d)`` of the logits' weights
-Wa and Wb. Pooling commutes with the linear layers and what is the same for every token
-drops out of a softmax, so that query, key and their products need not exist for every
-token: 2 T D^2 + 8 T D H + 2 D^3 FLOPs where the layer as written takes 6 T D^2.
+authors' code, with ``A = Wq Wa / sqrt(d)`` and ``B = Wb / sqrt(d)`` for the logits' weights
+Wa and Wb. Pooling commutes with the linear layers, and a term that is the same for every
+token cancels in a softmax. So query, key and their products are not computed for every
+token: this takes 2 T D^2 + 8 T D H + 2 D^3 FLOPs, but the layer as written takes 6 T D^2.
 """
 
 import onnx
@@ -41,7 +41,7 @@ def reference(
     epsilon: float,
     num_heads: int,
 ) -> Tensor:
-    """The definition.
+    """Compute the definition.
 
     Args:
         x: ``[B, T, D]``.
@@ -49,8 +49,8 @@ def reference(
         query_weight, key_weight, weight: ``[D, D]``.
         alpha_weight, beta_weight: ``[D, H]``, A and B above.
         lengths: int64 ``[B]``.
-        epsilon: added to the variance.
-        num_heads: H.
+        epsilon: the constant that is added to the variance.
+        num_heads: number of heads H.
     """
     normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
 

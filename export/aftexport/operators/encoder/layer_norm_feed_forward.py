@@ -25,7 +25,7 @@ def reference(
     *,
     epsilon: float,
 ) -> Tensor:
-    """The definition.
+    """Compute the definition.
 
     Args:
         x: ``[B, T, D]``.
@@ -33,7 +33,7 @@ def reference(
         weight_in: ``[D, F]``.
         bias_in: ``[F]``.
         weight_out: ``[F, D]``.
-        epsilon: added to the variance.
+        epsilon: the constant that is added to the variance.
     """
     functional = torch.nn.functional
     normed = functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)

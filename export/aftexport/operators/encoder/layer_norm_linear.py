@@ -22,14 +22,14 @@ def reference(
     *,
     epsilon: float,
 ) -> Tensor:
-    """The definition.
+    """Compute the definition.
 
     Args:
         x: ``[B, T, D]``.
         norm_weight, norm_bias: ``[D]``.
         weight: ``[D, E]``.
         bias: ``[E]``.
-        epsilon: added to the variance.
+        epsilon: the constant that is added to the variance.
     """
     normed = torch.nn.functional.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, epsilon)
     return normed @ weight + bias

@@ -3,7 +3,7 @@
     N = LayerNorm(X);  query = N W_q + b_q;  key = N W_k + b_k;  value = N W_v + b_v
 
 Ba et al., Layer Normalization, arXiv 1607.06450, eq. 4, and Vaswani et al.,
-arXiv 1706.03762, section 3.2.2. Each output is a tensor of its own, as attention takes it.
+arXiv 1706.03762, section 3.2.2. Each output is a separate tensor, as the attention needs it.
 """
 
 import onnx
@@ -27,14 +27,14 @@ def reference(
     *,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition.
+    """Compute the definition.
 
     Args:
         x: ``[B, T, D]``.
         norm_weight, norm_bias: ``[D]``.
         query_weight, key_weight, value_weight: ``[D, E]``, ``[D, F]``, ``[D, G]``.
         query_bias, key_bias, value_bias: ``[E]``, ``[F]``, ``[G]``.
-        epsilon: added to the variance.
+        epsilon: the constant that is added to the variance.
 
     Returns:
         query ``[B, T, E]``, key ``[B, T, F]`` and value ``[B, T, G]``.

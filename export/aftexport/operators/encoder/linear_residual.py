@@ -1,4 +1,4 @@
-"""A linear layer and the residual its result is added to.
+"""A linear layer and a residual that is added to its result.
 
 Y = R + X W + b
 """
@@ -11,7 +11,7 @@ from aftexport.operators.schema import OnnxOperator, as_float
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """The definition.
+    """Compute the definition.
 
     Args:
         x: ``[B, T, E]``.

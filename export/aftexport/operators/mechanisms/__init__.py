@@ -35,9 +35,9 @@ OPERATORS: dict[str, Operator] = {
         CAUSAL_NORMALIZED_LINEAR_ATTENTION,
     )
 }
-"""Every operator of the domain, by ONNX name."""
+"""The mechanisms' operators by ONNX name."""
 
 MECHANISMS: tuple[str, ...] = tuple(dict.fromkeys(o.stem for o in OPERATORS.values()))
-"""The stem every layer of the project names a mechanism's file by."""
+"""The stems that name a mechanism's file in every layer of the project."""
 
 __all__ = ["MECHANISMS", "OPERATORS", "Attribute", "Operator"]

@@ -4,9 +4,9 @@ from aftexport.operators import two_level_sums as sums
 
 
 def causal_product_body(query: str, key: str, value: str, result: str) -> str:
-    """``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, per head, linear in T.
+    """Define ``result[t] = sum_{u<=t} (query[t] . key[u]) value[u]``, per head, linear in T.
 
-    Names are of ``[B, T, H, *]`` tensors. Within blocks of 64 tokens the pairs are
+    The names belong to ``[B, T, H, *]`` tensors. Within blocks of 64 tokens the pairs are
     multiplied out; earlier blocks enter through a running sum of key^T value.
     """
     lines = """

@@ -1,7 +1,7 @@
 """Sums of ``exp(logit) value`` and ``exp(logit)`` up to each token, in ONNX textual syntax.
 
-They are relative to the largest logit so far, and so exact for any range. Blocks of tokens are
-summed side by side, each from nothing, and then what the blocks before them have is added; see
+The sums are relative to the largest logit so far, so they are exact for any range. The blocks of
+tokens are summed in parallel, each from 0; then the sums of the earlier blocks are added. See
 ``_two_level_sums``, whose cut ``scan`` is read here.
 """
 
@@ -10,10 +10,10 @@ from aftexport.operators import two_level_sums as sums
 
 
 def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
-    """The mean of ``values`` by the weights ``exp(logits)`` up to each token.
+    """Define the mean of ``values``, weighted by ``exp(logits)``, up to each token.
 
     Args:
-        logits, values: names of ``[B, T, ...]``; what follows T is broadcast.
+        logits, values: names of ``[B, T, ...]``; the axes after T are broadcast.
         result: name of the mean, ``[B, T, ...]``.
         rank: the rank of all tensors.
     """
@@ -24,7 +24,7 @@ def running_mean(logits: str, values: str, result: str, *, rank: int) -> str:
 
 
 def tokens_of(blocks: str, result: str) -> str:
-    """Reshapes ``blocks``, ``[B, blocks, size, ...]`` of the cut, to ``[B, T, ...]``."""
+    """Reshape ``blocks``, ``[B, blocks, size, ...]`` of the cut, to ``[B, T, ...]``."""
     return (
         sums.join(blocks, f"{result}_covered", cut="scan")
         + f"{result} = Slice({result}_covered, zero_1d, tokens, axis1)\n"
@@ -34,16 +34,17 @@ def tokens_of(blocks: str, result: str) -> str:
 def running_sums(
     logits: str, result: str, *, rank: int, values: str = "", reverse: bool = False
 ) -> str:
-    """Defines ``<result>_m``, ``_d`` and, of ``values``, ``_n``: ``[B, blocks, size, ...]``.
+    """Define ``<result>_m``, ``_d`` and, for ``values``, ``_n``: ``[B, blocks, size, ...]``.
 
-    They are the largest logit up to each token, at least ``lowest``, and the sums relative to it.
+    ``_m`` is the largest logit up to each token, at least ``lowest``. The sums ``_d`` of weights
+    and ``_n`` of weighted values are relative to it.
 
     Args:
         logits: name of ``[B, T, ...]``.
-        result: the beginning of the names; the blocks are ``<result>_logit`` and ``_value``.
+        result: the prefix of the names; the blocks are ``<result>_logit`` and ``_value``.
         rank: the rank of logits and values.
-        values: name of ``[B, T, ...]``; empty where there are none.
-        reverse: from each token on, not up to it.
+        values: name of ``[B, T, ...]``; empty for no values.
+        reverse: whether the sums run from each token to the end instead of up to it.
     """
     kinds = ("n", "d") if values else ("d",)
     states = ("m", *kinds)
@@ -114,11 +115,11 @@ def _before_blocks(result: str, states: tuple[str, ...], rank: int, reverse: boo
 
 
 def _entering(states: tuple[str, ...], entering: dict[str, str]) -> str:
-    """One key, or the sums of several, enter the states: ``<state>_next``.
+    """Define ``<state>_next``: the states after one key, or the sums of several keys.
 
     Args:
-        states: ``m`` and sums.
-        entering: for each sum, the weighted tensor; 1 for a sum of weights.
+        states: ``m`` and the sums.
+        entering: the weighted tensor of each sum; a sum of weights has no entry.
     """
     lines = """
         m_next = Max(m, logit)

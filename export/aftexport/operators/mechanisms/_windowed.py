@@ -2,10 +2,9 @@
 
     Y[t] = sum_u exp(K[u] + b[t,u]) V[u] / sum_u exp(K[u] + b[t,u]),  b = 0 outside the window
 
-Keys outside the window count, with bias 0. The tempting form, (exp(b) - 1) over
-the window plus a sum over all keys, cancels where one key dominates and its bias
-is very negative; here every term is positive: the sums before, inside and after
-the window are taken apart.
+Keys outside the window have bias 0. The obvious form is (exp(b) - 1) over the window
+plus a sum over all keys. It cancels if one key dominates and its bias is very negative.
+Here every term is positive: the sums before, inside and after the window are separate.
 
 Shapes: keys ``[B, T, C, 1]``, values ``[B, T, C, E]``, bias ``[T or 1, W, C or 1, 1]``,
 window of the positions ``t - left ... t - left + W - 1``.
@@ -22,7 +21,7 @@ from aftexport.operators.numerics import biased_mean
 
 
 def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> Tensor:
-    """The definition, row by row; returns ``[B, T, C, E]``."""
+    """Return the definition ``[B, T, C, E]``, computed row by row."""
     tokens, width = key.shape[1], bias.shape[1]
     rows = []
     for t in range(tokens):
@@ -35,7 +34,7 @@ def means(key: Tensor, value: Tensor, bias: Tensor, left: int, causal: bool) -> 
 
 
 def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
-    """Sums ``pair``, ``[B, T, ...]``, over the tokens before and after each window."""
+    """Return the sums of ``pair [B, T, ...]`` over the tokens before and after each window."""
     tokens, trailing = pair.shape[1], (0, 0) * (pair.dim() - 2)
     sums = pad(pair.cumsum(1), (*trailing, left + 1, 0))[:, :tokens]
     if not causal:
@@ -46,11 +45,11 @@ def outside_sums(pair: Tensor, left: int, width: int, causal: bool) -> Tensor:
 
 
 def exact_body(causal: bool) -> str:
-    """Defines ``exact_means``, ``[B, T, C, E]``, for any range of keys and biases.
+    """Define ``exact_means``, ``[B, T, C, E]``, for any range of keys and biases.
 
     Reads ``logits`` and ``values`` (4-d, padded keys masked), ``bias_rows``
     ``[R, W, C or 1, 1]``, ``left``, ``width`` (int64 ``[1]``) and the common names.
-    Running sums before and after the window; the window is taken whole.
+    It uses running sums before and after the window, and all terms within the window.
     """
     lines = text.constants(half=0.5)
     lines += """
@@ -111,9 +110,10 @@ def exact_body(causal: bool) -> str:
 
 
 def _window_body() -> str:
-    """Defines halves of the window's keys and biases, and those of its largest logit.
+    """Define halves of the window's keys and biases, and those of its largest logit.
 
-    See ``_numerics.biased_mean``. A position of ``half_bias_rows`` beyond the last takes the last.
+    See ``numerics.biased_mean``. A position beyond the last row of ``half_bias_rows`` uses the
+    last row.
     """
     return """
         row_index = Min(position, last_index)
@@ -132,7 +132,7 @@ def _window_body() -> str:
 
 
 def _relative_body(sides: tuple[str, ...]) -> str:
-    """Defines the window's sums and each side's decay, relative to the largest logit of all."""
+    """Define the window's sums and each side's decay, relative to the largest logit of all."""
     lines = ""
     for side in sides:
         lines += f"""
@@ -183,7 +183,7 @@ def _sums_of(logits: str, values: str, result: str, *, reverse: bool) -> str:
 
 
 def outside_body(causal: bool) -> str:
-    """Defines ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
+    """Define ``outside``, ``[B, T, ...]``: the sums of ``pair_blocks`` beyond each window.
 
     Reads ``pair_blocks`` of the cut ``sum``, ``left`` and ``width``.
     """

@@ -1,12 +1,12 @@
-"""AFT-conv: a bias of each head's own, a function of the distance alone.
+"""AFT-conv: a separate bias for each head that depends only on the distance.
 
     num[t] = sum_j exp(w[h,j] + K[u,h]) V[u] + sum_{u outside} exp(K[u,h]) V[u],  u = t + j - offset
     den[t] = the same without V;  Y[t] = gate(Q[t]) * num[t] / den[t]
 
 Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 6. One key
-channel per head; the filter is shared by the channels of a head, "same" padding
-and cross-correlation as in deep learning. The paper writes the sums as a
-convolution with exp(w) - 1 plus a sum over all keys, which cancels; see
+channel per head. The channels of a head share the filter, with "same" padding and
+cross-correlation as in deep learning. The paper writes the sums as a convolution
+with exp(w) - 1 plus a sum over all keys, which is subject to cancellation; see
 ``_windowed``.
 """
 
@@ -50,11 +50,11 @@ def _check(
     check_heads(op_type, query, num_heads)
     if key.dim() != 3 or key.shape[:2] != query.shape[:2] or key.shape[2] != num_heads:
         raise ValueError(
-            f"{op_type}: key has shape {tuple(key.shape)}; it must be [batch, tokens, {num_heads}]"
+            f"{op_type}: key must be [batch, tokens, {num_heads}], got shape {tuple(key.shape)}"
         )
     if filter.dim() != 2 or filter.shape[0] != num_heads or filter.shape[1] == 0:
         raise ValueError(
-            f"{op_type}: filter has shape {tuple(filter.shape)}; it must be [{num_heads}, s]"
+            f"{op_type}: filter must be [{num_heads}, s], got shape {tuple(filter.shape)}"
         )
 
 
@@ -74,7 +74,7 @@ def reference(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """The definition, row by row.
+    """Compute the definition, row by row.
 
     Args:
         query, value: ``[B, T, D]``.
@@ -116,7 +116,7 @@ def compute(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """``reference`` in time linear in T: a convolution, and running sums outside it."""
+    """Compute ``reference`` in time linear in T: a convolution, and running sums outside it."""
     mean = guarded_mean(
         partial(_sums, causal=causal),
         partial(_means, causal=causal),

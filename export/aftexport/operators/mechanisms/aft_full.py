@@ -3,7 +3,7 @@
     Y[t] = gate(Q[t]) * sum_u exp(K[u] + w[t,u]) V[u] / sum_u exp(K[u] + w[t,u])
 
 Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2. The time is
-quadratic in the tokens; no tensor of T x T x D is ever made.
+quadratic in the tokens; no tensor of T x T x D is allocated.
 """
 
 from functools import partial
@@ -54,7 +54,7 @@ def _check(
     check_lengths(op_type, query, lengths)
     if position_bias.dim() != 2 or position_bias.shape[0] != position_bias.shape[1]:
         raise ValueError(
-            f"{op_type}: position_bias has shape {tuple(position_bias.shape)}; it must be square"
+            f"{op_type}: position_bias must be square, got shape {tuple(position_bias.shape)}"
         )
     check_max_tokens(op_type, query, "position_bias", position_bias.shape[0])
 
@@ -69,7 +69,7 @@ def reference(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """The definition, row by row: a softmax of keys plus that row's biases.
+    """Compute the definition, row by row: a softmax of keys plus that row's biases.
 
     Args:
         query, key, value: ``[B, T, D]``.
@@ -111,7 +111,7 @@ def compute(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """``reference`` as one product of matrices, with its maxima taken apart."""
+    """Compute ``reference`` as one matrix product; the maxima of keys and biases are separate."""
     mean = guarded_mean(
         partial(_sums, causal=causal),
         partial(_means, causal=causal),
@@ -161,7 +161,7 @@ def _body(*, gate: str, causal: bool) -> str:
 
 
 def _exact_body() -> str:
-    """Defines ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
+    """Define ``exact_mean``, row by row: a softmax of keys plus that row's biases."""
     lines = text.constants(half=0.5, half_lowest=text.LOWEST / 2)
     lines += """
         half_key = Mul(logits, half)

@@ -4,7 +4,7 @@
     w'[t,u] = w[t,u] where |t - u| < s, else 0
 
 Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 4. Keys outside
-the window count with bias 0. Only the band of w is kept; it is never T x T.
+the window have bias 0. Only the band of w is stored, never a T x T matrix.
 """
 
 from functools import partial
@@ -45,7 +45,7 @@ def _check(
     check_lengths(op_type, query, lengths)
     if band.dim() != 2 or band.shape[1] == 0 or (not causal and band.shape[1] % 2 == 0):
         width = "[Tmax or 1, s]" if causal else "[Tmax or 1, 2s-1]"
-        raise ValueError(f"{op_type}: band has shape {tuple(band.shape)}; it must be {width}")
+        raise ValueError(f"{op_type}: band must be {width}, got shape {tuple(band.shape)}")
     if band.shape[0] != 1:
         check_max_tokens(op_type, query, "band", band.shape[0])
 
@@ -64,12 +64,12 @@ def reference(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """The definition, row by row.
+    """Compute the definition, row by row.
 
     Args:
         query, key, value: ``[B, T, D]``.
         band: ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``); ``band[t, j]`` is the bias
-            of key ``t + j - (s-1)``. One row serves every t: a relative bias.
+            of key ``t + j - (s-1)``. A single row serves every t: a relative bias.
         lengths: int64 ``[B]``.
     """
     return apply_gate(gate, query, _means(mask_keys(key, lengths), value, band, causal))
@@ -91,8 +91,8 @@ def _sums(key: Tensor, value: Tensor, band: Tensor, causal: bool) -> Sums:
     pair = torch.cat((weight * value, weight), 2)
     band = band[:tokens].expand(tokens, width)
     row_max = largest(band).clamp(min=0)
-    # A row of the band one longer than a row of the block, read back with the
-    # block's length, lands one column further right on each row: the diagonal band.
+    # Each row of the band is one element longer than a row of the block. Read with the
+    # block's row length, it moves one column to the right per row: the diagonal band.
     rows = pad((band - row_max).exp(), (0, block, 0, blocks * block - tokens))
     diagonal = rows.reshape(blocks, -1)[:, : block * context].reshape(blocks, block, context)
     padded = pad(pair, (0, 0, left, blocks * block - tokens + width - 1 - left))
@@ -112,7 +112,7 @@ def compute(
     gate: str,
     causal: bool,
 ) -> Tensor:
-    """``reference`` in time linear in T: blocks of the band, running sums outside it."""
+    """Compute ``reference`` in time linear in T: blocks of the band, running sums outside it."""
     mean = guarded_mean(
         partial(_sums, causal=causal),
         partial(_means, causal=causal),

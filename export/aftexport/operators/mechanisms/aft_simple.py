@@ -40,7 +40,7 @@ def _check(
 def reference(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
 ) -> Tensor:
-    """The definition: a softmax over the keys that count, channel by channel.
+    """Compute the definition: a softmax over the valid keys, channel by channel.
 
     Args:
         query, key, value: ``[B, T, D]``.
@@ -60,7 +60,7 @@ def _prefix_means(key: Tensor, value: Tensor) -> Tensor:
 def compute(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, gate: str, causal: bool
 ) -> Tensor:
-    """``reference``, with running sums where it is causal."""
+    """Compute ``reference``; the causal form uses running sums."""
     key = mask_keys(key, lengths)
     if causal:
         return apply_gate(gate, query, guarded_mean(prefix_sums, _prefix_means, key, value))
@@ -68,7 +68,7 @@ def compute(
 
 
 def prefix_sums(logits: Tensor, value: Tensor) -> Sums:
-    """Running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike."""
+    """Return running sums of ``exp(logits) value`` and ``exp(logits)`` over dim 1, scaled alike."""
     weight, is_none = key_weights(logits)
     return (weight * value).cumsum(1), torch.where(is_none, 1, weight.cumsum(1))
 

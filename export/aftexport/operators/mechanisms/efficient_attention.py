@@ -1,13 +1,13 @@
-"""Efficient Attention: the keys and values meet first.
+"""Efficient Attention: the keys and values are multiplied first.
 
     Y = scale * rho_q(Q) (rho_k(K)^T V)      per head
 
 Shen et al., Efficient Attention: Attention with Linear Complexities, arXiv
 1812.01243. ``softmax``: rho_q over the channels of each query, rho_k over the
-tokens of each key channel; the other axes are another function. ``scaling``:
-both divide by sqrt(n), n the number of keys, which is dot-product attention with
-scaling exactly. The authors use no 1/sqrt(d); ``scale`` is there for those who do.
-Causal (a prefix form, not in the paper): rho_k over the tokens up to the query's.
+tokens of each key channel; other axes would give another function. ``scaling``:
+both divide by sqrt(n), n the number of keys, which equals dot-product attention
+with scaling. The authors do not use 1/sqrt(d); ``scale`` allows it. Causal (a
+prefix form, not in the paper): rho_k over the tokens up to the query's.
 """
 
 import torch
@@ -73,7 +73,7 @@ def reference(
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """The definition; causal, row by row.
+    """Compute the definition; the causal form row by row.
 
     Args:
         query, key, value: ``[B, T, D]``.
@@ -109,7 +109,7 @@ def compute(
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """``reference`` in time linear in T, causal too."""
+    """Compute ``reference`` in time linear in T, also for the causal form."""
     queries, keys, values = (split_heads(x, num_heads) for x in (query, key, value))
     if normalization == "scaling":
         valid = valid_keys(lengths, query.shape[1])
@@ -133,8 +133,8 @@ def compute(
 
 
 def _causal_sums(queries: Tensor, keys: Tensor, values: Tensor) -> Sums:
-    # Each key channel has a denominator of its own, so the division is by channel, on
-    # the queries; the least of a row's denominators stands for all in the guard.
+    # Each key channel has its own denominator, so the queries are divided by channel.
+    # The guard only tests the smallest denominator of each row.
     weight, is_none = key_weights(keys)
     total = torch.where(is_none, 1, weight.cumsum(1))
     least = total.amin(3, keepdim=True)
@@ -221,9 +221,9 @@ def _scaling_causal_body() -> str:
 
 
 def _softmax_causal_body() -> str:
-    """The context, a running sum of outer products, with a running maximum per key channel.
+    """Define the context, a running sum of outer products with a running maximum per key channel.
 
-    It starts from nothing in each block of tokens; ``_earlier_contexts_body`` has the rest.
+    It starts from 0 in each block of tokens; ``_earlier_contexts_body`` adds the earlier blocks.
     """
     lines = sums.scan_cut("query") + running.running_sums("logits", "run", rank=4)
     lines += sums.split("asking", "asking_blocks", cut="scan")
@@ -278,7 +278,7 @@ def _softmax_causal_body() -> str:
 
 
 def _earlier_contexts_body() -> str:
-    """Defines ``of_earlier``, ``[B, blocks, size, H, e]``: what the blocks before add."""
+    """Define ``of_earlier``, ``[B, blocks, size, H, e]``: the part of the earlier blocks."""
     lines = """
         final_m = Slice(run_m, all_but_last, scan_size, axis2)
         block_rise = Sub(run_logit, final_m)

@@ -5,9 +5,9 @@
 
 Wu et al., Fastformer: Additive Attention Can Be All You Need, arXiv 2108.09084,
 and the authors' code: each head's logit reads the whole row, and the second
-pooling is of P, not of K. Biases of the logits would add one number to every token
-and drop out of the softmax. Causal (a prefix form, not in the paper): both poolings
-run over the tokens up to the query's.
+pooling is over P, not K. Biases of the logits would add the same number to every
+token and cancel in the softmax. Causal (a prefix form, not in the paper): both
+poolings run over the tokens up to the query's.
 """
 
 import math
@@ -49,8 +49,8 @@ def _check(
     for name, weight in (("alpha_weight", alpha_weight), ("beta_weight", beta_weight)):
         if weight.dim() != 2 or weight.shape[0] != query.shape[2] or weight.shape[1] != num_heads:
             raise ValueError(
-                f"{op_type}: {name} has shape {tuple(weight.shape)}; "
-                f"it must be [{query.shape[2]}, {num_heads}]"
+                f"{op_type}: {name} must be [{query.shape[2]}, {num_heads}], "
+                f"got shape {tuple(weight.shape)}"
             )
 
 
@@ -65,7 +65,7 @@ def reference(
     num_heads: int,
     causal: bool,
 ) -> Tensor:
-    """The definition; causal, with each prefix pooled on its own.
+    """Compute the definition; the causal form pools each prefix separately.
 
     Args:
         query, key, value: ``[B, T, D]``.
@@ -87,7 +87,7 @@ def compute(
     num_heads: int,
     causal: bool,
 ) -> Tensor:
-    """``reference``, with running sums where it is causal."""
+    """Compute ``reference``; the causal form uses running sums."""
     pool = _pool_running if causal else softmax_mean
     return _attend(query, key, value, alpha_weight, beta_weight, lengths, num_heads, pool)
 

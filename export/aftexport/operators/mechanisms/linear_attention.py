@@ -4,8 +4,8 @@
 
 Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236, eq. 5; phi(x) is
 elu(x) + 1 (eq. 7) or relu(x). Causal: S and z run up to the query's position.
-The ONNX operator ``LinearAttention`` (opset 27) has no normalizer; runtimes match
-built-in operators by name alone, so ours is ``NormalizedLinearAttention``.
+The ONNX operator ``LinearAttention`` (opset 27) has no normalizer. Runtimes match
+built-in operators only by name, so this one is ``NormalizedLinearAttention``.
 """
 
 import torch
@@ -28,11 +28,11 @@ from aftexport.operators.schema import Attribute
 
 FEATURE_MAP = Attribute("feature_map", "elu", "elu: elu(x) + 1; relu: max(x, 0).", ("elu", "relu"))
 MIN_EPS = 1e-20
-"""Smallest eps of float32 and narrower tensors: a smaller one counts as this one.
+"""Minimum eps of float32 and narrower tensors; a smaller eps is raised to it.
 
-A number below 1.2e-38 may be 0 in one form and not in another. Times sums over keys of up to 1e12
-that is 1e-6 of this eps, so that all forms agree where the normalizer is 0 or nearly so; and its
-reciprocal is far from infinite.
+A number below 1.2e-38 may be 0 in one form and not in another. Multiplied by sums over keys of up
+to 1e12, it is 1e-6 of this eps. So all forms agree if the normalizer is 0 or nearly 0, and the
+reciprocal of eps is far from infinite.
 """
 EPS = Attribute(
     "eps",
@@ -56,11 +56,11 @@ def _check(
     check_lengths(op_type, query, lengths)
     check_heads(op_type, query, num_heads)
     if not eps > 0:
-        raise ValueError(f"{op_type}: eps is {eps}; it must be positive")
+        raise ValueError(f"{op_type}: eps must be positive, got {eps}")
 
 
 def features(x: Tensor, feature_map: str) -> Tensor:
-    """Applies phi. exp(x), not elu(x) + 1, below zero: the sum with 1 would lose small values."""
+    """Return phi(x). Below 0 it is exp(x), because elu(x) + 1 would lose small values."""
     if feature_map == "relu":
         return x.relu()
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
@@ -87,7 +87,7 @@ def reference(
     eps: float,
     causal: bool,
 ) -> Tensor:
-    """The definition, row by row, from the similarities phi(Q[t]) . phi(K[u]).
+    """Compute the definition, row by row, from the similarities phi(Q[t]) . phi(K[u]).
 
     Args:
         query, key, value: ``[B, T, D]``.
@@ -114,7 +114,7 @@ def compute(
     eps: float,
     causal: bool,
 ) -> Tensor:
-    """``reference`` in time linear in T, by association: keys and values meet first."""
+    """Compute ``reference`` in time linear in T: keys and values are multiplied first."""
     queries, keys, values = _projected(query, key, value, lengths, num_heads, feature_map)
     if causal:
         sums = causal_product(queries, keys, values)
@@ -124,7 +124,7 @@ def compute(
 
 
 def _divided(sums: Tensor, eps: float) -> Tensor:
-    """Divides the sums of values by those of ones, the last; float64 takes any eps."""
+    """Divide the sums of values by the last channel, the sum of ones; float64 takes any eps."""
     if sums.dtype != torch.float64:
         eps = max(eps, MIN_EPS)
     return sums[..., :-1] / (sums[..., -1:] + eps)

@@ -111,7 +111,7 @@ def test_no_batching_allows_one_document(bundle_folder: Path, tmp_path: Path) ->
     bundle = Bundle.open(changed_manifest(copy, {"batching": False}))
     folder = write_repository(bundle, tmp_path / "r", name="toy", console=Console())
     assert parsed(folder).max_batch_size == 1
-    with pytest.raises(UsageError, match="--max-batch 1 of a bundle exported with --no-batching"):
+    with pytest.raises(UsageError, match="--max-batch must be 1 for a bundle exported with"):
         write_repository(bundle, tmp_path / "q", name="toy", max_batch=2, console=Console())
 
 
@@ -166,8 +166,8 @@ def test_foreign_files_stay(
     words = [bundle_folder, "--to", "triton", "--force"]
     for more, said in (
         (["--out", tmp_path, "--name", "theirs"], "was not written by aftexport"),
-        (["--out", theirs], "no repository"),
-        (["--out", bundle_folder], "no repository"),
+        (["--out", theirs], "must be a repository"),
+        (["--out", bundle_folder], "must be a repository"),
         (["--out", bundle_folder / "in"], "lies in the bundle"),
         (["--out", tmp_path, "--name", "../up"], "--name"),
         (["--out", tmp_path, "--mounted", 'relative"'], "--mounted"),
@@ -194,7 +194,7 @@ def test_options_of_something_else_are_refused(
 def test_label_of_two_lines_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     """Its second line would move the labels after it."""
     changed_manifest(bundle_copy, {"labels": ["a\nb", "c", "d"]})
-    with pytest.raises(UsageError, match=r"'a\\nb' has a line break"):
+    with pytest.raises(UsageError, match=r"without line breaks for Triton, got 'a\\nb'"):
         write_repository(
             Bundle.open(bundle_copy), tmp_path / "r", name="a", mounted="/models", console=Console()
         )

@@ -48,7 +48,7 @@ def test_only_fp32_keeps_product_bits(rtx: TensorRt, tmp_path: Path) -> None:
 
 
 def test_types_other_than_requested_are_refused(rtx: TensorRt, model: Path) -> None:
-    with pytest.raises(EngineError, match="logits float16; bf16 asks for bfloat16"):
+    with pytest.raises(EngineError, match="logits of type bfloat16 for bf16, got float16"):
         built(rtx, model, "bf16")
 
 

@@ -21,11 +21,11 @@ class Parts(TensorrtEngine):
         self.stop = Stop()
         self.parts: list[int] = []
 
-    def _run_part(self, given: Tensors) -> np.ndarray:
-        self.parts.append(len(given["input_ids"]))
+    def _run_part(self, inputs: Tensors) -> np.ndarray:
+        self.parts.append(len(inputs["input_ids"]))
         if len(self.parts) == 2:
             self.stop.request()
-        return np.zeros((len(given["input_ids"]), 3))
+        return np.zeros((len(inputs["input_ids"]), 3))
 
 
 PROFILES = [
@@ -61,12 +61,12 @@ def test_profile_of_nearest_length_is_chosen(batch: int, tokens: int, chosen: in
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 8001), (5, 10), (2, 4000)])
 def test_unsupported_shape_error_names_ranges(batch: int, tokens: int) -> None:
-    with pytest.raises(EngineError, match=f"no {batch} documents of {tokens} tokens.*1 to 1000"):
+    with pytest.raises(EngineError, match=f"1 to 1000.*got {batch} documents of {tokens} tokens"):
         choose_profile(PROFILES, batch, tokens)
 
 
 def test_missing_gpu_is_reported(no_gpu: None) -> None:
-    with pytest.raises(EngineError, match="No GPU was found here"):
+    with pytest.raises(EngineError, match="Expected a GPU, got none"):
         device()
     with pytest.raises(EngineError, match="CUDA"):
         TensorrtEngine(b"engine", "tensorrt_rtx")
