@@ -104,7 +104,5 @@ def test_unbounded_files_are_not_read(kind: str, place: str, file: EngineFile) -
         case _:
             path.touch()
             os.truncate(path, (1 << 37) + 1)
-    with pytest.raises(
-        EngineError, match=f"{place} (is not a file|must .*got 137438953473)"
-    ):
+    with pytest.raises(EngineError, match=f"{place} (is not a file|must .*got 137438953473)"):
         file.read(WANTED)
