@@ -104,26 +104,26 @@ cuda-mutations: $(VENV)/installed
 # takes under eight minutes, and GPU_CHECK=--continue goes on. A check that cannot run here fails, unless it is left
 # out: GPU_CHECK=--help shows how. Without a GPU it says so and exits with 3.
 gpu-check:  ## the CUDA kernels on the GPU of this machine, checked and timed
-	@PYTHONPATH=tests:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
+	@PYTHONPATH=tests:tests/support:export:plugins$${PYTHONPATH:+:$$PYTHONPATH} "$(PYTHON)" -m benchmarks.gpu $(GPU_CHECK)
 
 ## Measure
 
 bench: $(VENV)/installed  ## core operators against torch.compile and ONNX Runtime, by length
-	PYTHONPATH=tests $(BIN)/python -m benchmarks
+	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks
 
 bench-model: $(VENV)/installed  ## the same for a whole model
-	PYTHONPATH=tests $(BIN)/python -m benchmarks --model
+	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks --model
 
 bench-quick: $(VENV)/installed  ## core operators, the two shorter lengths
-	PYTHONPATH=tests $(BIN)/python -m benchmarks --quick
+	PYTHONPATH=tests:tests/support $(BIN)/python -m benchmarks --quick
 
 # Answers, times and speed under load, against LitServe and plain FastAPI, and aftserve batch against a loop; some
 # minutes. `make soak`: memory from round to round, a leak that must be found, stops under load.
 load: $(VENV)/installed build/contenders/installed  ## the server under load, against two others
-	PYTHONPATH=tests $(BIN)/python -m load
+	PYTHONPATH=tests:tests/support $(BIN)/python -m load
 
 soak: $(VENV)/installed  ## the same for longer: memory, leaks, stops
-	PYTHONPATH=tests $(BIN)/python -m load --soak
+	PYTHONPATH=tests:tests/support $(BIN)/python -m load --soak
 
 # Apart from .venv: nothing of ours runs on what LitServe brings.
 build/contenders/installed: constraints.txt

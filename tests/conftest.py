@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import Outcome, run_python
 from hypothesis import settings
-from rays import ray_running
+from ray_cluster import ray_running
 from servers import serving
 
 import aftexport
@@ -32,7 +32,7 @@ settings.load_profile("fixed")
 
 @pytest.fixture(scope="session")
 def classifier() -> DocumentClassifier:
-    return toy.classifier()
+    return tiny_models.classifier()
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +40,8 @@ def checkpoint_file(
     classifier: DocumentClassifier, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "model.pt"
-    tokenizer = toy.byte_tokenizer().to_str()
-    aftexport.save(path, model=classifier, labels=toy.LABELS, tokenizer=tokenizer)
+    tokenizer = tiny_models.byte_tokenizer().to_str()
+    aftexport.save(path, model=classifier, labels=tiny_models.LABELS, tokenizer=tokenizer)
     return path
 
 

@@ -1,6 +1,6 @@
 """The picture of the README: how many times as fast the kernels are, from the recorded runs.
 
-PYTHONPATH=tests .venv/bin/python -m benchmarks.speedup
+PYTHONPATH=tests:tests/support .venv/bin/python -m benchmarks.speedup
 """
 
 import json

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import toy
+import tiny_models
 from commands import environment
 from servers import serving
 
@@ -117,7 +117,7 @@ def folder(
     shutil.copy(checkpoint_file, tmp_path / "model.pt")
     if not any(_EXPORT.search(block.text) for block in BLOCKS if block.page == page):
         shutil.copytree(bundle_folder, tmp_path / "model.bundle")
-    (tmp_path / "tokenizer.json").write_text(toy.byte_tokenizer().to_str())
+    (tmp_path / "tokenizer.json").write_text(tiny_models.byte_tokenizer().to_str())
     (tmp_path / "document.txt").write_text(TEXT)
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "a.txt").write_text(TEXT)
@@ -164,7 +164,7 @@ def check_output(block: Block, out: str) -> None:
         assert {"label", "scores", "tokens_total"} <= answer.keys(), block.place
         assert ("evidence" in answer) == ("evidence" in block.text), block.place
     if block.language == "python" and "localhost" in block.text:
-        labels = (*toy.LABELS, "letter", "invoice")
+        labels = (*tiny_models.LABELS, "letter", "invoice")
         assert any(label in out.splitlines()[0] for label in labels), out
     if "aftexport fuse" in block.text:
         assert "NormalizedLinearAtten" in out  # the column of the table is as wide

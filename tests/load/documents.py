@@ -7,8 +7,8 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import tiny_models
 import torch
-import toy
 from rich.console import Console
 
 import aftexport
@@ -62,9 +62,9 @@ def export_model(folder: Path, *, mechanism: str, dim: int, depth: int) -> tuple
     checkpoint, bundle = folder / "model.pt", folder / "model.bundle"
     torch.manual_seed(0)
     sizes = {"mechanism": mechanism, "dim": dim, "depth": depth, "ffn_dim": 4 * dim}
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | sizes | {"num_heads": 4}))
-    tokenizer = toy.byte_tokenizer().to_str()
-    aftexport.save(checkpoint, model=model, labels=toy.LABELS, tokenizer=tokenizer)
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | sizes | {"num_heads": 4}))
+    tokenizer = tiny_models.byte_tokenizer().to_str()
+    aftexport.save(checkpoint, model=model, labels=tiny_models.LABELS, tokenizer=tokenizer)
     export(checkpoint, to="onnx", out=bundle, force=True, console=Console(quiet=True))
     return checkpoint, bundle
 

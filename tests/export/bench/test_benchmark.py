@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from bundles import changed_manifest, resealed
 from commands import assert_refused, listing, run_here, without
 from rich.console import Console
@@ -219,9 +219,9 @@ def test_missing_module_reports_skipped_pytorch_comparison(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("module of toy:Bag", "Give --factory toy:Bag."),
-        ("state dict for toy:Bag", "Give --model with the file of the export, and "
-         "--factory toy:Bag."),
+        ("module of tiny_models:Bag", "Give --factory tiny_models:Bag."),
+        ("state dict for tiny_models:Bag", "Give --model with the file of the export, and "
+         "--factory tiny_models:Bag."),
         ("pickled module", "and --allow-pickle."),
     ],
 )  # fmt: skip
@@ -261,8 +261,8 @@ def test_model_of_another_bundle_is_refused(
 ) -> None:
     other = tmp_path / "other.pt"
     torch.manual_seed(1)
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG))
-    aftexport.save(other, model=model, labels=toy.LABELS)
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG))
+    aftexport.save(other, model=model, labels=tiny_models.LABELS)
     assert_refused(run_here(["bench", bundle_folder, *FEW, "--model", other], capsys), "other.pt")
 
 
@@ -274,7 +274,15 @@ def test_document_over_model_limit_is_refused(bundle_copy: Path, capsys: Capture
 def test_failing_length_keeps_other_lengths(tmp_path: Path, capsys: Capture) -> None:
     """The report names the length that fails and shows the others."""
     path, record = tmp_path / "bundle", tmp_path / "bench.json"
-    words = ["--factory", "toy:EmbeddedPositions", "--to", "onnx", "--out", path, "--no-verify"]
+    words = [
+        "--factory",
+        "tiny_models:EmbeddedPositions",
+        "--to",
+        "onnx",
+        "--out",
+        path,
+        "--no-verify",
+    ]
     assert run_here(words, capsys).code == 0
     changed_manifest(path, {"max_tokens": 99})
     outcome = run_here(["bench", resealed(path), *FEW, "--json", record], capsys)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 from torch.fx.experimental import _config
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -30,7 +30,7 @@ def test_spec_describes_inputs(classifier: DocumentClassifier) -> None:
 
 
 def test_capture_leaves_module_unchanged() -> None:
-    module = toy.Dropout().train()
+    module = tiny_models.Dropout().train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     capture(module, dtype=torch.float16)
     assert module.training
@@ -40,7 +40,7 @@ def test_capture_leaves_module_unchanged() -> None:
 
 
 def test_module_keeping_results_is_captured() -> None:
-    module = toy.Bag()
+    module = tiny_models.Bag()
     module.kept = module.head.weight * 2
     module.register_buffer("scale", module.head.weight.norm())
     assert input_spec(capture(module)).names == ("input_ids",)
@@ -50,13 +50,13 @@ def test_module_keeping_results_is_captured() -> None:
 
 
 def test_uncopyable_module_is_refused() -> None:
-    module = toy.Bag()
+    module = tiny_models.Bag()
     module.lock = threading.Lock()
     with pytest.raises(TraceError, match=r"copied: .*lock"):
         capture(module)
 
 
-class EachDocument(toy.Bag):
+class EachDocument(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         means = self.mean(input_ids)
         return torch.stack([self.head(means[i]) for i in range(input_ids.shape[0])])
@@ -65,10 +65,10 @@ class EachDocument(toy.Bag):
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (toy.ShapeBranch, "capture"),
-        (toy.ValueBranch, "capture"),
+        (tiny_models.ShapeBranch, "capture"),
+        (tiny_models.ValueBranch, "capture"),
         (EachDocument, r"only where Eq\(batch, 2\)"),
-        (toy.OtherArguments, r"forward that takes .*\(tokens, mask\)"),
+        (tiny_models.OtherArguments, r"forward that takes .*\(tokens, mask\)"),
     ],
 )
 def test_module_without_single_graph_is_refused(factory: type[torch.nn.Module], said: str) -> None:
@@ -76,22 +76,22 @@ def test_module_without_single_graph_is_refused(factory: type[torch.nn.Module], 
         capture(factory())
 
 
-class ByNumpy(toy.Bag):
+class ByNumpy(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(torch.from_numpy(self.mean(input_ids).detach().numpy()))
 
 
-class Broken(toy.Bag):
+class Broken(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head({}[len(input_ids.shape)])
 
 
-class InAnObject(toy.Bag):
+class InAnObject(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Any:
         return SimpleNamespace(logits=self.head(self.mean(input_ids)))
 
 
-class Quarters(toy.Bag):
+class Quarters(tiny_models.Bag):
     """Cut every second token into quarters, which the capture must accept."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -99,25 +99,25 @@ class Quarters(toy.Bag):
         return self.head(sum(quarter.mean(1) for quarter in quarters))
 
 
-class OneToken(toy.Bag):
+class OneToken(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         return self.head(x[:, 1:].mean(1) if x.shape[1] != 1 else x[:, 0])
 
 
-class TopFour(toy.Bag):
+class TopFour(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids).topk(4, dim=1).values.mean(1))
 
 
-class LinearOfTheRest(toy.Bag):
+class LinearOfTheRest(tiny_models.Bag):
     """Its assumption multiplies batch and tokens."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids)[:, 2:]).sum(1)
 
 
-class Halves(toy.Bag):
+class Halves(tiny_models.Bag):
     """Its slices are captured alone."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Halves(toy.Bag):
         return self.head(w.sum(1))
 
 
-class Contiguous(toy.Bag):
+class Contiguous(tiny_models.Bag):
     """One of its assumptions divides by zero for one token."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Contiguous(toy.Bag):
         return self.head(y.chunk(4, dim=2)[0].sum(2))
 
 
-class PositionsOfTheRest(toy.Positions):
+class PositionsOfTheRest(tiny_models.Positions):
     """torch fails at an assertion of its own, unless told that sizes may be 1."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class PositionsOfTheRest(toy.Positions):
         return self.head((x + self.positions.weight[:n]).sum(1))
 
 
-class PaddedBranch(toy.Bag):
+class PaddedBranch(tiny_models.Bag):
     """Pads to windows of 64 tokens where there is a rest."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -155,18 +155,18 @@ class PaddedBranch(toy.Bag):
         return self.head(x.unflatten(1, (-1, 64)).mean(2).mean(1))
 
 
-class Pieces(toy.Bag):
+class Pieces(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(sum(x.mean(1) for x in self.embedding(input_ids).split(16, dim=1)))
 
 
-class EachToken(toy.Bag):
+class EachToken(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         return self.head(sum(x[:, i] for i in range(input_ids.shape[1])))
 
 
-class Recurrent(toy.Bag):
+class Recurrent(tiny_models.Bag):
     def __init__(self) -> None:
         super().__init__()
         self.recurrent = nn.GRU(16, 16, batch_first=True)
@@ -183,14 +183,22 @@ class Recurrent(toy.Bag):
             r"cannot capture .*RuntimeError: .*numpy.*capture.py, line \d+",
             "other op",
         ),
-        (toy.ValueBranch, r"Could not guard on data.*toy.py, line \d+, in forward", "on values"),
+        (
+            tiny_models.ValueBranch,
+            r"Could not guard on data.*tiny_models.py, line \d+, in forward",
+            "on values",
+        ),
         (
             Broken,
             r"fails in PyTorch, .*\[2, 16\]: KeyError: 2 \(.*test_capture.py, line",
             "Fix the error",
         ),
         (InAnObject, "SimpleNamespace", "returns only the logits"),
-        (toy.ShapeBranch, r"only where tokens > 10 \(.*toy.py, line \d+, in f", "--max-length"),
+        (
+            tiny_models.ShapeBranch,
+            r"only where tokens > 10 \(.*tiny_models.py, line \d+, in f",
+            "--max-length",
+        ),
         (
             EachDocument,
             r"Eq\(batch, 2\) \(.*test_capture.py, line \d+, in \w+\)\.$",
@@ -215,7 +223,7 @@ def test_refusal_names_cause_line_and_remedy(
         capture(factory())
     assert re.search(problem, refused.value.problem)
     assert remedy in refused.value.remedy
-    if factory is not toy.ShapeBranch:  # no bound of any other was tried and works
+    if factory is not tiny_models.ShapeBranch:  # no bound of any other was tried and works
         assert "--max-length" not in refused.value.remedy
 
 
@@ -228,8 +236,8 @@ def test_loop_over_few_tokens_is_refused(limit: int) -> None:
 
 def test_advised_bound_works() -> None:
     with pytest.raises(TraceError, match="--max-length 10"):
-        capture(toy.ShapeBranch())
-    assert input_spec(capture(toy.ShapeBranch(), max_tokens=10)).max_tokens == 10
+        capture(tiny_models.ShapeBranch())
+    assert input_spec(capture(tiny_models.ShapeBranch(), max_tokens=10)).max_tokens == 10
 
 
 def test_torch_assertion_is_not_data_branch(
@@ -244,7 +252,7 @@ def test_torch_assertion_is_not_data_branch(
     with pytest.raises(
         TraceError, match="torch itself fails on its sizes, AssertionError"
     ) as refused:
-        capture(toy.Bag())
+        capture(tiny_models.Bag())
     assert "values" not in refused.value.remedy
 
 
@@ -262,25 +270,25 @@ def test_torch_has_private_parts() -> None:
 
 def test_position_table_bounds_length() -> None:
     # All 32 of them is a length that torch.export takes another branch for.
-    assert input_spec(capture(toy.Positions())).max_tokens in (31, 32)
+    assert input_spec(capture(tiny_models.Positions())).max_tokens in (31, 32)
 
 
 def test_position_table_per_document_bounds_length() -> None:
-    assert input_spec(capture(toy.PositionsOfEach())).max_tokens in (31, 32)
+    assert input_spec(capture(tiny_models.PositionsOfEach())).max_tokens in (31, 32)
 
 
 def test_position_embedding_bounds_length() -> None:
-    assert input_spec(capture(toy.EmbeddedPositions())).max_tokens == 32
+    assert input_spec(capture(tiny_models.EmbeddedPositions())).max_tokens == 32
 
 
 def test_longer_position_table_bounds_length() -> None:
     """The table has rows for more than the tokens of the document."""
     # As above; and what the module says of its length is one too many.
-    assert input_spec(capture(toy.ClassToken())).max_tokens in (30, 31)
-    assert input_spec(capture(toy.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
+    assert input_spec(capture(tiny_models.ClassToken())).max_tokens in (30, 31)
+    assert input_spec(capture(tiny_models.ClassToken(), max_tokens=32)).max_tokens in (30, 31)
 
 
-class EveryFourthPosition(toy.Positions):
+class EveryFourthPosition(tiny_models.Positions):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)[:, ::4]
         return self.head((x + self.positions.weight[: x.shape[1]]).mean(1))
@@ -306,13 +314,13 @@ def test_positions_after_short_document_are_captured(limit: int | None) -> None:
         torch.testing.assert_close(program.module()(ids), module(ids))
 
 
-class LongDocuments(toy.Bag):
+class LongDocuments(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         mean = self.mean(input_ids)
         return self.head(mean * 2 if input_ids.shape[1] > 40 else mean)
 
 
-class Windows(toy.Bag):
+class Windows(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         count = (x.shape[1] + 15) // 16
@@ -320,17 +328,17 @@ class Windows(toy.Bag):
         return self.head(x.mean(2).mean(1))
 
 
-class FirstWindow(toy.Bag):
+class FirstWindow(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids)[:, :16].sum(1))
 
 
-class EverySecond(toy.Bag):
+class EverySecond(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.embedding(input_ids)[:, ::2].sum(1))
 
 
-class WindowAttention(toy.Bag):
+class WindowAttention(tiny_models.Bag):
     """The example of export/README.md."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -341,7 +349,7 @@ class WindowAttention(toy.Bag):
         return self.head(x.mean(2).mean(1))
 
 
-class Scaled(toy.Bag):
+class Scaled(tiny_models.Bag):
     """By functions of the number of tokens that ask for a Python float."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -350,7 +358,7 @@ class Scaled(toy.Bag):
         return self.head(x.sum(1) * math.exp(-tokens))
 
 
-class Fractions(toy.Bag):
+class Fractions(tiny_models.Bag):
     """100 * 0.29 is less than 29 in float64, and is 29 in float32."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -360,7 +368,7 @@ class Fractions(toy.Bag):
         return self.head(x[:, : int(tokens * 0.29)].sum(1) + some + x[:, : len(input_ids)].sum(1))
 
 
-class CroppedWindows(toy.Bag):
+class CroppedWindows(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         count = math.ceil(x.shape[1] / 16)
@@ -403,27 +411,27 @@ def test_single_element_of_short_document_generalizes(
 
 def test_program_without_embedding_is_refused() -> None:
     with pytest.raises(TraceError, match="embedding"):
-        input_spec(capture(toy.NoEmbedding()))
+        input_spec(capture(tiny_models.NoEmbedding()))
 
 
 def test_embedding_under_autocast_is_refused() -> None:
     with pytest.raises(TraceError, match="block of its forward: autocast"):
-        input_spec(capture(toy.Autocast()))
+        input_spec(capture(tiny_models.Autocast()))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 32])
 def test_limit_holds_for_every_shorter_length(limit: int) -> None:
-    program = capture(toy.Positions(), max_tokens=limit)
+    program = capture(tiny_models.Positions(), max_tokens=limit)
     assert input_spec(program).max_tokens == limit
     engine = OnnxRuntimeEngine(finish(lower(program)).SerializeToString())
     for tokens in {1, (limit + 1) // 2, limit}:
         ids = np.full((1, tokens), 7)
         with torch.inference_mode():
-            expected = toy.Positions().eval()(torch.from_numpy(ids)).shape
+            expected = tiny_models.Positions().eval()(torch.from_numpy(ids)).shape
         assert engine.run({"input_ids": ids})["logits"].shape == expected
 
 
-class Scripted(toy.Bag):
+class Scripted(tiny_models.Bag):
     def __init__(self) -> None:
         super().__init__()
         self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
@@ -435,7 +443,7 @@ class Scripted(toy.Bag):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("build", "said"),
-    [(Scripted, "inner in the model"), (lambda: torch.jit.script(toy.Bag()), "the model")],
+    [(Scripted, "inner in the model"), (lambda: torch.jit.script(tiny_models.Bag()), "the model")],
 )
 def test_scripted_part_is_refused(build: Callable[[], nn.Module], said: str) -> None:
     with pytest.raises(TraceError, match=rf"TorchScript.*: {said}\.") as refused:

@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -84,7 +84,7 @@ def test_other_parameters_are_refused(forward: Callable[..., Any]) -> None:
         ForwardSignature.of(forward)
 
 
-class Masked(toy.Bag):
+class Masked(tiny_models.Bag):
     def forward(
         self, x: Tensor, labels: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,7 +19,7 @@ from aftexport.pipeline.export import export
 GENERATOR = torch.Generator().manual_seed(0)
 
 
-class Drawing(toy.Bag):
+class Drawing(tiny_models.Bag):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -85,21 +85,21 @@ def test_deterministic_operator_is_lowered(function: Callable[[Tensor], Tensor])
     lower(capture(Drawing(function)))
 
 
-class OfPython(toy.Bag):
+class OfPython(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.mean(input_ids) * random.random())
 
 
-class OfNumpy(toy.Bag):
+class OfNumpy(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         return self.head(self.mean(input_ids) * float(np.random.rand()))
 
 
 @pytest.mark.parametrize("kind", [OfPython, OfNumpy])
 def test_state_reveals_numbers_of_other_libraries(
-    kind: type[toy.Bag], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[tiny_models.Bag], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of their generators shows that NumPy or Python drew random numbers."""
-    monkeypatch.setattr(toy, "drawing", kind, raising=False)
+    monkeypatch.setattr(tiny_models, "drawing", kind, raising=False)
     with pytest.raises(TraceError, match="draws random numbers in evaluation mode too"):
-        export(factory="toy:drawing", to="onnx", out=tmp_path / "out.bundle")
+        export(factory="tiny_models:drawing", to="onnx", out=tmp_path / "out.bundle")

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -10,10 +10,10 @@ from aftexport.capture.capture import copied
 from aftexport.capture.reference_module import ReferenceModule
 
 IDS = torch.arange(12).view(2, 6)
-Compute = Callable[[toy.Bag, Tensor], Tensor]
+Compute = Callable[[tiny_models.Bag, Tensor], Tensor]
 
 
-class Computing(toy.Bag):
+class Computing(tiny_models.Bag):
     def __init__(self, compute: Compute) -> None:
         super().__init__()
         self.compute = compute
@@ -22,19 +22,19 @@ class Computing(toy.Bag):
         return self.head(self.compute(self, input_ids))
 
 
-def state(m: toy.Bag, ids: Tensor) -> Tensor:
+def state(m: tiny_models.Bag, ids: Tensor) -> Tensor:
     x = m.embedding(ids)
     carried = torch.zeros(x.shape[0], 16, 16).baddbmm_(x.transpose(1, 2), x)
     return (carried @ torch.ones(16, 1)).squeeze(-1)
 
 
-def rotated(m: toy.Bag, ids: Tensor) -> Tensor:
+def rotated(m: tiny_models.Bag, ids: Tensor) -> Tensor:
     angles = torch.arange(ids.shape[1], dtype=torch.float32)[:, None] * torch.ones(8)
     x = m.embedding(ids).to(torch.float32)
     return (x * torch.cat([angles.sin(), angles.cos()], -1)).mean(1) @ torch.eye(16)
 
 
-def softmax(m: toy.Bag, ids: Tensor) -> Tensor:
+def softmax(m: tiny_models.Bag, ids: Tensor) -> Tensor:
     weights = torch.softmax(m.embedding(ids), 1, dtype=torch.float32)
     return torch.einsum("btd,btd->bd", weights, m.embedding(ids).float())
 
@@ -69,7 +69,7 @@ def test_rounding_to_half_stays() -> None:
 
 
 def test_float32_alone_is_said() -> None:
-    module = toy.FixedType().eval()
+    module = tiny_models.FixedType().eval()
     reference = ReferenceModule(copied(module))
     assert torch.equal(reference(IDS), module(IDS))
     assert reference.precision == "float32"

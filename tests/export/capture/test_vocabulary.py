@@ -1,8 +1,8 @@
 from collections.abc import Callable
 
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,7 +14,7 @@ from aftexport.errors import TraceError, UsageError
 Forward = Callable[["Tables", Tensor], Tensor]
 
 
-class Tables(toy.Bag):
+class Tables(tiny_models.Bag):
     def __init__(self, forward: Forward) -> None:
         super().__init__()
         self.small, self.bag = nn.Embedding(100, 16), nn.EmbeddingBag(250, 16)
@@ -109,7 +109,7 @@ def test_vocabulary_unknown_is_asked_for(forward: Forward, said: str) -> None:
 
 
 def test_vocabulary_may_be_smaller_than_table() -> None:
-    program = capture(toy.Bag())
+    program = capture(tiny_models.Bag())
     assert input_spec(program, 290).vocab_size == 290
     with pytest.raises(UsageError, match="at most the model's 300 ids, got 301"):
         input_spec(program, 301)

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import tiny_models
 import torch
-import toy
 from bad_models import BAD_MODELS, Hostile, config, holding, model_folder
 from commands import assert_refused, listing, run_here, run_python, within
 from hypothesis import HealthCheck, given, settings
@@ -46,8 +46,8 @@ def test_config_deeper_than_weights_is_refused(tmp_path: Path, checkpoint_file: 
 def test_load_reads_saved_model(classifier: DocumentClassifier, checkpoint_file: Path) -> None:
     read = load(checkpoint_file)
     assert read.kind == "aftexport checkpoint"
-    assert read.labels == toy.LABELS
-    assert read.tokenizer == toy.byte_tokenizer().to_str()
+    assert read.labels == tiny_models.LABELS
+    assert read.tokenizer == tiny_models.byte_tokenizer().to_str()
     assert isinstance(read.module, DocumentClassifier)
     assert read.module.config == classifier.config
     for name, tensor in classifier.state_dict().items():
@@ -69,13 +69,13 @@ def test_save_with_wrong_labels_keeps_file(
 
 def test_save_without_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"got a Bag.*--factory package"):
-        aftexport.save(tmp_path / "model.pt", model=toy.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
+        aftexport.save(tmp_path / "model.pt", model=tiny_models.Bag(), labels=["a", "b"])  # type: ignore[arg-type]
     assert listing(tmp_path) == {}
 
 
 def test_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file: Path) -> None:
     read = load(model_folder()(tmp_path, checkpoint_file))
-    assert read.labels == toy.LABELS
+    assert read.labels == tiny_models.LABELS
     assert read.tokenizer is not None
     assert read.module is not None
 
@@ -83,15 +83,15 @@ def test_folder_of_config_and_safetensors_loads(tmp_path: Path, checkpoint_file:
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_state_dict_loads_into_factory_module(name: str, wrapped: bool, tmp_path: Path) -> None:
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     path, state = tmp_path / name, trained.state_dict()
     if name.endswith(".pt"):
         torch.save({"state_dict": state} if wrapped else state, path)
     else:
         safetensors.torch.save_file(state, path)
-    module = load(path, factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+    module = load(path, factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
@@ -106,16 +106,16 @@ def test_pickled_module_imports_from_working_folder(tmp_path: Path) -> None:
 
 
 def test_unneeded_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
-    torch.save(toy.Bag(), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag(), tmp_path / "model.pt")
     for path in (tmp_path / "model.pt", checkpoint_file):
-        with pytest.raises(UsageError, match=r"got --factory toy:Bag for .*Omit"):
-            load(path, factory="toy:Bag", allow_pickle=True)
+        with pytest.raises(UsageError, match=r"got --factory tiny_models:Bag for .*Omit"):
+            load(path, factory="tiny_models:Bag", allow_pickle=True)
 
 
 def test_folder_with_factory_is_refused(tmp_path: Path, checkpoint_file: Path) -> None:
     folder = model_folder()(tmp_path, checkpoint_file)
     with pytest.raises(UsageError, match=r"got --factory .*give the file model\.safetensors"):
-        load(folder, factory="toy:Bag")
+        load(folder, factory="tiny_models:Bag")
 
 
 def test_shard_index_is_refused_like_folder(tmp_path: Path) -> None:
@@ -124,17 +124,17 @@ def test_shard_index_is_refused_like_folder(tmp_path: Path) -> None:
     index.write_text("{}")
     for path in (index, tmp_path):
         with pytest.raises(CheckpointError, match=r"in several files.*Join them"):
-            load(path, factory="toy:Bag")
+            load(path, factory="tiny_models:Bag")
 
 
 def test_pickled_module_loads_only_when_allowed(tmp_path: Path) -> None:
     """Loading also warns that a pickle runs code."""
     path = tmp_path / "model.pt"
-    torch.save(toy.Bag(), path)
+    torch.save(tiny_models.Bag(), path)
     with pytest.raises(CheckpointError, match="--allow-pickle"):
         load(path)
     with pytest.warns(UserWarning, match="runs the code in"):
-        assert isinstance(load(path, allow_pickle=True).module, toy.Bag)
+        assert isinstance(load(path, allow_pickle=True).module, tiny_models.Bag)
 
 
 def test_pickle_without_module_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import assert_refused, listing, run_here
 
 from aftexport.checkpoint import from_factory
@@ -12,17 +12,17 @@ from aftexport.errors import UsageError
 @pytest.mark.parametrize(
     "factory",
     [
-        "toy",
+        "tiny_models",
         ":Bag",
-        "toy:",
-        ".toy:Bag",
-        "toy:Absent",
+        "tiny_models:",
+        ".tiny_models:Bag",
+        "tiny_models:Absent",
         "no_such_module:make",
-        "toy:raising",
-        "toy:exiting",
-        "toy:number",
-        "toy:VOCABULARY",
-        "toy:AftSimple",
+        "tiny_models:raising",
+        "tiny_models:exiting",
+        "tiny_models:number",
+        "tiny_models:VOCABULARY",
+        "tiny_models:AftSimple",
         "factory_with_syntax_error:make",
         "factory_that_divides_by_zero:make",
     ],
@@ -36,7 +36,7 @@ def test_bad_factory_is_refused(
     (tmp_path / "factory_with_syntax_error.py").write_text("def (")
     (tmp_path / "factory_that_divides_by_zero.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag().state_dict(), tmp_path / "model.pt")
     before = listing(tmp_path)
     outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--factory", factory], capsys)
     assert_refused(outcome, "--factory", factory)
@@ -46,8 +46,8 @@ def test_bad_factory_is_refused(
 @pytest.mark.parametrize(
     ("factory", "remedy"),
     [
-        ("toy:AftSimple", "without required arguments"),
-        ("toy:raising", r"from toy import raising; raising\(\)"),
+        ("tiny_models:AftSimple", "without required arguments"),
+        ("tiny_models:raising", r"from tiny_models import raising; raising\(\)"),
     ],
 )
 def test_raising_factory_differs_from_missing_arguments(factory: str, remedy: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from bad_models import MARKER, Hostile
 from commands import listing, run_here
 
@@ -21,14 +21,14 @@ class Settings:
     """An object of a class that no list of harmless ones can know."""
 
 
-def trained() -> toy.Bag:
-    module = toy.Bag()
+def trained() -> tiny_models.Bag:
+    module = tiny_models.Bag()
     torch.nn.init.constant_(module.head.bias, 7)
     return module
 
 
 def assert_trained(module: object) -> None:
-    assert isinstance(module, toy.Bag)
+    assert isinstance(module, tiny_models.Bag)
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
@@ -69,7 +69,7 @@ BESIDE: dict[str, Any] = {
 def test_harmless_objects_beside_weights_are_ignored(name: str, tmp_path: Path) -> None:
     content = {"epoch": 3, "model": trained().state_dict(), "beside": BESIDE[name]}
     torch.save(content, tmp_path / "model.pt")
-    assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
+    assert_trained(load(tmp_path / "model.pt", factory="tiny_models:Bag").module)
 
 
 def test_names_of_other_numpy_are_ignored(tmp_path: Path) -> None:
@@ -81,20 +81,20 @@ def test_names_of_other_numpy_are_ignored(tmp_path: Path) -> None:
     core = b"numpy._core" if b"numpy._core" in written else b"numpy.core"
     other = {b"numpy._core": b"numpy.core", b"numpy.core": b"numpy._core"}[core]
     path.write_bytes(written.replace(core, other))
-    assert_trained(load(path, factory="toy:Bag").module)
+    assert_trained(load(path, factory="tiny_models:Bag").module)
 
 
 def test_refused_class_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict(), "config": Settings()}, path)
     with pytest.raises(CheckpointError, match=r"run code when loaded: \S*Settings") as refused:
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")
     assert "--allow-pickle" in refused.value.remedy
     assert "--factory" not in refused.value.remedy  # it is given
     with pytest.warns(UserWarning, match="runs the code in"):
-        read = load(path, factory="toy:Bag", allow_pickle=True)
+        read = load(path, factory="tiny_models:Bag", allow_pickle=True)
     assert_trained(read.module)
-    assert read.kind == "pickled state dict for toy:Bag"
+    assert read.kind == "pickled state dict for tiny_models:Bag"
 
 
 def test_harmless_name_lets_no_code_run(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_harmless_name_lets_no_code_run(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "model.pt")
     before = listing(tmp_path)
     with pytest.raises(CheckpointError, match=r"run code when loaded: \w+\.mkdir"):
-        load(tmp_path / "model.pt", factory="toy:Bag")
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
     assert listing(tmp_path) == before
     assert MARKER not in before
 
@@ -112,9 +112,9 @@ def test_unsafe_pickle_protocol_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict()}, path, pickle_protocol=4)
     with pytest.raises(CheckpointError, match=r"protocol is above 2\. .*without pickle_protocol"):
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")
     with pytest.warns(UserWarning, match="runs the code in"):
-        assert_trained(load(path, factory="toy:Bag", allow_pickle=True).module)
+        assert_trained(load(path, factory="tiny_models:Bag", allow_pickle=True).module)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs the code in", "ignore:.*a moving average")
@@ -122,10 +122,10 @@ def test_unsafe_pickle_protocol_is_named(tmp_path: Path) -> None:
 def test_module_in_dict_needs_allowed_pickles(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"epoch": 3, name: trained(), "optimizer": None}, path)
-    with pytest.raises(CheckpointError, match=r"toy\.Bag.*--allow-pickle"):
+    with pytest.raises(CheckpointError, match=r"tiny_models\.Bag.*--allow-pickle"):
         load(path)
     assert_trained(load(path, allow_pickle=True).module)
-    assert_trained(load(path, factory="toy:Bag", allow_pickle=True).module)
+    assert_trained(load(path, factory="tiny_models:Bag", allow_pickle=True).module)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs the code in")
@@ -146,7 +146,7 @@ def test_checkpoint_advice_leads_to_model(
     path = tmp_path / "model.pt"
     torch.save({"model": trained().state_dict(), "config": Settings()}, path)
     words: list[str | Path] = ["inspect", path]
-    for option in (["--factory", "toy:Bag"], ["--allow-pickle"]):
+    for option in (["--factory", "tiny_models:Bag"], ["--allow-pickle"]):
         outcome = run_here(words, capsys)
         assert outcome.code == 2
         assert option[0] in outcome.err
@@ -168,7 +168,7 @@ def test_weights_are_found_in_common_holders(place: tuple[str, ...], tmp_path: P
     for name in reversed(place):
         content = {name: content, "loss": torch.tensor(1.0), "optimizer": optimizer().state_dict()}
     torch.save(content, tmp_path / "model.pt")
-    assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
+    assert_trained(load(tmp_path / "model.pt", factory="tiny_models:Bag").module)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_weights_are_found_in_common_holders(place: tuple[str, ...], tmp_path: P
 def test_warning_names_chosen_weights(content: Any, said: str, tmp_path: Path) -> None:
     torch.save(content(trained().state_dict()), tmp_path / "model.pt")
     with pytest.warns(UserWarning, match=said):
-        assert_trained(load(tmp_path / "model.pt", factory="toy:Bag").module)
+        assert_trained(load(tmp_path / "model.pt", factory="tiny_models:Bag").module)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_weights_of_several_models_are_named(content: Any, names: str, tmp_path:
     path = tmp_path / "model.pt"
     torch.save(content(trained().state_dict()), path)
     with pytest.raises(CheckpointError, match=rf"weights of several models, under {names}\.") as no:
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")
     command = no.value.remedy.partition("file: ")[2].partition(". If they")[0]
     exec(command.replace("'one.pt'", repr(str(tmp_path / "one.pt"))), {"torch": torch})
-    assert_trained(load(tmp_path / "one.pt", factory="toy:Bag").module)
+    assert_trained(load(tmp_path / "one.pt", factory="tiny_models:Bag").module)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs the code in")
@@ -226,4 +226,4 @@ def test_weights_of_unusual_name_are_named(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"swa_model": trained().state_dict(), "optimizer": optimizer().state_dict()}, path)
     with pytest.raises(CheckpointError, match="under swa_model, which is not a usual name"):
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")

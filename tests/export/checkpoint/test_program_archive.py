@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
-import toy
 from archives import Members, graph, rewritten
 from bad_models import MARKER, Hostile
 from commands import assert_refused, listing, run_here
@@ -195,7 +195,7 @@ def test_program_with_dynamic_shapes_becomes_bundle(
 def program_of(path: Path, batch: Any, tokens: Any) -> Path:
     shapes = {"input_ids": {0: batch, 1: tokens}}
     ids = torch.zeros((2, 16), dtype=torch.int64)
-    torch.export.save(torch.export.export(toy.Bag(), (ids,), dynamic_shapes=shapes), path)
+    torch.export.save(torch.export.export(tiny_models.Bag(), (ids,), dynamic_shapes=shapes), path)
     return path
 
 
@@ -245,7 +245,7 @@ def test_program_bound_is_read(tmp_path: Path) -> None:
     [
         (["--precision", "fp16"], "--precision"),
         (["--max-length", "8"], "--max-length"),
-        (["--factory", "toy:Bag"], "toy:Bag"),
+        (["--factory", "tiny_models:Bag"], "tiny_models:Bag"),
     ],
 )
 def test_unsupported_program_options_are_refused(

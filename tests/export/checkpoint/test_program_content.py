@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
-import toy
 from archives import Members, argument, decoded, graph, nodes_of, rewritten
 from bad_models import MARKER
 from commands import listing
@@ -237,7 +237,7 @@ def test_program_takes_bounded_memory(
         load(rewritten(program_file, tmp_path, change))
 
 
-class Blocks(toy.Bag):
+class Blocks(tiny_models.Bag):
     """Code that torch.export keeps as written: in place, in blocks, on sizes."""
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:

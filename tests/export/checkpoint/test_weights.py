@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import tiny_models
 import torch
-import toy
 from bad_models import weight
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
@@ -25,15 +25,15 @@ def test_weight_of_other_type_becomes_float32(
 
 @pytest.mark.parametrize("name", ["state_dict", "model_state_dict", "model", "net", "module"])
 def test_weights_beside_optimizer_are_read(name: str, tmp_path: Path) -> None:
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     optimizer = torch.optim.Adam(trained.parameters())
     trained.head.bias.sum().backward()
     optimizer.step()
     content = {"epoch": 3, "optimizer": optimizer.state_dict(), "loss": torch.tensor(1.0)}
     torch.save(content | {name: trained.state_dict()}, tmp_path / "model.pt")
-    module = load(tmp_path / "model.pt", factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+    module = load(tmp_path / "model.pt", factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert torch.equal(module.head.bias, trained.head.bias)
 
 
@@ -43,24 +43,24 @@ def test_warning_says_how_to_take_others(
 ) -> None:
     """A warning says how to take the other sets of weights in the file."""
     monkeypatch.chdir(tmp_path)
-    trained, averaged = toy.Bag(), toy.Bag()
+    trained, averaged = tiny_models.Bag(), tiny_models.Bag()
     torch.nn.init.constant_(averaged.head.bias, 7)
     torch.save({"state_dict": trained.state_dict(), name: averaged.state_dict()}, "model.pt")
     with pytest.warns(UserWarning, match=f"under state_dict, .*under {name}") as said:
-        module = load("model.pt", factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+        module = load("model.pt", factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert torch.equal(module.head.bias, trained.head.bias)
     command = str(said[0].message).partition("export the latter: ")[2].removesuffix(".")
     exec(command, {"torch": torch})
-    other = load("other.pt", factory="toy:Bag").module
-    assert isinstance(other, toy.Bag)
+    other = load("other.pt", factory="tiny_models:Bag").module
+    assert isinstance(other, tiny_models.Bag)
     assert torch.equal(other.head.bias, averaged.head.bias)
 
 
 def test_missing_and_duplicate_weights_are_named(
     tmp_path: Path,
 ) -> None:
-    path, state = tmp_path / "model.pt", toy.Bag().state_dict()
+    path, state = tmp_path / "model.pt", tiny_models.Bag().state_dict()
     for content, reason in (
         ({"epoch": 3, "generator": state}, "weights under generator, which is not a usual name"),
         ({"model": state, "net": state}, "weights under model, net"),
@@ -69,13 +69,13 @@ def test_missing_and_duplicate_weights_are_named(
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=reason):
-            load(path, factory="toy:Bag")
+            load(path, factory="tiny_models:Bag")
 
 
 def test_weights_of_another_module_are_listed(tmp_path: Path) -> None:
-    torch.save(toy.Bag().state_dict(), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag().state_dict(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"missing weights: positions\.weight"):
-        load(tmp_path / "model.pt", factory="toy:Positions")
+        load(tmp_path / "model.pt", factory="tiny_models:Positions")
 
 
 def pruned(layer: torch.nn.Linear) -> torch.nn.Module:
@@ -105,77 +105,77 @@ def test_weight_in_parts_names_its_merge(
     split, call = IN_PARTS[name]
     path = tmp_path / "model.pt"
 
-    def in_parts() -> toy.Bag:
-        module = toy.Bag()
+    def in_parts() -> tiny_models.Bag:
+        module = tiny_models.Bag()
         split(module.head)
         return module
 
-    monkeypatch.setattr(toy, "in_parts", in_parts, raising=False)
+    monkeypatch.setattr(tiny_models, "in_parts", in_parts, raising=False)
     model = in_parts()
     torch.save(model.state_dict(), path)
     with pytest.raises(CheckpointError) as refused:
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")
     assert f"Call torch.nn.utils.{call}" in refused.value.remedy
-    assert load(path, factory="toy:in_parts").module is not None
+    assert load(path, factory="tiny_models:in_parts").module is not None
 
     exec(f"torch.nn.utils.{call}", {"torch": torch, "model": model})
     torch.save(model.state_dict(), path)
-    read = load(path, factory="toy:Bag").module
-    assert isinstance(read, toy.Bag)
+    read = load(path, factory="tiny_models:Bag").module
+    assert isinstance(read, tiny_models.Bag)
     assert torch.equal(read.head.weight, model.head.weight)
     with pytest.raises(CheckpointError) as refused:
-        load(path, factory="toy:in_parts")
+        load(path, factory="tiny_models:in_parts")
     assert f"Call torch.nn.utils.{call}, and so on, in the factory" in refused.value.remedy
 
 
 def test_weight_with_two_names_reads_one(tmp_path: Path) -> None:
-    trained = toy.Tied()
+    trained = tiny_models.Tied()
     torch.nn.init.constant_(trained.head.bias, 7)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_model(trained, str(path))
     assert len(safetensors.torch.load_file(path)) < len(trained.state_dict())
-    module = load(path, factory="toy:Tied").module
-    assert isinstance(module, toy.Tied)
+    module = load(path, factory="tiny_models:Tied").module
+    assert isinstance(module, tiny_models.Tied)
     assert module.head.bias.tolist() == module.again.bias.tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "model."])
 def test_weights_of_wrapped_module_are_read(prefix: str, tmp_path: Path) -> None:
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     state = {prefix + name: weight for name, weight in trained.state_dict().items()}
     torch.save(state, tmp_path / "model.pt")
-    module = load(str(tmp_path / "model.pt"), factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+    module = load(str(tmp_path / "model.pt"), factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert torch.equal(module.head.weight, trained.head.weight)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model."])
 def test_prefix_of_some_names_wraps_nothing(prefix: str, tmp_path: Path) -> None:
     """A prefix that only some names have is not taken for a wrapper."""
-    state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
+    state = {prefix + name: weight for name, weight in tiny_models.Bag().state_dict().items()}
     state["head.bias"] = state.pop(prefix + "head.bias")
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="missing weights"):
-        load(tmp_path / "model.pt", factory="toy:Bag")
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
 
 
 def test_trainer_state_is_skipped_with_warning(tmp_path: Path) -> None:
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     state = {f"net.model.{name}": weight for name, weight in trained.state_dict().items()}
     beside = {"criterion.weight": torch.ones(3), "metrics.confusion": torch.ones(3, 3)}
     torch.save({"state_dict": state | beside}, tmp_path / "model.pt")
     with pytest.warns(UserWarning, match=r"under net\.model\..*criterion.weight, metrics.conf"):
-        module = load(tmp_path / "model.pt", factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+        module = load(tmp_path / "model.pt", factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert torch.equal(module.head.weight, trained.head.weight)
 
 
 def test_weights_of_several_modules_are_refused(tmp_path: Path) -> None:
-    state = toy.Bag().state_dict()
+    state = tiny_models.Bag().state_dict()
     both = {f"{part}.{name}": state[name] for part in ("student", "teacher") for name in state}
     torch.save(both, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"under student\., teacher\..*of only one of them"):
-        load(tmp_path / "model.pt", factory="toy:Bag")
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -185,52 +185,52 @@ def test_compiled_part_is_read_either_way(
     trained_compiled: bool, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part may be compiled at training, at loading, or at both."""
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     torch.nn.init.constant_(trained.head.bias, 7)
     if trained_compiled:
         trained.head = torch.compile(trained.head)
     torch.save(trained.state_dict(), tmp_path / "model.pt")
 
-    def build() -> toy.Bag:
-        module = toy.Bag()
+    def build() -> tiny_models.Bag:
+        module = tiny_models.Bag()
         if compiled:
             module.head = torch.compile(module.head)
         return module
 
-    monkeypatch.setattr(toy, "build", build, raising=False)
-    module = load(tmp_path / "model.pt", factory="toy:build").module
-    assert isinstance(module, toy.Bag)
+    monkeypatch.setattr(tiny_models, "build", build, raising=False)
+    module = load(tmp_path / "model.pt", factory="tiny_models:build").module
+    assert isinstance(module, tiny_models.Bag)
     assert module.head.bias.tolist() == [7, 7, 7]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("wrap", [lambda module: module, torch.compile])
 def test_weights_of_averaged_module_are_read(wrap: Any, tmp_path: Path) -> None:
-    trained = toy.Bag()
+    trained = tiny_models.Bag()
     torch.save(wrap(AveragedModel(trained)).state_dict(), tmp_path / "model.pt")
-    module = load(tmp_path / "model.pt", factory="toy:Bag").module
-    assert isinstance(module, toy.Bag)
+    module = load(tmp_path / "model.pt", factory="tiny_models:Bag").module
+    assert isinstance(module, tiny_models.Bag)
     assert torch.equal(module.head.weight, trained.head.weight)
 
 
 def test_infinite_mask_follows_infinite_module_mask(tmp_path: Path) -> None:
     """A mask in the file may be infinite where the module's own mask is."""
-    path, state = tmp_path / "model.pt", toy.Tied().state_dict()
+    path, state = tmp_path / "model.pt", tiny_models.Tied().state_dict()
     torch.save(state, path)
-    module = load(path, factory="toy:Tied").module
-    assert isinstance(module, toy.Tied)
+    module = load(path, factory="tiny_models:Tied").module
+    assert isinstance(module, tiny_models.Tied)
     assert torch.equal(module.mask, state["mask"])
     for wrong in (torch.nan, torch.inf):
         state["mask"] = state["mask"].clone()
         state["mask"][0, 1] = wrong
         torch.save(state, path)
         with pytest.raises(CheckpointError, match="mask"):
-            load(path, factory="toy:Tied")
+            load(path, factory="tiny_models:Tied")
 
 
 @pytest.mark.filterwarnings("ignore:.*runs the code in")
 def test_module_on_meta_device_is_refused(tmp_path: Path) -> None:
-    torch.save(toy.Bag().to("meta"), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag().to("meta"), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"meta.*head\.bias"):
         load(tmp_path / "model.pt", allow_pickle=True)
 
@@ -238,20 +238,20 @@ def test_module_on_meta_device_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*TypedStorage")
 def test_quantized_module_is_refused_by_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def quantized() -> torch.nn.Module:
-        return torch.ao.quantization.quantize_dynamic(toy.Bag(), {torch.nn.Linear})
+        return torch.ao.quantization.quantize_dynamic(tiny_models.Bag(), {torch.nn.Linear})
 
-    monkeypatch.setattr(toy, "quantized", quantized, raising=False)
+    monkeypatch.setattr(tiny_models, "quantized", quantized, raising=False)
     with pytest.raises(CheckpointError, match=r"tensors on the cpu: head\."):
-        from_factory("toy:quantized")
+        from_factory("tiny_models:quantized")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("wrap", [torch.compile, torch.nn.DataParallel, AveragedModel])
 def test_a_wrapped_module_is_read(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = toy.Bag()
-    monkeypatch.setattr(toy, "wrapped", lambda: wrap(module), raising=False)
-    found = from_factory("toy:wrapped").module
-    assert type(found) is toy.Bag
+    module = tiny_models.Bag()
+    monkeypatch.setattr(tiny_models, "wrapped", lambda: wrap(module), raising=False)
+    found = from_factory("tiny_models:wrapped").module
+    assert type(found) is tiny_models.Bag
     assert torch.equal(found.head.weight, module.head.weight)
 
 
@@ -264,7 +264,7 @@ def test_proxy_of_wrapped_module_loads_whole(
     class Outer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = torch.compile(toy.Bag())
+            self.inner = torch.compile(tiny_models.Bag())
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -272,11 +272,11 @@ def test_proxy_of_wrapped_module_loads_whole(
             except AttributeError:
                 return getattr(self.inner, name)
 
-    monkeypatch.setattr(toy, "Outer", Outer, raising=False)
-    assert type(from_factory("toy:Outer").module) is Outer
+    monkeypatch.setattr(tiny_models, "Outer", Outer, raising=False)
+    assert type(from_factory("tiny_models:Outer").module) is Outer
 
 
-class Parts(toy.Bag):
+class Parts(tiny_models.Bag):
     """A module with what training wraps in parts, and buffers of both kinds."""
 
     def __init__(self) -> None:
@@ -296,11 +296,13 @@ def build_parts() -> Parts:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    monkeypatch.setattr(toy, "Parts", Parts, raising=False)
+    monkeypatch.setattr(tiny_models, "Parts", Parts, raising=False)
     return build_parts()
 
 
-def assert_same_weights(path: Path, trained: torch.nn.Module, factory: str = "toy:Parts") -> None:
+def assert_same_weights(
+    path: Path, trained: torch.nn.Module, factory: str = "tiny_models:Parts"
+) -> None:
     module = load(path, factory=factory).module
     assert module is not None
     torch.testing.assert_close(
@@ -348,7 +350,7 @@ def test_computed_buffers_are_skipped(parts: Parts, tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "base_model.model."])
 @pytest.mark.parametrize("parts_of", ["peft", "loralib", "adapter"])
 def test_low_rank_parts_suggest_merging(prefix: str, parts_of: str, tmp_path: Path) -> None:
-    state = {prefix + name: weight for name, weight in toy.Bag().state_dict().items()}
+    state = {prefix + name: weight for name, weight in tiny_models.Bag().state_dict().items()}
     low = {f"{prefix}head.lora_{side}": torch.ones(4, 4) for side in "AB"}
     if parts_of != "loralib":
         low = {f"{name}.default.weight": weight for name, weight in low.items()}
@@ -356,14 +358,14 @@ def test_low_rank_parts_suggest_merging(prefix: str, parts_of: str, tmp_path: Pa
             state[f"{prefix}head.base_layer.{name}"] = state.pop(f"{prefix}head.{name}")
     torch.save(low if parts_of == "adapter" else state | low, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"merge_and_unload\(\)"):
-        load(tmp_path / "model.pt", factory="toy:Bag")
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
 
 
 def test_flat_weights_suggest_saving_whole(tmp_path: Path) -> None:
     """The flat weights of one process are only a part of the model."""
     torch.save({"_fsdp_wrapped_module._flat_param": torch.ones(9)}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="FULL_STATE_DICT"):
-        load(tmp_path / "model.pt", factory="toy:Bag")
+        load(tmp_path / "model.pt", factory="tiny_models:Bag")
 
 
 def test_meta_module_gets_weights(
@@ -375,15 +377,15 @@ def test_meta_module_gets_weights(
         module.positions = torch.arange(4.0)
         return module
 
-    monkeypatch.setattr(toy, "without_storage", without_storage, raising=False)
+    monkeypatch.setattr(tiny_models, "without_storage", without_storage, raising=False)
     state = parts.state_dict()
     del state["tied.weight"]
     torch.save(state, tmp_path / "model.pt")
-    assert_same_weights(tmp_path / "model.pt", parts, "toy:without_storage")
+    assert_same_weights(tmp_path / "model.pt", parts, "tiny_models:without_storage")
 
     torch.save(parts.state_dict(), tmp_path / "model.pt")
-    monkeypatch.setattr(toy, "without_storage", lambda: Parts().to("meta"))
+    monkeypatch.setattr(tiny_models, "without_storage", lambda: Parts().to("meta"))
     with pytest.raises(CheckpointError, match=r"on the device meta.*: positions\. Make them"):
-        load(tmp_path / "model.pt", factory="toy:without_storage")
+        load(tmp_path / "model.pt", factory="tiny_models:without_storage")
     with pytest.raises(CheckpointError, match="on the device meta"):
-        from_factory("toy:without_storage")
+        from_factory("tiny_models:without_storage")

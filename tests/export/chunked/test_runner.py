@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import fewer
@@ -46,7 +46,7 @@ class Chunkable:
             "window": 4,
             "pooling": "attention" if causal else "mean",
         }
-        model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings)).eval()
+        model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings)).eval()
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(1.5)
@@ -87,7 +87,7 @@ def test_any_length_runs_in_any_chunks(
     chunkable: Chunkable, tokens: int, chunk_tokens: int, repeated: bool, fused: bool
 ) -> None:
     random = np.random.default_rng(tokens)
-    ids = np.full(tokens, 7) if repeated else random.integers(0, toy.VOCABULARY, tokens)
+    ids = np.full(tokens, 7) if repeated else random.integers(0, tiny_models.VOCABULARY, tokens)
     error = chunkable.error(ids, chunk_tokens=chunk_tokens, fused=fused)
     assert error <= TOLERANCES["fp32"].bound
 
@@ -95,7 +95,7 @@ def test_any_length_runs_in_any_chunks(
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 65, 96])
 def test_at_the_edges_of_chunks(chunkable: Chunkable, tokens: int) -> None:
-    ids = np.arange(tokens) * 37 % toy.VOCABULARY
+    ids = np.arange(tokens) * 37 % tiny_models.VOCABULARY
     assert chunkable.error(ids, chunk_tokens=32) <= TOLERANCES["fp32"].bound
 
 
@@ -110,7 +110,7 @@ def test_parts_are_counted(chunkable: Chunkable, tokens: int) -> None:
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("tokens", [1, 32, 65, 200])
 def test_what_each_token_adds(chunkable: Chunkable, tokens: int) -> None:
-    model, ids = chunkable.truth, np.arange(tokens) * 37 % toy.VOCABULARY
+    model, ids = chunkable.truth, np.arange(tokens) * 37 % tiny_models.VOCABULARY
     assert chunkable.plan.evidence == (model.config.pooling == "mean")
     if not chunkable.plan.evidence:
         return
@@ -135,7 +135,7 @@ class MeanOfTokens(torch.nn.Module):
     def __init__(self, keepdim: bool) -> None:
         super().__init__()
         self.keepdim = keepdim
-        self.embedding = torch.nn.Embedding(toy.VOCABULARY, 8)
+        self.embedding = torch.nn.Embedding(tiny_models.VOCABULARY, 8)
         self.attention = AftSimple(8)
         self.head = torch.nn.Linear(8, 3)
 
@@ -152,7 +152,7 @@ def test_mean_of_tokens_equals_document_mean(keepdim: bool, tmp_path: Path) -> N
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
     model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
     for tokens in (1, 65, 200):
-        ids = np.arange(tokens) * 37 % toy.VOCABULARY
+        ids = np.arange(tokens) * 37 % tiny_models.VOCABULARY
         with torch.inference_mode():
             expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([tokens]))
         found = model.run(ids, evidence=plan.evidence)
@@ -176,7 +176,7 @@ def test_mean_may_divide_by_mask_sum(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MeanOfCountedTokens(False).eval()
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(module)), precision="fp32")
-    ids = np.arange(200) * 37 % toy.VOCABULARY
+    ids = np.arange(200) * 37 % tiny_models.VOCABULARY
     with torch.inference_mode():
         expected = module.double()(torch.from_numpy(ids)[None], torch.tensor([ids.size]))
     model = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=32)
@@ -337,7 +337,7 @@ def test_memory_ignores_document_length(bundle_folder: Path) -> None:
 def test_memory_ignores_number_of_chunks(tmp_path: Path) -> None:
     """A summary of linear attention is a matrix for each head, 64 KiB here."""
     settings = {"mechanism": "linear_attention", "dim": 128, "num_heads": 1}
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings))
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
     plan = write_chunked(tmp_path / CHUNKED, lower(capture(model)), precision="fp32")
     chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1, chunk_tokens=4)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import Outcome, assert_refused, listing, run_here, run_python, without
 
 from aftexport import __version__
@@ -21,7 +21,7 @@ def test_literal_form_writes_bundle_beside_model(
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     assert {path.name for path in folder.iterdir()} == {"model.pt", "model.bundle"}
-    assert Bundle.open(folder / "model.bundle").manifest.labels == toy.LABELS
+    assert Bundle.open(folder / "model.bundle").manifest.labels == tiny_models.LABELS
     for said in ("Reading model.pt", "Tracing", "AftSimple", "padded batch", "within",
                  "golden.safetensors", "model.bundle"):  # fmt: skip
         assert said in outcome.out
@@ -122,11 +122,11 @@ def test_unsuitable_option_is_refused(
 ) -> None:
     options, said = BAD_OPTIONS[kind]
     monkeypatch.chdir(tmp_path)
-    torch.save(toy.Bag().state_dict(), "model.pt")
+    torch.save(tiny_models.Bag().state_dict(), "model.pt")
     Path("words.txt").write_text("no tokenizer")
     Path("latin.txt").write_bytes(b"\xe9")
     before = listing(tmp_path)
-    words = ["model.pt", "--to", "onnx", "--factory", "toy:Bag", *options]
+    words = ["model.pt", "--to", "onnx", "--factory", "tiny_models:Bag", *options]
     assert_refused(run_here(words, capsys), said)
     assert listing(tmp_path) == before
 
@@ -134,7 +134,7 @@ def test_unsuitable_option_is_refused(
 def test_labels_allow_spaces_after_commas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--factory", "toy:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    words = ["--factory", "tiny_models:Bag", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here([*words, "--labels", "a, b b ,c"], capsys)
     assert outcome.code == 0, outcome.err
     assert Bundle.open(tmp_path / "b").manifest.labels == ("a", "b b", "c")
@@ -155,8 +155,16 @@ def test_file_size_limit_blames_no_path(checkpoint_file: Path, tmp_path: Path) -
 def test_unneeded_factory_is_refused(
     checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [checkpoint_file, "--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
-    assert_refused(run_here(words, capsys), "toy:Bag")
+    words = [
+        checkpoint_file,
+        "--to",
+        "onnx",
+        "--factory",
+        "tiny_models:Bag",
+        "--out",
+        tmp_path / "out",
+    ]
+    assert_refused(run_here(words, capsys), "tiny_models:Bag")
     assert not listing(tmp_path)
 
 
@@ -221,7 +229,7 @@ def test_inspect_shows_bundle_and_changes_nothing(
         "aft_simple",
         "300",
         "1048576 tokens",
-        *toy.LABELS,
+        *tiny_models.LABELS,
         "fp32",
         "model.onnx",
         "AftSimple",
@@ -251,7 +259,7 @@ def test_inspect_shows_a_model_file(
 def test_inspect_of_pickle_needs_permission(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save(toy.Bag(), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag(), tmp_path / "model.pt")
     assert_refused(run_here(["inspect", tmp_path / "model.pt"], capsys), "--allow-pickle")
     outcome = run_here(["inspect", "--allow-pickle", tmp_path / "model.pt"], capsys)
     assert outcome.code == 0

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import assert_refused, listing, run_here, without
 
 import aftexport
@@ -21,8 +21,10 @@ STEMS = sorted({operator.stem for operator in OPERATORS.values()})
 @pytest.mark.parametrize("mechanism", STEMS)
 def test_every_mechanism_has_a_portable_engine(mechanism: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = ClassifierConfig(**toy.CONFIG | {"mechanism": mechanism, "max_length": 100})
-    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": mechanism, "max_length": 100})
+    aftexport.save(
+        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
+    )
     bundle = export(tmp_path / "model.pt", to="trt-rtx", precision="fp16", max_length=100)
     record = engine_file(bundle.path, "tensorrt_rtx").read_record()
     assert list(record.operators) == list(bundle.manifest.operators)
@@ -98,8 +100,10 @@ def test_failed_build_leaves_nothing(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, said = REFUSED[kind]
-    config = ClassifierConfig(**toy.CONFIG | {"mechanism": "aft_full", "max_length": 100})
-    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": "aft_full", "max_length": 100})
+    aftexport.save(
+        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
+    )
     before = listing(tmp_path)
     assert_refused(run_here([tmp_path / "model.pt", "--to", *words], capsys), said)
     assert listing(tmp_path) == before

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
+import tiny_models
 import torch
-import toy
 from bundles import changed_manifest
 from commands import assert_refused, run_here
 from torch import Tensor, nn
@@ -32,11 +32,11 @@ class Configured(nn.Module):
 
     def __init__(self, config: object) -> None:
         super().__init__()
-        self.inner = toy.Bag()
+        self.inner = tiny_models.Bag()
         self.inner.config = config  # type: ignore[assignment]
 
 
-class OneLogit(toy.Bag):
+class OneLogit(tiny_models.Bag):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(16, 1)
@@ -66,14 +66,14 @@ def test_other_task_of_module_is_refused(form: type, declared: object) -> None:
 def test_same_task_is_taken(declared: object, tmp_path: Path) -> None:
     check_task(Path("model.pt"), Configured(SimpleNamespace(problem_type=declared)))
     (tmp_path / "config.json").write_text(json.dumps({"problem_type": declared}))
-    check_task(tmp_path / "model.safetensors", toy.Bag())
+    check_task(tmp_path / "model.safetensors", tiny_models.Bag())
 
 
 @pytest.mark.parametrize("declared", OTHER_TASKS)
 @pytest.mark.parametrize("place", ["folder", "beside", "in the file", "in its config"])
 def test_other_task_of_file_is_refused(place: str, declared: str, tmp_path: Path) -> None:
     config, file = {"problem_type": declared}, tmp_path / "model.pt"
-    state = toy.Bag().state_dict()
+    state = tiny_models.Bag().state_dict()
     if place in ("folder", "beside"):
         (tmp_path / "config.json").write_text(json.dumps(config))
         file = tmp_path / "model.safetensors"
@@ -87,7 +87,7 @@ def test_other_task_of_file_is_refused(place: str, declared: str, tmp_path: Path
 
 
 def _load(place: str, file: Path) -> Checkpoint:
-    return load(file.parent) if place == "folder" else load(file, factory="toy:Bag")
+    return load(file.parent) if place == "folder" else load(file, factory="tiny_models:Bag")
 
 
 def test_export_describes_scores(
@@ -105,7 +105,7 @@ def test_command_refuses_one_class(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
 
 
-class Probabilities(toy.Bag):
+class Probabilities(tiny_models.Bag):
     """Ends in what turns logits into probabilities.
 
     Args:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -65,7 +65,7 @@ def test_deviation_of_one_token_is_nan() -> None:
 
 
 def test_deviation_in_float16_counts_every_token() -> None:
-    class Pooled(toy.Bag):
+    class Pooled(tiny_models.Bag):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.embedding(input_ids).std(1)
 
@@ -73,7 +73,7 @@ def test_deviation_in_float16_counts_every_token() -> None:
     engine = OnnxRuntimeEngine(
         finish(lower(capture(module, dtype=torch.float16)), precision="fp16").SerializeToString()
     )
-    ids = np.random.default_rng(0).integers(0, toy.VOCABULARY, (1, 70_000))
+    ids = np.random.default_rng(0).integers(0, tiny_models.VOCABULARY, (1, 70_000))
     with torch.inference_mode():
         expected = module(torch.from_numpy(ids)).numpy()
     np.testing.assert_allclose(engine.run({"input_ids": ids})["logits"], expected, rtol=5e-3)

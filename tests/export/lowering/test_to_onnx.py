@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 from onnxscript import rewriter
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -32,7 +32,7 @@ def program(classifier: DocumentClassifier) -> ExportedProgram:
 
 @pytest.fixture(scope="module")
 def mixed() -> onnx.ModelProto:
-    return finish(lower(capture(toy.MixedSettings())))
+    return finish(lower(capture(tiny_models.MixedSettings())))
 
 
 def custom(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -62,7 +62,7 @@ def test_requested_opset_is_used(
     assert versions == {"": opset, DOMAIN: 1}
     assert all(o.version == opset for f in model.functions for o in f.opset_import if not o.domain)
     onnx.checker.check_model(model, full_check=True)
-    assert_as_torch(toy.classifier(), model)
+    assert_as_torch(tiny_models.classifier(), model)
 
 
 @pytest.mark.parametrize("opset", [-1, 0, 17, 26, 99])
@@ -85,7 +85,7 @@ def test_axes_keep_names(mixed: onnx.ModelProto) -> None:
 
 def test_file_describes_no_machine(mixed: onnx.ModelProto) -> None:
     content = mixed.SerializeToString()
-    source = inspect.getfile(toy).encode()
+    source = inspect.getfile(tiny_models).encode()
     for secret in (b"pkg.torch", b"site-packages", b".py", source, source.rpartition(b"/")[0]):
         assert secret not in content
     assert not mixed.metadata_props
@@ -115,7 +115,7 @@ def test_custom_nodes_have_plugin_and_body(mixed: onnx.ModelProto) -> None:
     ],
 )
 def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_attention: str) -> None:
-    config = toy.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
+    config = tiny_models.CONFIG | {"mechanism": "aft_full", "max_length": 20, "causal": causal}
     classifier = DocumentClassifier(ClassifierConfig(**config))
     model = finish(lower(capture(classifier, max_tokens=20)), precision=precision)
     given = {
@@ -132,7 +132,7 @@ def test_precision_of_products_is_in_nodes(precision: str, causal: bool, of_atte
 @pytest.mark.parametrize("mechanism", LAYERS)
 def test_layer_has_one_norm_without_split(mechanism: str, causal: bool) -> None:
     """A layer has one norm, and no split before its attention."""
-    config = toy.CONFIG | {"mechanism": mechanism, "max_length": 20, "causal": causal}
+    config = tiny_models.CONFIG | {"mechanism": mechanism, "max_length": 20, "causal": causal}
     model = finish(lower(capture(DocumentClassifier(ClassifierConfig(**config)), max_tokens=20)))
     expected = {"LayerNormQueryKeyValue": 1}
     if mechanism == "fastformer":  # whose query and value are one
@@ -162,11 +162,11 @@ def test_settings_of_one_operator_can_mix(
 ) -> None:
     """The nodes of one operator have different settings, and the result is right."""
     onnx.checker.check_model(mixed, full_check=True)
-    assert_as_torch(toy.MixedSettings(), mixed)
+    assert_as_torch(tiny_models.MixedSettings(), mixed)
 
 
 def test_tracing_twice_gives_the_same_bytes(mixed: onnx.ModelProto) -> None:
-    again = finish(lower(capture(toy.MixedSettings())))
+    again = finish(lower(capture(tiny_models.MixedSettings())))
     assert again.SerializeToString() == mixed.SerializeToString()
 
 
@@ -178,7 +178,7 @@ def test_bodies_are_attached_once_per_operator() -> None:
     assert [function.name for function in model.functions] == ["AftSimple"]
 
 
-class PaddedByZeros(toy.Bag):
+class PaddedByZeros(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embedding(input_ids)
         zeros = x.new_zeros(x.shape[0], max(0, 8 - x.shape[1]), 16)
@@ -204,7 +204,7 @@ def test_size_error_omits_unknown_line() -> None:
 )
 def test_heads_are_filled_in_place(fill: Any) -> None:
     """The tensors that hold the heads are filled in place as well."""
-    assert_as_torch(module := toy.FilledHeads(fill), finish(lower(capture(module))))
+    assert_as_torch(module := tiny_models.FilledHeads(fill), finish(lower(capture(module))))
 
 
 class Guarded(nn.Module):

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +17,7 @@ from aftexport.passes.finish import finish
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 32, 50, 101)
 
 
-class Pooled(toy.Bag):
+class Pooled(tiny_models.Bag):
     """Pools ``[batch, 16, tokens]`` to a fixed number of places."""
 
     def __init__(self, pool: Callable[[Tensor], Tensor]) -> None:
@@ -67,7 +67,7 @@ def test_fixed_pooling_works_in_float16() -> None:
     assert_as_torch(Pooled(POOLS["largest"]), torch.float16)
 
 
-class Thirds(toy.Bag):
+class Thirds(tiny_models.Bag):
     def forward(self, input_ids: Tensor) -> Tensor:
         tokens = input_ids.shape[1]
         rounded = (-(-tokens // 3), tokens // 3, (5 - tokens) // 3, (tokens - 5) // -3)
@@ -79,7 +79,7 @@ def test_negative_sizes_are_divided_downwards() -> None:
 
 
 def test_size_is_divided_by_one_operator() -> None:
-    class Half(toy.Bag):
+    class Half(tiny_models.Bag):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.head(self.mean(input_ids) * (input_ids.shape[1] // 2 + 1))
 
@@ -104,7 +104,7 @@ def test_translation_for_example_length_is_refused(
 def test_end_from_values_ignores_example_size() -> None:
     """An end that the values decide is not a size of the example."""
 
-    class Filled(toy.Bag):
+    class Filled(tiny_models.Bag):
         def forward(self, input_ids: Tensor) -> Tensor:
             return self.head(self.embedding(input_ids)[:, : input_ids.ne(0).sum(1).max()].mean(1))
 
@@ -113,7 +113,7 @@ def test_end_from_values_ignores_example_size() -> None:
 
 def test_patch_convolution_works_for_every_length() -> None:
     # torch asks for the number of documents to choose how the result lies in memory.
-    class Patches(toy.Bag):
+    class Patches(tiny_models.Bag):
         def __init__(self) -> None:
             super().__init__()
             self.patches = nn.Conv1d(16, 16, 4, stride=4)

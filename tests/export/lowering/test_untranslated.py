@@ -2,8 +2,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor
 
 from aftexport.capture.capture import capture
@@ -11,7 +11,7 @@ from aftexport.errors import TraceError
 from aftexport.lowering.to_onnx import lower
 
 
-class Through(toy.Bag):
+class Through(tiny_models.Bag):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function

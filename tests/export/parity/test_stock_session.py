@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import run_here
 from torch import Tensor, nn
 
@@ -66,7 +66,7 @@ def test_failure_is_refused_with_reason(said: str, bundle_folder: Path) -> None:
 @pytest.mark.parametrize("child", [CRASHING], indirect=True)
 @pytest.mark.usefixtures("child")
 def test_crashing_export_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "out"]
+    words = ["--to", "onnx", "--factory", "tiny_models:Bag", "--out", tmp_path / "out"]
     outcome = run_here(words, capsys)
     assert outcome.code == 2
     assert "crashes on the model (SIGSEGV)" in " ".join(outcome.err.split())
@@ -83,7 +83,7 @@ def test_a_difference_fails_verification(
     assert "model in a stock session" in " ".join(outcome.out.split())
 
 
-class Transformer(toy.Bag):
+class Transformer(tiny_models.Bag):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -109,7 +109,7 @@ def test_float16_transformer_runs_with_external_weights(tmp_path: Path) -> None:
 def test_weights_behind_links_are_found(linked: tuple[str, ...], tmp_path: Path) -> None:
     """A hub's snapshot has links to blobs of other names."""
     torch.manual_seed(0)
-    module = toy.Bag().eval()
+    module = tiny_models.Bag().eval()
     whole, blobs = tmp_path / "whole", tmp_path / "blobs"
     whole.mkdir()
     blobs.mkdir()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 
 from aftexport.bundle.bundle import CHUNKED
@@ -28,7 +28,7 @@ class Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = nn.Embedding(toy.VOCABULARY, 8)
+        self.embedding = nn.Embedding(tiny_models.VOCABULARY, 8)
         nn.init.normal_(self.embedding.weight, mean=2)
         self.attention = AftSimple(8)
         self.head = nn.Linear(8, 3)
@@ -72,7 +72,7 @@ def test_float16_answers_as_float64_does(kind: type[Pooled], tmp_path: Path) -> 
     chunked = ChunkedModel(tmp_path / CHUNKED, plan, threads=1)
     model = finish(lowered, precision="fp16").SerializeToString()
     whole = OnnxRuntimeEngine(model, threads=1)
-    ids = np.arange(TOKENS)[None] * 37 % toy.VOCABULARY
+    ids = np.arange(TOKENS)[None] * 37 % tiny_models.VOCABULARY
     inputs = {"input_ids": ids, "lengths": np.array([TOKENS])}
     with torch.inference_mode():
         expected = module.double()(*map(torch.from_numpy, inputs.values())).numpy()

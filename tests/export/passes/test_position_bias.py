@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 from commands import run_here
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def classifier(*ranges: float, causal: bool = False) -> DocumentClassifier:
     """Return one layer per range; its biases fall from the range to 0 along every row."""
     torch.manual_seed(0)
     config = {"mechanism": "aft_full", "max_length": TOKENS, "depth": len(ranges), "causal": causal}
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | config))
     for layer, reach in zip(model.encoder.layers, ranges, strict=True):
         with torch.no_grad():
             layer.attention.row_factor.zero_()[:, 0] = 1.0
@@ -147,7 +147,7 @@ def test_computed_bias_counts_as_worst_case() -> None:
 
 
 def test_other_mechanisms_have_no_position_bias() -> None:
-    assert position_biases(finish(lower(capture(toy.classifier())))) == ()
+    assert position_biases(finish(lower(capture(tiny_models.classifier())))) == ()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_bundle_and_inspect_report_chosen_precision(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     aftexport.save(
-        tmp_path / "model.pt", model=classifier(1.0, 5.0, 20.0, 100.0), labels=toy.LABELS
+        tmp_path / "model.pt", model=classifier(1.0, 5.0, 20.0, 100.0), labels=tiny_models.LABELS
     )
     bundle = export(tmp_path / "model.pt", precision=precision)  # within tolerance, or it raises
     biases = bundle.manifest.position_biases

@@ -1,8 +1,8 @@
 """A computation that a chunk cannot do is refused, and the error names it."""
 
 import pytest
+import tiny_models
 import torch
-import toy
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
@@ -18,7 +18,7 @@ class Positions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(toy.VOCABULARY, 8)
+        self.embedding = nn.Embedding(tiny_models.VOCABULARY, 8)
         self.positions = nn.Embedding(4096, 8)
         self.attention = AftSimple(8)
         self.head = nn.Linear(8, 3)
@@ -150,7 +150,7 @@ def test_padding_masks_allow_chunks(module: type[nn.Module]) -> None:
 def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None
     settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | settings))
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
     lowered = as_means(lower(capture(model, max_tokens=longest)))
     if mechanism == "dot_product_attention":
         with pytest.raises(WholeOnlyError):

@@ -7,8 +7,8 @@ from typing import Any
 
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 from bad_models import model_folder
 from commands import assert_refused, listing, run_here, run_python
 
@@ -71,16 +71,16 @@ def test_folder_and_checkpoint_give_same_model(
 @pytest.fixture(scope="module")
 def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("state") / "weights.pt"
-    torch.save(toy.Bag().state_dict(), path)
+    torch.save(tiny_models.Bag().state_dict(), path)
     return path
 
 
 def test_every_option_reaches_the_bundle(
     state_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "tokens.json").write_text(toy.byte_tokenizer().to_str(), "utf-8")
+    (tmp_path / "tokens.json").write_text(tiny_models.byte_tokenizer().to_str(), "utf-8")
     outcome = run_here(
-        ["--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "b", "--opset", "18",
+        ["--to", "onnx", "--factory", "tiny_models:Bag", "--out", tmp_path / "b", "--opset", "18",
          "--max-length", "50", "--labels", "x,y,z", "--tokenizer", tmp_path / "tokens.json",
          "--no-verify", state_file],
         capsys,
@@ -138,8 +138,10 @@ def test_half_precision_pytorch_layer_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -> None:
     torch.manual_seed(0)
-    config = ClassifierConfig(**toy.CONFIG | {"mechanism": "aft_full", "max_length": 300})
-    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": "aft_full", "max_length": 300})
+    aftexport.save(
+        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
+    )
     bundle = export(tmp_path / "model.pt", precision=precision)
     assert bundle.manifest.precision == precision
     record = json.loads((bundle.path / "parity.json").read_text())
@@ -147,16 +149,16 @@ def test_aft_full_with_rounded_products_passes(tmp_path: Path, precision: str) -
 
 
 def test_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
-    torch.save(toy.Dropout().state_dict(), tmp_path / "model.pt")
-    export(tmp_path / "model.pt", factory="toy:Dropout")
+    torch.save(tiny_models.Dropout().state_dict(), tmp_path / "model.pt")
+    export(tmp_path / "model.pt", factory="tiny_models:Dropout")
     assert Bundle.open(tmp_path / "model.bundle").manifest.labels[0] == "class_0"
 
 
 @pytest.mark.parametrize(
     ("factory", "named"),
     [
-        ("toy:DropoutAlwaysOn", ("random", "dropout")),
-        ("toy:RunningMean", ("changes its buffer running", "self.training")),
+        ("tiny_models:DropoutAlwaysOn", ("random", "dropout")),
+        ("tiny_models:RunningMean", ("changes its buffer running", "self.training")),
     ],
 )
 def test_incomparable_forward_is_refused(
@@ -171,7 +173,7 @@ def test_module_of_fixed_types_keeps_types(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report also names parameters that are left out. None of this needs a comparison."""
-    words = ["--factory", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
+    words = ["--factory", "tiny_models:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
     outcome = run_here(words, capsys)
     assert (outcome.code, outcome.err) == (0, "")
     assert "PyTorch was run in float32, as" in outcome.out
@@ -183,16 +185,24 @@ def test_module_of_fixed_types_keeps_types(
     assert "against PyTorch in float32" in page
     assert "PyTorch was run in float32, as" in page
     assert run_here([*words, "--force", "--no-verify"], capsys).code == 0
-    verified = run_here(["verify", tmp_path / "b", "--factory", "toy:FixedType"], capsys)
+    verified = run_here(["verify", tmp_path / "b", "--factory", "tiny_models:FixedType"], capsys)
     assert (verified.code, "float32 reference" in verified.out) == (0, True)
 
 
 def test_module_with_nan_weights_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--factory", "toy:NotANumber", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    words = [
+        "--factory",
+        "tiny_models:NotANumber",
+        "--to",
+        "onnx",
+        "--out",
+        tmp_path / "b",
+        "--no-verify",
+    ]
     assert_refused(run_here(words, capsys), "NaN", "head.bias")
-    torch.save(toy.NotANumber(), tmp_path / "model.pt")
+    torch.save(tiny_models.NotANumber(), tmp_path / "model.pt")
     words = [tmp_path / "model.pt", "--to", "onnx", "--allow-pickle", "--no-verify"]
     refused = run_here(words, capsys)
     assert (refused.code, "NaN in head.bias" in refused.err) == (2, True)
@@ -201,7 +211,7 @@ def test_module_with_nan_weights_is_refused(
 def test_pickled_module_exports_when_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save(toy.Bag(), tmp_path / "model.pt")
+    torch.save(tiny_models.Bag(), tmp_path / "model.pt")
     outcome = run_here([tmp_path / "model.pt", "--to", "onnx", "--allow-pickle"], capsys)
     assert outcome.code == 0, outcome.err
     assert "runs the code in" in outcome.err
@@ -222,7 +232,7 @@ def test_pickled_module_exports_when_allowed(
 def test_unexportable_module_is_refused(
     factory: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save(getattr(toy, factory)().state_dict(), tmp_path / "model.pt")
+    torch.save(getattr(tiny_models, factory)().state_dict(), tmp_path / "model.pt")
     before = listing(tmp_path)
     words = [tmp_path / "model.pt", "--to", "onnx", "--factory", f"toy:{factory}"]
     assert_refused(run_here(words, capsys), said)
@@ -269,7 +279,7 @@ def test_unusable_out_is_refused_and_untouched(
     make, out, options = OUTS[kind]
     make(tmp_path / "out")
     before = listing(tmp_path)
-    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--no-verify"]
+    words = [state_file, "--to", "onnx", "--factory", "tiny_models:Bag", "--no-verify"]
     assert_refused(run_here([*words, "--out", tmp_path / out, *options], capsys), out)
     assert listing(tmp_path) == before
 
@@ -281,7 +291,7 @@ def test_unwritable_folder_is_refused(
         pytest.skip("root may write everywhere")
     (tmp_path / "locked").mkdir(mode=0o500)
     out = tmp_path / "locked" / "out"
-    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--out", out]
+    words = [state_file, "--to", "onnx", "--factory", "tiny_models:Bag", "--out", out]
     assert_refused(run_here(words, capsys), str(out.parent))
     assert not listing(tmp_path / "locked")
 
@@ -322,7 +332,15 @@ def test_a_failure_while_checking_leaves_nothing(
         raise EngineError("The runtime failed.", "Try another.")
 
     monkeypatch.setattr(exporter, "verify", failing)
-    words = [state_file, "--to", "onnx", "--factory", "toy:Bag", "--out", tmp_path / "new" / "b"]
+    words = [
+        state_file,
+        "--to",
+        "onnx",
+        "--factory",
+        "tiny_models:Bag",
+        "--out",
+        tmp_path / "new" / "b",
+    ]
     assert_refused(run_here(words, capsys), "The runtime failed")
     assert not listing(tmp_path)
 
@@ -332,13 +350,13 @@ def test_failing_graph_is_refused_with_size(
 ) -> None:
     """PyTorch does not fail at this size."""
 
-    class Squeezed(toy.Bag):
+    class Squeezed(tiny_models.Bag):
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             x = self.embedding(input_ids).squeeze(1)
             return self.head(x.reshape(input_ids.shape[0], -1, 16).mean(1))
 
-    monkeypatch.setattr(toy, "Squeezed", Squeezed, raising=False)
-    words = ["--to", "onnx", "--factory", "toy:Squeezed", "--out", tmp_path / "b"]
+    monkeypatch.setattr(tiny_models, "Squeezed", Squeezed, raising=False)
+    words = ["--to", "onnx", "--factory", "tiny_models:Squeezed", "--out", tmp_path / "b"]
     assert_refused(
         run_here(words, capsys), "fails on input_ids [1, 1024], which PyTorch accepts", "squeeze()"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import theirs
+import third_party_models
 import torch
 from commands import assert_refused, listing, run_here
 
@@ -156,7 +156,7 @@ def test_fused_file_is_not_fused_again(
 def test_module_from_factory_without_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = export(factory="theirs:simple", out=tmp_path / "simple.bundle")
+    bundle = export(factory="third_party_models:simple", out=tmp_path / "simple.bundle")
     assert bundle.manifest.operators["AftSimple"] == 1
     assert "AftSimple" in capsys.readouterr().out
     assert all(result.passed for result in verify(Bundle.open(bundle.path)))
@@ -166,12 +166,12 @@ def test_position_table_bounds_loaded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The weights of the model are loaded as well."""
-    module = theirs.full()
+    module = third_party_models.full()
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.1 * torch.randn_like(weight))
     torch.save(module.state_dict(), tmp_path / "weights.pt")
-    words = [tmp_path / "weights.pt", "--factory", "theirs:full", "--to", "onnx"]
+    words = [tmp_path / "weights.pt", "--factory", "third_party_models:full", "--to", "onnx"]
     done = run_here([*words, "--out", tmp_path / "full.bundle"], capsys)
     assert done.code == 0, done.err
     manifest = Bundle.open(tmp_path / "full.bundle").manifest
@@ -180,7 +180,7 @@ def test_position_table_bounds_loaded_model(
 
 
 def test_softmax_pooling_without_lengths_runs_chunked(tmp_path: Path) -> None:
-    bundle = export(factory="theirs:pooled", out=tmp_path / "pooled.bundle")
+    bundle = export(factory="third_party_models:pooled", out=tmp_path / "pooled.bundle")
     assert bundle.manifest.inputs == ("input_ids",)
     assert bundle.manifest.chunked is not None
     results = verify(Bundle.open(bundle.path))
@@ -192,7 +192,15 @@ def test_export_reports_unrecognised_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
-        ["--factory", "theirs:nothing", "--to", "onnx", "--out", tmp_path / "plain.bundle"], capsys
+        [
+            "--factory",
+            "third_party_models:nothing",
+            "--to",
+            "onnx",
+            "--out",
+            tmp_path / "plain.bundle",
+        ],
+        capsys,
     )
     assert done.code == 0, done.err
     assert "No mechanism was recognised" in done.out
@@ -205,7 +213,15 @@ def test_embedding_module_error_has_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
-        ["--factory", "theirs:embeddings", "--to", "onnx", "--out", tmp_path / "no.bundle"], capsys
+        [
+            "--factory",
+            "third_party_models:embeddings",
+            "--to",
+            "onnx",
+            "--out",
+            tmp_path / "no.bundle",
+        ],
+        capsys,
     )
     assert done.code == 2
     assert "nn.Embedding" in done.err

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import overstated_archives as archives
 import pytest
+import tiny_models
 import torch
-import toy
 from bundles import resealed
 from commands import assert_refused, run_here
 
@@ -69,11 +69,11 @@ def test_verify_refuses_chunked_archive(
 @pytest.mark.parametrize("kind", ["compressed", "twice", "overstated"])
 def test_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    torch.save(toy.Bag().state_dict(), path)
+    torch.save(tiny_models.Bag().state_dict(), path)
     change, reason = BAD.get(kind) or (overstating("model/data/0"), "data/0 have 30")
     change(path)
     with pytest.raises(CheckpointError, match=reason):
-        load(path, factory="toy:Bag")
+        load(path, factory="tiny_models:Bag")
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000])

@@ -197,8 +197,10 @@ def test_factory_is_module_of_fileless_bundle(
 ) -> None:
     """A factory without a file is the module of a bundle that had no file."""
     path = tmp_path / "bag.bundle"
-    assert run_here(["--factory", "toy:Bag", "--to", "onnx", "--out", path], capsys).code == 0
-    words = ["--factory", "toy:Bag"]
+    assert (
+        run_here(["--factory", "tiny_models:Bag", "--to", "onnx", "--out", path], capsys).code == 0
+    )
+    words = ["--factory", "tiny_models:Bag"]
     outcome = run_here(["verify", path, *words, "--lengths", "5"], capsys)
     assert outcome.code == 0, outcome.err
     assert "5 random tokens" in outcome.out

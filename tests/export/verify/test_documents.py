@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toy
+import tiny_models
 
 from aftexport.bundle.bundle import Bundle
 from aftexport.errors import UsageError
@@ -16,7 +16,7 @@ def test_inputs_are_named_by_line(bundle_folder: Path, tmp_path: Path) -> None:
     lines = ['{"text": "an invoice", "label": "invoice"}', "", '{"input_ids": [1, 2, 3]}']
     (tmp_path / "docs.jsonl").write_text("\n".join(lines))
     found = read_documents(tmp_path / "docs.jsonl", bundle.manifest, bundle.tokenizer())
-    expected = toy.byte_tokenizer().encode("an invoice").ids
+    expected = tiny_models.byte_tokenizer().encode("an invoice").ids
     assert found["document 1"]["input_ids"].tolist() == [expected]
     assert found["document 3"]["input_ids"].tolist() == [[1, 2, 3]]
     assert found["document 3"]["lengths"].tolist() == [3]
@@ -33,7 +33,7 @@ def test_lines_end_like_json_lines(
     content = mark + "".join(line + ending for line in lines)
     (tmp_path / "docs.jsonl").write_bytes(content.encode())
     found = read_documents(tmp_path / "docs.jsonl", bundle.manifest, bundle.tokenizer())
-    expected = [toy.byte_tokenizer().encode(text).ids for text in texts]
+    expected = [tiny_models.byte_tokenizer().encode(text).ids for text in texts]
     assert [inputs["input_ids"][0].tolist() for inputs in found.values()] == expected
 
 
@@ -49,7 +49,7 @@ def test_lines_end_like_json_lines(
         ('{"input_ids": [true]}', "no list of whole numbers"),
         ('{"input_ids": "ab"}', "no list of whole numbers"),
         ('{"input_ids": [-1]}', "outside"),
-        (json.dumps({"input_ids": [toy.VOCABULARY]}), "outside"),
+        (json.dumps({"input_ids": [tiny_models.VOCABULARY]}), "outside"),
         (json.dumps({"input_ids": [1] * 9}), "9 tokens, the model takes 8"),
         ("", "no documents"),
     ],

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+import tiny_models
 import torch
-import toy
 
 import aftplugins
 from aftexport.capture.capture import capture
@@ -261,7 +261,7 @@ def test_operators_without_kernel_run_by_body(
     attention: dict[str, str],
 ) -> None:
     monkeypatch.setattr(aftplugins, "library", lambda runtime: library)
-    model = toy.classifier(mechanism)
+    model = tiny_models.classifier(mechanism)
     path = tmp_path / "model.onnx"
     onnx.save(finish(lower(capture(model))), path)
     assert operator_paths(path) == attention | {"LayerNormFeedForward": "portable"}

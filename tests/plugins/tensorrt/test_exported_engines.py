@@ -4,8 +4,8 @@ from pathlib import Path
 
 import engines
 import pytest
+import tiny_models
 import torch
-import toy
 
 import aftexport
 import aftplugins
@@ -30,8 +30,10 @@ def installed(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("mechanism", sorted({o.stem for o in OPERATORS.values()}))
 def test_mechanism_engine_contains_plugin(mechanism: str, installed: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = ClassifierConfig(**toy.CONFIG | {"mechanism": mechanism, "max_length": 100})
-    aftexport.save(tmp_path / "model.pt", model=DocumentClassifier(config), labels=toy.LABELS)
+    config = ClassifierConfig(**tiny_models.CONFIG | {"mechanism": mechanism, "max_length": 100})
+    aftexport.save(
+        tmp_path / "model.pt", model=DocumentClassifier(config), labels=tiny_models.LABELS
+    )
     bundle = export(tmp_path / "model.pt", to="trt-rtx", precision="fp16", check_parity=False)
     record = engine_file(bundle.path, "tensorrt_rtx").read_record()
     assert record.operators == dict.fromkeys(bundle.manifest.operators, "plugin")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from biased_model import always
 from bundles import of_links
-from drifting import always
 from load.documents import Document, bare_engine, make_documents
 
 from aftexport.bundle.bundle import Bundle

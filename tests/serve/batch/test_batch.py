@@ -18,11 +18,11 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from biased_model import always
 from clients import eventually
 from commands import assert_refused, environment, run_python, without
-from drifting import always
 from load.documents import bare_engine, make_documents
-from rays import kill, processes
+from ray_cluster import kill, processes
 
 from aftexport.parity import TOLERANCES
 from aftserve.batch import documents, output

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
 
 from aftexport.nn import DocumentClassifier
 from aftexport.parity import TOLERANCES
@@ -22,7 +22,7 @@ def infer(client: httpx.Client, **body: object) -> Any:
 
 
 def tokens_of(text: str) -> list[int]:
-    return list(toy.byte_tokenizer().encode(text).ids)
+    return list(tiny_models.byte_tokenizer().encode(text).ids)
 
 
 def assert_scores(result: dict[str, Any], expected: dict[str, float]) -> None:
@@ -34,7 +34,7 @@ def assert_scores(result: dict[str, Any], expected: dict[str, float]) -> None:
 def scores_by_torch(model: DocumentClassifier, ids: list[int]) -> dict[str, float]:
     with torch.inference_mode():
         logits = model(torch.tensor([ids]), torch.tensor([len(ids)]))
-    return dict(zip(toy.LABELS, logits[0].double().softmax(0).tolist(), strict=True))
+    return dict(zip(tiny_models.LABELS, logits[0].double().softmax(0).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
@@ -82,7 +82,7 @@ def test_documents_of_mixed_length_are_answered_as_each_alone(
         assert_scores(result, alone["scores"])
 
 
-@pytest.mark.parametrize("token", [0, toy.VOCABULARY - 1])
+@pytest.mark.parametrize("token", [0, tiny_models.VOCABULARY - 1])
 def test_the_first_and_the_last_id_are_in_the_vocabulary(token: int, client: httpx.Client) -> None:
     assert infer(client, input_ids=[[token]])["results"][0]["tokens_used"] == 1
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from clients import eventually, head, http, metric, raw_connection, response
 from commands import run_python
-from hanging import ENDLESS, hanging_bundle
+from endless_model import ENDLESS, hanging_bundle
 from servers import MORTAL, serving
 
 
@@ -27,7 +27,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lifecycle") / "hanging.bundle"
+    folder = tmp_path_factory.mktemp("lifecycle") / "endless_model.bundle"
     return hanging_bundle(Path(shutil.copytree(bundle_folder, folder)))
 
 

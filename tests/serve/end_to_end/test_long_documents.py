@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import toy
+import tiny_models
 from clients import eventually, head, http, metric, raw_connection
 from servers import serving
 
@@ -74,7 +74,7 @@ sys.exit(main())
 
 
 def document(tokens: int) -> list[int]:
-    return np.random.default_rng(tokens).integers(0, toy.VOCABULARY, tokens).tolist()
+    return np.random.default_rng(tokens).integers(0, tiny_models.VOCABULARY, tokens).tolist()
 
 
 def post(address: str, ids: list[int], **headers: str) -> httpx.Response:

@@ -14,8 +14,8 @@ from clients import http
 from hypothesis import given
 from hypothesis import strategies as st
 from servers import serving
+from tiny_models import byte_tokenizer
 from tokenizers import Tokenizer, processors
-from toy import byte_tokenizer
 
 from aftexport import save
 from aftexport.bundle.bundle import CHUNKED, Bundle

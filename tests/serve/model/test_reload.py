@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
+from biased_model import always, coarse_kernels
 from bundles import of_links
 from clients import eventually, http, metric
-from drifting import always, coarse_kernels
 from rich.console import Console
 from servers import serving
 
@@ -41,12 +41,17 @@ LENGTHS = (1, 16, 300, 20, 2000, 16, 40, 700)
 @pytest.fixture(scope="module")
 def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the same kind that answers otherwise."""
-    model = toy.classifier()
+    model = tiny_models.classifier()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(-0.9)
     path = tmp_path_factory.mktemp("other") / "model.pt"
-    aftexport.save(path, model=model, labels=toy.LABELS, tokenizer=toy.byte_tokenizer().to_str())
+    aftexport.save(
+        path,
+        model=model,
+        labels=tiny_models.LABELS,
+        tokenizer=tiny_models.byte_tokenizer().to_str(),
+    )
     return path
 
 

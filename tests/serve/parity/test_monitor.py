@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import tiny_models
 import torch
-import toy
+from biased_model import ODD, coarse_kernels, large_batches, odd_first_token
 from clients import eventually, http, metric
-from drifting import ODD, coarse_kernels, large_batches, odd_first_token
 from numpy.typing import NDArray
 from rich.console import Console
 from servers import serving
@@ -143,7 +143,9 @@ def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
 
 def test_the_reference_of_a_model_with_many_classes(tmp_path: Path) -> None:
     labels = [str(number) for number in range(5000)]
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | {"num_labels": len(labels)})).eval()
+    model = DocumentClassifier(
+        ClassifierConfig(**tiny_models.CONFIG | {"num_labels": len(labels)})
+    ).eval()
     aftexport.save(tmp_path / "model.pt", model=model, labels=labels)
     export(tmp_path / "model.pt", to="onnx", out=tmp_path / "model.bundle")
     bundle = Bundle.open(tmp_path / "model.bundle")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from biased_model import always
 from clients import eventually, http
 from commands import Outcome, assert_refused, environment, run_python, without
-from drifting import always
 from load.documents import Document, bare_engine, make_documents
-from rays import kill, processes
+from ray_cluster import kill, processes
 
 from aftserve.cli import main
 from aftserve.client import Client

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from clients import eventually, head, http, metric, raw_connection, response
-from hanging import ENDLESS, hanging_bundle
+from endless_model import ENDLESS, hanging_bundle
 from servers import serving
 
 import aftplugins

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from bundles import changed_manifest
 from clients import eventually, head, http, metric, raw_connection
-from hanging import DEAF, ENDLESS, hanging_bundle
+from endless_model import DEAF, ENDLESS, hanging_bundle
 from rich.console import Console
 from servers import serving
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import toy
+import tiny_models
 from bundles import changed_manifest
 from commands import assert_refused, listing, run_here, without
 from rich.console import Console
@@ -51,7 +51,7 @@ def test_configuration_matches_graph(written: Path, bundle_folder: Path) -> None
             assert name == types[onnx.TensorProto.DataType.Name(of_graph.elem_type)]
             assert tensor.dims  # Triton has no tensor without an axis
     labels = (written / config.output[0].label_filename).read_text("utf-8")
-    assert tuple(labels.splitlines()) == toy.LABELS
+    assert tuple(labels.splitlines()) == tiny_models.LABELS
     assert (written / "1" / config.default_model_filename).is_file()
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-import toy
+import tiny_models
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
@@ -44,7 +44,7 @@ def test_the_server_and_its_model_are_described(protocol: triton.InferenceServer
     assert metadata["outputs"][1] == {
         "name": "scores",
         "datatype": "FP32",
-        "shape": [-1, len(toy.LABELS)],
+        "shape": [-1, len(tiny_models.LABELS)],
     }
 
 

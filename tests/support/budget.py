@@ -44,7 +44,7 @@ class CpuBudget:
         if self.seconds > MAX_CPU_SECONDS:
             line = (
                 f"FAILED: expected at most {MAX_CPU_SECONDS:,} s of processor time, got "
-                f"{self.seconds:,.0f} s. Sample the slowest tables (tests/sampling.py)."
+                f"{self.seconds:,.0f} s. Sample the slowest tables (tests/support/sampling.py)."
             )
         terminalreporter.write_line(line, red=self.seconds > MAX_CPU_SECONDS)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx
 import safetensors.torch
+import tiny_models
 import torch
-import toy
 
 MARKER = "the-file-ran-code"
 Build = Callable[[Path, Path], Path]
@@ -143,7 +143,9 @@ def _drop(name: str) -> Build:
 
 
 def _tokenizer_with(tokens: dict[str, int]) -> str:
-    return toy.Tokenizer(toy.models.WordLevel(tokens, unk_token=next(iter(tokens)))).to_str()
+    return tiny_models.Tokenizer(
+        tiny_models.models.WordLevel(tokens, unk_token=next(iter(tokens)))
+    ).to_str()
 
 
 BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
@@ -173,12 +175,12 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "pickle that runs code": (saved(Hostile), ("run code", "--allow-pickle")),
     "pickle that runs code, old format": (
         saved(Hostile, _use_new_zipfile_serialization=False), ("run code", "--allow-pickle")),
-    "pickled module": (saved(lambda _: toy.Bag()), ("run code", "--allow-pickle")),
+    "pickled module": (saved(lambda _: tiny_models.Bag()), ("run code", "--allow-pickle")),
     "list of tensors": (saved(lambda _: [torch.ones(1)]), ("list",)),
     "dict of text": (saved(lambda _: {"a": "b"}), ()),
     "empty state dict": (saved(lambda _: {}), ()),
     "bare state dict without --factory": (
-        saved(lambda _: toy.Bag().state_dict()), ("--factory", "state dict")),
+        saved(lambda _: tiny_models.Bag().state_dict()), ("--factory", "state dict")),
     "state dict numbered": (saved(lambda _: {0: torch.ones(1)}), ()),
     "newer checkpoint version": (
         altered(lambda content: content.update(version=2)), ("version 2", "Upgrade")),
@@ -232,7 +234,7 @@ BAD_MODELS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "folder with nested JSON": (model_folder(config_json="[" * 100_000), ("config.json",)),
     "folder with JSON no object": (model_folder(config_json="[]"), ("config.json",)),
     "folder with labels in one word": (
-        model_folder(config_json=json.dumps(toy.CONFIG | {"labels": "abc"})), ("label",)),
+        model_folder(config_json=json.dumps(tiny_models.CONFIG | {"labels": "abc"})), ("label",)),
     "folder with weights cut": (model_folder(model_safetensors=b"\x10\0\0"), ("safetensors",)),
     "folder with tokenizer no Unicode": (
         model_folder(tokenizer_json=b"\xff\xfe{"), ("tokenizer",)),

@@ -1,4 +1,4 @@
-"""Models small enough to export in a second, and factories for ``--factory toy:NAME``."""
+"""Models small enough to export in a second, and factories for ``--factory tiny_models:NAME``."""
 
 from typing import Any
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import onnx
+import tiny_models
 import torch
-import toy
 
 from aftexport.capture.capture import capture
 from aftexport.engines.tensorrt.builder import Built
@@ -20,9 +20,9 @@ TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def graph(folder: Path, precision: str = "fp16", **config: object) -> Path:
-    """The toy classifier, or one of another mechanism, as it is exported for an engine."""
+    """The tiny classifier, or one of another mechanism, as it is exported for an engine."""
     torch.manual_seed(0)
-    model = DocumentClassifier(ClassifierConfig(**toy.CONFIG | config))
+    model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | config))
     program = capture(model, dtype=TYPES[precision], max_tokens=model.max_length)
     path = folder / "model.onnx"
     onnx.save(finish(lower(program), precision=precision, fuse=False), path)
