@@ -48,7 +48,7 @@ def scripted(module: nn.Module, example: Tensor, *, axes: Any = (BATCH, TOKENS))
 
 
 def fused(model: onnx.ModelProto) -> tuple[Recognition, onnx.ModelProto]:
-    """What was recognised, and the model with its portable bodies."""
+    """What was recognized, and the model with its portable bodies."""
     graph = normalize(model)
     found = recognize(graph)
     return found, attach_bodies(ir.to_proto(graph))

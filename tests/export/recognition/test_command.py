@@ -99,13 +99,13 @@ def test_weights_in_another_file_are_taken_in(
     assert set(operator_paths(out)) == operators
 
 
-def test_where_nothing_is_recognised_the_file_is_copied_and_said_why(
+def test_where_nothing_is_recognized_the_file_is_copied_and_said_why(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "same.onnx"
     done = run_here(["fuse", files / "eps.onnx", out], capsys)
     assert done.code == 0
-    assert "No mechanism was recognised" in done.out
+    assert "No mechanism was recognized" in done.out
     assert "added to the denominator" in " ".join(done.out.split())
     assert out.read_bytes() == (files / "eps.onnx").read_bytes()
 
@@ -185,14 +185,14 @@ def test_a_pooling_by_softmax_without_lengths_runs_in_chunks_too(tmp_path: Path)
     assert all(result.passed for result in results)
 
 
-def test_models_with_nothing_to_recognise_are_exported_and_say_so(
+def test_models_with_nothing_to_recognize_are_exported_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_here(
         ["--factory", "theirs:nothing", "--to", "onnx", "--out", tmp_path / "plain.bundle"], capsys
     )
     assert done.code == 0, done.err
-    assert "No mechanism was recognised" in done.out
+    assert "No mechanism was recognized" in done.out
     assert "there is no weighted sum over tokens" in " ".join(done.out.split())
     bundle = Bundle.open(tmp_path / "plain.bundle")
     assert all(np.isfinite(r.error) and r.passed for r in verify(bundle))
