@@ -167,7 +167,7 @@ def test_what_long_documents_show_is_seen(name: str) -> None:
         ("full_clamped_bias", "go through Clip once the position bias is added"),
         ("full_keys_much_lower", "go through Where once the position bias is added"),
         ("full_mask_of_queries_and_keys", "more than two positions"),
-        ("fastformer_weights_multiplied", "something else than a mask"),
+        ("fastformer_weights_multiplied", "a tensor that is not a mask"),
         ("linear_opposite_mask_below", "different weights"),
         ("linear_of_keys_before", "mask is not known to be of the keys after"),
         ("linear_of_keys_up_to_the_next", "mask is not known to be of the keys after"),
