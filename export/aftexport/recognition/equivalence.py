@@ -1,8 +1,8 @@
-"""Whether a rewrite computes what was there before: both run in float64 on inputs meant to differ.
+"""Comparison of a rewrite with the original in float64 on adversarial inputs.
 
-What is compared is the part of the graph between the tensors a formula ends at and the value it
-is of. Those tensors are given any numbers: ordinary, large, tiny, constant, with one entry that
-dominates, with entries of a batch many magnitudes apart, and beyond where a clamp would act.
+The compared part of the graph lies between the value of a formula and the tensors at which the
+formula ends. Those tensors get ordinary, large, tiny and constant numbers, one entry that
+dominates, entries of a batch that are many magnitudes apart, and numbers beyond any clamp.
 """
 
 import sys
@@ -24,20 +24,26 @@ from aftexport.recognition.graph.upstream import any_above
 from aftexport.recognition.read import layout
 
 RELATIVE_TOLERANCE = 1e-9
-"""How far apart the two may be, of the number itself: what float64 rounds, no more."""
+"""The tolerance relative to the number itself, as float64 rounds."""
 SLICE_TOLERANCE = 1e-10
-"""The same, of the largest number in its slice: sums that cancel have errors of that size."""
+"""The tolerance relative to the largest number in its slice, for sums that cancel."""
 
 Array = NDArray[np.generic]
 
 
 class ProofError(Exception):
-    """The part of the graph cannot be run by itself; the message says why."""
+    """A part of the graph cannot be run by itself; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Attributes: the largest difference over what was allowed; in which case; of how many."""
+    """The result of a comparison.
+
+    Attributes:
+        excess: the largest ratio of a difference to the tolerance.
+        case: the case with that ratio.
+        cases: the number of cases.
+    """
 
     excess: float
     case: str
@@ -51,7 +57,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a graph that can be run: nodes, constants, and what they end in."""
+    """A part of a graph that can be run: nodes, constants, inputs and the output."""
 
     nodes: Sequence[ir.Node]
     constants: Mapping[str, Array]
@@ -66,16 +72,16 @@ def part_of(
     new_constants: Mapping[ir.Value, Array] | None = None,
     max_nodes: int = sys.maxsize,
 ) -> Part:
-    """The part of the graph from ``ends`` to ``value``.
+    """Return the part of the graph from ``ends`` to ``value``.
 
-    What is no floating-point number and does not come from ``ends``, shapes and masks, is an
-    input too; of a mask and its negation, the mask.
+    Shapes and masks that are not computed from ``ends`` are inputs too. Of a mask and its negation,
+    the mask is the input.
 
     Args:
-        value: what it computes.
-        ends: where it begins.
-        measured: the graph's values; what is not among them, new nodes compute.
-        new_constants: what the new nodes read.
+        value: the output of the part.
+        ends: the tensors at which the part begins.
+        probed: the probed values of the graph, without those of new nodes.
+        new_constants: the constants of new nodes.
         max_nodes: upper bound of the part's nodes.
 
     Raises:
@@ -111,7 +117,7 @@ def part_of(
 
 
 class _Boundary:
-    """The values that a part computes and those that it is given."""
+    """The boundary between the values that a part computes and the values it is given."""
 
     def __init__(self, ends: Collection[ir.Value], probed: ProbedGraph) -> None:
         self._ends = ends
@@ -119,7 +125,7 @@ class _Boundary:
         self._depending: dict[ir.Value, bool] = {}
 
     def is_input(self, value: ir.Value) -> bool:
-        """Return whether a part is given a value: an end, or a shape or mask of none of them."""
+        """Return whether a value is given: an end, or a shape or mask not computed from ends."""
         return (
             value in self._ends
             or value.producer() is None
@@ -139,7 +145,7 @@ class _Boundary:
 
 
 def _is_of_masks(value: ir.Value, probed: ProbedGraph) -> bool:
-    """Whether a mask is made of others, which a rewrite may read in its place."""
+    """Return whether a mask is computed from other masks, which a rewrite may read instead."""
     node = value.producer()
     return (
         node is not None
@@ -152,16 +158,21 @@ def _is_of_masks(value: ir.Value, probed: ProbedGraph) -> bool:
 def runner(
     part: Part, opset: int, operator: Callable[..., Array] | None = None
 ) -> ReferenceEvaluator:
-    """Runs a part in float64; ``operator`` computes the one node of our domain.
+    """Return an evaluator of a part in float64.
+
+    Args:
+        part: the part.
+        opset: the opset of the standard operators.
+        operator: the function that computes the one node of our domain, if the part has one.
 
     Raises:
-        ProofError: where the evaluator does not know an operator of the part.
+        ProofError: if the evaluator does not support an operator of the part.
     """
     protos = [_double(ir.to_proto(node)) for node in part.nodes]
     constants = {name: _widened(array) for name, array in part.constants.items()}
     for node in protos:
         if node.op_type == "CumSum" and node.input[1] in constants:
-            # torch.onnx writes [axis], which runtimes take and the evaluator does not.
+            # torch.onnx writes [axis], which runtimes accept and the evaluator does not.
             constants[node.input[1]] = constants[node.input[1]].reshape(())
     value_info = [onnx.ValueInfoProto(name=str(v.name)) for v in part.inputs]
     graph = onnx.helper.make_graph(
@@ -178,7 +189,7 @@ def runner(
     implementations = [_implementation(operator, protos)] if operator else []
     try:
         return ReferenceEvaluator(model, new_ops=implementations)
-    except Exception as error:  # an evaluator of others, on parts of others' graphs
+    except Exception as error:  # the evaluator of onnx, on any graph
         raise ProofError(f"it cannot be run in float64 ({error})") from error
 
 
@@ -191,7 +202,7 @@ def _implementation(operator: Callable[..., Array], nodes: Sequence[onnx.NodePro
 
 
 def run_once(evaluator: ReferenceEvaluator, feeds: Arrays) -> NDArray[np.float64]:
-    """The one output of a part; what overflows does so silently."""
+    """Return the one output of a part; overflow is silent."""
     with np.errstate(all="ignore"):
         outputs = evaluator.run(None, dict(feeds))
     assert isinstance(outputs, list)
@@ -199,11 +210,11 @@ def run_once(evaluator: ReferenceEvaluator, feeds: Arrays) -> NDArray[np.float64
 
 
 def in_float64(operator: OnnxOperator, attributes: Mapping[str, object]) -> Callable[..., Array]:
-    """The definition of an operator over arrays."""
+    """Return the float64 definition of an operator as a function of arrays."""
     own = {a.name: attributes.get(a.name, a.default) for a in operator.attributes}
 
     def run(*inputs: Array) -> Array:
-        # The tensors are small: threads would wait for each other longer than they work.
+        # The tensors are small: threads would cost more time than they save.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -223,23 +234,23 @@ def compare(
     probed: ProbedGraph,
     lowest: Mapping[ir.Value, float],
 ) -> Verdict:
-    """Runs both on every case; stops at the first where they differ.
+    """Run original and rewrite on every case, and stop at the first difference.
 
     Args:
-        before: the original.
-        after: the rewrite.
-        inputs: of both.
-        measured: their shapes.
-        lowest: of an input, where the original itself loses its digits below.
+        before: the evaluator of the original.
+        after: the evaluator of the rewrite.
+        inputs: the inputs of both.
+        probed: the probed values, with the shapes of the inputs.
+        lowest: the lowest values of inputs at which the original keeps its digits.
 
     Raises:
-        ProofError: where one does not run, or the original gives no numbers to compare with.
+        ProofError: if one does not run, or the original gives no finite numbers.
     """
     inputs = list(inputs)
     count = 0
     compared = False
     largest, where = 0.0, ""
-    # Of runs of the same shapes one is enough.
+    # One run of several with the same shapes is enough.
     runs = {tuple(a.shape for a in run.values()): run for run in (*probed.runs, *probed.edge_runs)}
     for run in runs.values():
         for case, feeds in _cases(inputs, run, probed):
@@ -249,7 +260,7 @@ def compare(
             count += 1
             try:
                 expected, got = run_once(before, feeds), run_once(after, feeds)
-            except Exception as error:  # an evaluator of others, on parts of others' graphs
+            except Exception as error:  # the evaluator of onnx, on any graph
                 raise ProofError(f"it cannot be run in float64 ({error})") from error
             if expected.shape != got.shape:
                 return Verdict(np.inf, f"{case}, shape {got.shape}", count)
@@ -287,32 +298,32 @@ def _cases(
     for index, case in enumerate(names):
         feeds: dict[str, Array] = {}
         for place, value in enumerate(inputs):
-            given = run[str(value.name)]
+            array = run[str(value.name)]
             random = np.random.default_rng([index, place])
             if probed.is_float(value):
-                feeds[str(value.name)] = _NUMBERS[case](random, given.shape).astype(np.float64)
+                feeds[str(value.name)] = _NUMBERS[case](random, array.shape).astype(np.float64)
             elif (
                 index
                 and depends_on_inputs(value)
-                and (given.dtype.kind == "b" or (given == 1).all())
+                and (array.dtype.kind == "b" or (array == 1).all())
             ):
-                # 1 is what a mask of integers has where a token counts.
-                feeds[str(value.name)] = _mask(random, given)
+                # An array of ones may be a mask of integers, in which 1 is a token that counts.
+                feeds[str(value.name)] = _mask(random, array)
             else:
-                feeds[str(value.name)] = given
+                feeds[str(value.name)] = array
         yield f"{case}, {_largest(run)}", feeds
-    # Each tensor alone beyond where a clamp acts, while the others are ordinary.
+    # One tensor at a time exceeds any clamp, while the others are ordinary.
     floats = [v for v in inputs if probed.is_float(v)]
     for loud in floats if len(floats) > 1 else ():
         feeds = {}
         for place, value in enumerate(inputs):
-            given = run[str(value.name)]
+            array = run[str(value.name)]
             random = np.random.default_rng([99, place])
             if value is loud:
-                feeds[str(value.name)] = 50.0 * random.standard_normal(given.shape)
+                feeds[str(value.name)] = 50.0 * random.standard_normal(array.shape)
             else:
                 is_float = probed.is_float(value)
-                feeds[str(value.name)] = random.standard_normal(given.shape) if is_float else given
+                feeds[str(value.name)] = random.standard_normal(array.shape) if is_float else array
         yield f"one tensor large, {_largest(run)}", feeds
 
 
@@ -320,10 +331,10 @@ def _largest(run: Arrays) -> str:
     return "batch and tokens " + "x".join(str(n) for n in next(iter(run.values())).shape[:2])
 
 
-def _mask(random: np.random.Generator, given: Array) -> Array:
-    mask = random.random(given.shape) < 0.7
+def _mask(random: np.random.Generator, array: Array) -> Array:
+    mask = random.random(array.shape) < 0.7
     mask.reshape(-1)[:1] = True
-    return mask.astype(given.dtype)
+    return mask.astype(array.dtype)
 
 
 def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -336,7 +347,7 @@ def _dominating(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[
 def _with_magnitudes_apart(
     random: np.random.Generator, shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Entries along the first two axes are many magnitudes apart."""
+    """Return numbers that are many magnitudes apart along the first two axes."""
     numbers = random.standard_normal(shape)
     for axis, size in enumerate(shape[:2]):
         steps = 10.0 ** (-1.5 * np.arange(size))

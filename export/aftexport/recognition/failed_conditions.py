@@ -1,6 +1,6 @@
-"""Why a weighted sum over tokens is not a mechanism: the first condition that it fails.
+"""The first condition of a mechanism that a weighted sum over tokens fails.
 
-Asked of what no pattern took and none called a near miss.
+It is computed for weighted sums that are neither a match nor a near miss of any pattern.
 """
 
 from aftexport.recognition.formula.axes import Axis, flat
@@ -42,7 +42,7 @@ def failed_condition(subject: Subject) -> str | None:
     if any(_has_weighted_sum(subject, atom, 1) for atom, power in factors if power < 0.0):
         for atom, power in factors:
             if power > 0.0 and isinstance(atom, Plus) and _has_weighted_sum(subject, atom, 2):
-                return "something is added to the weighted sum before it is divided"
+                return "a term is added to the weighted sum before the division"
     return None
 
 
@@ -56,7 +56,7 @@ def layout_condition(rewrite: Rewrite) -> str:
 
 
 def _has_weighted_sum(subject: Subject, atom: Atom, least: int) -> bool:
-    """Whether an atom is or adds a sum over tokens of so many factors at least."""
+    """Return whether an atom is or adds a sum over tokens with ``least`` or more factors."""
     if isinstance(atom, Sum):
         return len(weighed(atom.body, summed_tokens(subject, atom))) >= least
     terms = atom.terms if isinstance(atom, Plus) else ()
@@ -83,7 +83,7 @@ def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
     if not exponentials or contracted:
         return _of_features(subject, bool(exponentials))
     if sum(_sums_exponentials(atom) for atom in divisors) > 1:
-        return "more than one sum divides the weights, as where they are normalised over two axes"
+        return "more than one sum divides the weights, as where they are normalized over two axes"
     if not rows_of(subject, total, tokens):
         return "the weighted mean is one row for all tokens, as in pooling, and no gate makes more"
     return _of_gate(subject)
@@ -91,7 +91,7 @@ def _of_sum(subject: Subject, total: Sum, tokens: set[Axis]) -> str:
 
 def _of_features(subject: Subject, exponential: bool) -> str:
     if exponential:
-        return "the features are exponentials that are not normalised one by one"
+        return "the features are exponentials that are not normalized one by one"
     if len(subject.formula.factors) != 2:
         return "more than the sum of the weights divides the weighted sum, or multiplies it"
     return "query, key and value do not share heads and tokens as they should"
@@ -102,7 +102,7 @@ def _of_gate(subject: Subject) -> str:
     if not gates:
         return "no gate multiplies the weighted mean"
     if gate(subject, gates) is None:
-        return "what multiplies the mean is neither sigmoid nor tanh of one tensor"
+        return "the factor of the mean is neither sigmoid nor tanh of one tensor"
     return "the weights have other axes than batch, tokens and the channels of the values"
 
 
@@ -111,7 +111,7 @@ def _sums_exponentials(atom: Atom) -> bool:
 
 
 def _sums_tokens(subject: Subject, atom: Atom) -> bool:
-    """Whether something is a sum over tokens, or made of one."""
+    """Return whether an atom is a sum over tokens, or is made of one."""
     if isinstance(atom, Sum):
         return bool(summed_tokens(subject, atom))
     return any(_sums_tokens(subject, a) for part in _inner_parts(atom) for a, _ in part.factors)

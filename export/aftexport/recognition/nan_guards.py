@@ -1,7 +1,7 @@
-"""Guards that tell NaN from numbers after a mechanism.
+"""Guards that replace NaN after a mechanism.
 
-A row without keys is NaN in PyTorch, which ``nan_to_num`` or ``where(isnan(y), x, y)`` replaces.
-The operators give such a row finite numbers, which a guard lets pass.
+A row without keys is NaN in PyTorch, and ``nan_to_num`` or ``where(isnan(y), x, y)`` replaces it.
+The operators return finite numbers for such a row, which a guard does not replace.
 """
 
 import onnx_ir as ir
@@ -30,7 +30,7 @@ def reads_nan(value: ir.Value) -> bool:
 def may_lack_keys(model: ir.Model, rewrite: Rewrite) -> bool:
     """Return whether a row may have no key that counts.
 
-    A bundle's model, of documents with a token at least, has a key for every row.
+    The model of a bundle has a key for every row, since each document has at least one token.
     """
     if {value.name for value in model.graph.inputs} <= _DOCUMENT_INPUTS:
         return False

@@ -1,4 +1,4 @@
-"""An ONNX file in, the same model with operators of the domain out."""
+"""Recognition in an ONNX file, written to a file with operators of the domain."""
 
 import shutil
 from collections.abc import Callable
@@ -28,16 +28,21 @@ from aftexport.system.files import replacing_file
 def fuse_file(
     source: Path, target: Path, progress: Callable[[int, int, str], None] | None = None
 ) -> Recognition:
-    """Writes ``source`` to ``target`` with the mechanisms that were found made operators.
+    """Write ``source`` to ``target`` with recognized mechanisms replaced by operators.
 
-    Where none was found, the file is copied as it is. Weights beside the source, as torch.onnx
-    writes them, are in the target itself. ``progress`` is as in ``recognise``.
+    Without a match, the file is copied. Weights in files beside the source, as torch.onnx writes
+    them, are stored in the target itself.
+
+    Args:
+        source: the ONNX file.
+        target: the new file, which may be the source.
+        progress: a callback as in ``recognize``.
 
     Raises:
-        UsageError: where the source is no ONNX model of up to 2 GiB, has such operators already,
-            or is random.
-        EngineError: where the result does not run.
-        ParityError: where the whole model's outputs differ; nothing is written.
+        UsageError: if the source is not an ONNX model of at most 2 GiB, already has such
+            operators, or is random.
+        EngineError: if the result does not run.
+        ParityError: if the outputs of the whole model differ; nothing is written.
     """
     original = _load(source)
     is_whole = not files_beside(original)
@@ -45,23 +50,23 @@ def fuse_file(
         _read_weights(original, source)
     try:
         graph = normalize(original)
-    except Exception as error:  # libraries of others, on files of others
+    except Exception as error:  # other libraries, on any file
         raise UsageError(
-            f"{source}: it cannot be normalised ({error}).",
+            f"{source}: the graph cannot be normalized ({error}).",
             "Check it with onnx.checker, or export it with opset 18 or later.",
         ) from error
-    found = recognize(graph, progress)
-    if not found.matches:
+    recognition = recognize(graph, progress)
+    if not recognition.matches:
         if source.resolve() != target.resolve():
             with replacing_file(target) as aside:
                 if is_whole:
                     shutil.copyfile(source, aside)
                 else:
                     aside.write_bytes(_serialized(original))
-        return found
+        return recognition
     if (random := random_node(original)) is not None:
         raise UsageError(
-            f"{source}: its outputs are random, and cannot be compared: {random}.",
+            f"{source}: the outputs are random and cannot be compared: {random}.",
             "Export the model in evaluation mode: model.eval(), and no training= for "
             "torch.onnx.export.",
         )
@@ -69,23 +74,27 @@ def fuse_file(
     avoid_optimizer_faults(fused)
     lower_format(fused)
     fused = attach_bodies(fused)
-    assert found.probed is not None
-    _check(fused, found.probed)
+    assert recognition.probed is not None
+    _check(fused, recognition.probed)
     with replacing_file(target) as aside:
         aside.write_bytes(_serialized(fused))
-    return found
+    return recognition
 
 
 def _load(source: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(source, load_external_data=False)
     except (DecodeError, ValueError) as error:
-        raise UsageError(f"{source}: it is no ONNX model ({error}).", "Check the file.") from error
+        raise UsageError(
+            f"{source}: expected an ONNX model ({error}).", "Check the file."
+        ) from error
     if not model.graph.node or not model.graph.output:
-        raise UsageError(f"{source}: it holds no graph.", "Give an ONNX model.")
+        raise UsageError(
+            f"{source}: expected a graph with nodes and outputs.", "Give another file."
+        )
     if any(node.domain == DOMAIN for node in model.graph.node):
         raise UsageError(
-            f"{source}: it has operators of {DOMAIN} already.", "Give the model as it was before."
+            f"{source}: the model already has operators of {DOMAIN}.", "Give the original model."
         )
     return model
 
@@ -95,14 +104,15 @@ def _read_weights(model: onnx.ModelProto, source: Path) -> None:
         size = sum((source.parent / name).stat().st_size for name in files_beside(model))
         if size > MAX_MODEL_BYTES:
             raise UsageError(
-                f"{source}: it has {size / 2**30:.1f} GiB of weights, and one ONNX file holds 2.",
+                f"{source}: expected at most 2 GiB of weights, got {size / 2**30:.1f} GiB.",
                 "Fuse a model of fewer or smaller weights.",
             )
         load_weights(model, source.parent)
-        onnx.load_external_data_for_model(model, str(source.parent))  # those of attributes
+        onnx.load_external_data_for_model(model, str(source.parent))  # tensors in attributes
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise UsageError(
-            f"{source}: its weights cannot be read ({error}).", "Put the files it names beside it."
+            f"{source}: its weights cannot be read ({error}).",
+            "Put the files that it names beside it.",
         ) from error
 
 
@@ -111,22 +121,22 @@ def _serialized(model: onnx.ModelProto) -> bytes:
         return bytes(model.SerializeToString())
     except (ValueError, EncodeError) as error:
         raise UsageError(
-            "The fused model is over 2 GiB, which one ONNX file cannot hold.",
+            "The fused model exceeds 2 GiB, the limit of one ONNX file.",
             "Fuse a model of fewer or smaller weights.",
         ) from error
 
 
 def _check(fused: onnx.ModelProto, probed: ProbedGraph) -> None:
-    """Runs the whole model by the portable bodies on what the original was measured with."""
+    """Run the whole model with portable bodies, and compare it with the probed runs."""
     engine = OnnxRuntimeEngine(_serialized(fused), fused=False)
     for run in filter(None, (*probed.runs, *probed.edge_runs, probed.long_run)):
         outputs = engine.run({name: run[name] for name in engine.input_names})
         for name, output in outputs.items():
             precision = "fp16" if output.dtype.itemsize == 2 else "fp32"
-            result = compare(Case("as measured", name, {}, run[name]), output, precision)
+            result = compare(Case("as probed", name, {}, run[name]), output, precision)
             if not result.passed and np.isfinite(run[name].astype(np.float64)).all():
                 raise ParityError(
-                    f"Output {name} differs by {result.error:.1e} once fused, "
+                    f"Output {name} of the fused model differs by {result.error:.1e}, "
                     f"the bound is {result.bound:.0e}.",
-                    "Use the original model: nothing was written.",
+                    "Nothing was written: use the original model.",
                 )

@@ -1,7 +1,7 @@
-"""Finds decomposed mechanisms in an ONNX graph and makes each one operator, once proven equal.
+"""Search for decomposed mechanisms in an ONNX graph, each replaced by one operator if equal.
 
-Every value is read as a formula and held against the patterns in ``mechanisms``, the last ones
-first, so that a gate is found together with what it gates.
+Every value is read as a formula and held against the patterns. Last values come first, so that a
+gate is found together with the mean that it multiplies.
 """
 
 from collections import Counter
@@ -39,15 +39,15 @@ _LAST_OPERATORS = frozenset({
     "Add", "Cast", "Div", "Einsum", "Expand", "Flatten", "MatMul", "Mul", "ReduceSum",
     "Reshape", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""What the last node of a mechanism may be."""
+"""The operators that can be the last node of a mechanism."""
 _WEIGHT_OPERATORS = frozenset(
     ("Exp", "Softmax", "Elu", "Relu", "Where", "Max", "LogSoftmax", "ReduceLogSumExp")
 )
-"""Without any of these in it, a graph has no mechanism."""
+"""The operators of which a graph with a mechanism has one, unless a node multiplies inputs."""
 NO_SUM = "there is no weighted sum over tokens"
 _LAYOUTS = (*layout.FORMULAS, "Slice", "Split")
 _ANY_SUM = "weighted sum"
-"""What a place is called that resembles no mechanism in particular."""
+"""The name of a near miss of any mechanism."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Match:
     """A rewrite that was made.
 
     Attributes:
-        mechanism: the stem of its file.
-        operator: of the domain.
-        value: the name of what it computes.
-        attributes: of the operator.
-        cases: inputs on which both were compared.
-        difference: the largest, over what was allowed.
-        note: the reason and the effect, if attributes differ from the graph's.
+        mechanism: the stem of the mechanism's file.
+        operator: the operator of the domain.
+        value: the name of the computed value.
+        attributes: the attributes of the operator.
+        cases: the number of inputs on which both were compared.
+        difference: the largest ratio of a difference to the tolerance.
+        note: the reason and the effect, if attributes differ from those of the graph.
     """
 
     mechanism: str
@@ -75,11 +75,11 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A place that was left alone.
+    """A value that was not replaced.
 
     Attributes:
-        mechanism: what it resembles.
-        value: the name of what it computes.
+        mechanism: the mechanism that it resembles.
+        value: the name of the value.
         reason: the condition that failed.
     """
 
@@ -90,15 +90,15 @@ class NearMiss:
 
 @dataclass
 class Recognition:
-    """What was found in a graph.
+    """The result of a search in a graph.
 
     Attributes:
-        matches: what was rewritten, in the order of the graph.
-        near_misses: what was not, though it resembles a mechanism.
-        unexamined: why the graph could not be looked at.
-        absence: why there is neither a match nor a near miss.
-        unread: the names of values that no formula could be made of.
-        measured: the values of the graph before; None where there was nothing to look for.
+        matches: the rewrites, in the order of the graph.
+        near_misses: the values that resemble a mechanism and were not replaced.
+        unexamined: the reason why the graph could not be searched, if there is one.
+        absence: the reason why there is neither a match nor a near miss.
+        unread: the names of values without a formula.
+        probed: the values of the original graph, None if no node can be part of a mechanism.
     """
 
     matches: list[Match] = field(default_factory=list)
@@ -112,11 +112,11 @@ class Recognition:
 def recognize(
     model: ir.Model, progress: Callable[[int, int, str], None] | None = None
 ) -> Recognition:
-    """Rewrites ``model``, which is normalised and has no model-local functions, in place.
+    """Replace the mechanisms of a graph in place, and return the result of the search.
 
     Args:
-        model: the graph that is searched.
-        progress: told how many of the graph's nodes were read, out of how many.
+        model: the graph, normalized and without model-local functions.
+        progress: a callback with the number of nodes read, the number of all nodes and a label.
     """
     if not any(node.op_type in _WEIGHT_OPERATORS or _may_weigh(node) for node in model.graph):
         return Recognition(absence=NO_SUM)
@@ -125,22 +125,28 @@ def recognize(
     except NoRunnableSizes as error:
         return Recognition(unexamined=str(error))
     doubtful = remove_no_ops(model, probed)
-    found = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
-    given = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
-    if given and not found.matches and all(m.mechanism == _ANY_SUM for m in found.near_misses):
-        found.unexamined = (
-            f"{len(given)} of its weights are inputs too, as {given[0]}, and may be any numbers:"
-            " export it without keep_initializers_as_inputs"
+    recognition = _Recognizer(model, probed, doubtful).run(progress or (lambda *_: None))
+    overridable = [name for name, v in model.graph.initializers.items() if v.is_graph_input()]
+    if (
+        overridable
+        and not recognition.matches
+        and all(m.mechanism == _ANY_SUM for m in recognition.near_misses)
+    ):
+        recognition.unexamined = (
+            f"{len(overridable)} of the weights are inputs too, as {overridable[0]},"
+            " and may be any numbers: export the model without keep_initializers_as_inputs"
         )
-    if not found.matches and not found.near_misses:
-        found.absence = NO_SUM
-        if found.unread:
-            found.absence += f" in what could be read as formulas, without {found.unread[0]}"
-    return found
+    if not recognition.matches and not recognition.near_misses:
+        recognition.absence = NO_SUM
+        if recognition.unread:
+            recognition.absence += (
+                f" in the values with a formula; {recognition.unread[0]} has none"
+            )
+    return recognition
 
 
 def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
-    """Whether one of some nodes reads what a node gives, or parts of that in another layout."""
+    """Return whether some nodes read the output of a node, or parts of it in another layout."""
     pending, seen = [node], set[ir.Node]()
     while pending:
         reader = pending.pop()
@@ -153,7 +159,7 @@ def _is_read_by(node: ir.Node, part: set[ir.Node]) -> bool:
 
 
 def _may_weigh(node: ir.Node) -> bool:
-    """Whether a node may be a sum of products of which no factor is a constant."""
+    """Return whether a node may be a sum of products without constant factors."""
     constants = [v for v in node.inputs if v is not None and v.const_value is not None]
     return node.op_type in ("CumSum", "ReduceSum") or (
         node.op_type in ("Einsum", "MatMul") and not constants
@@ -166,7 +172,7 @@ class _Recognizer:
         self._cuts = Cuts(model, doubtful)
         self._probed = probed
         self._opset = model.opset_imports[""]
-        # From the last node on: nothing that is read later rests on what was replaced before.
+        # Nodes are visited from the last: values read later do not depend on replaced nodes.
         self._reader = Reader(probed, FORMULAS, model.graph)
         self._covered: set[ir.Node] = set()
         self._missed: list[tuple[NearMiss, ir.Node, set[ir.Node]]] = []
@@ -178,7 +184,7 @@ class _Recognizer:
         nodes = list(self._model.graph)
         for done, node in enumerate(reversed(nodes)):
             progress(done, len(nodes), "nodes read")
-            # A node that only gave a shape to what was replaced is gone.
+            # A node that only computed a shape for replaced nodes is no longer in the graph.
             if (
                 node.graph is not None
                 and node.op_type in _LAST_OPERATORS
@@ -186,17 +192,17 @@ class _Recognizer:
             ):
                 self._examine(node.outputs[0])
         self._result.matches.reverse()
-        # What a miss ends in lies in a larger one, or in a match, where that is the better reading.
+        # A near miss inside a larger one, or inside a match, is not reported.
         parts = Counter(node for _, _, part in self._missed for node in part)
         for miss, end, part in reversed(self._missed):
-            is_alone = parts[end] == (end in part)
-            if is_alone and not part & self._covered:
+            is_outermost = parts[end] == (end in part)
+            if is_outermost and not part & self._covered:
                 self._result.near_misses.append(miss)
         self._result.near_misses += self._other_sums()
         return self._result
 
     def _other_sums(self) -> list[NearMiss]:
-        """The weighted sums of which no match and no near miss of a mechanism tells."""
+        """Return the weighted sums that no match and no near miss of a mechanism includes."""
         told = self._covered | {end for _, end, _ in self._missed}
         named = {node for _, _, part in self._missed for node in part}
         return [
@@ -211,11 +217,11 @@ class _Recognizer:
         subject: Subject | None = None
         read: tuple[Product, Dims, Reader, int] | None = None
         for mechanism, pattern in PATTERNS.items():
-            # A pattern may split axes of the formula: then the next one gets another.
+            # A pattern may split axes of the formula. The next pattern then gets a new one.
             if read is None or read[-1] != Axis.splits:
                 read = self._read(value)
             if read is None:
-                break  # no formula can be made of it
+                break  # the value has no formula
             formula, dims, reader, _ = read
             reader = reader.copy()
             try:
@@ -229,7 +235,7 @@ class _Recognizer:
             except NearMissFound as miss:
                 if subject is not None and has_pairs(subject):
                     break  # dot-product attention fails other conditions too
-                self._missed.append(self._left_alone(mechanism, value, str(miss), reader))
+                self._missed.append(self._near_miss(mechanism, value, str(miss), reader))
                 return
             except Unreadable:
                 continue
@@ -241,19 +247,19 @@ class _Recognizer:
             except Unreadable:
                 condition = None  # its gate has no formula
             if condition is not None:
-                left = self._left_alone(_ANY_SUM, value, condition, subject.reader)
+                left = self._near_miss(_ANY_SUM, value, condition, subject.reader)
                 self._sums.append(left)
                 self._explained |= left[2]
 
     def _read(self, value: ir.Value) -> tuple[Product, Dims, Reader, int] | None:
-        """A value's formula and dims, what read it, and how many axes had been split by then."""
+        """Return formula and dims of a value, its reader, and the number of axes split by then."""
         reader = self._reader.blank_copy()
         try:
             return *reader.read_output(value), reader, Axis.splits
         except Unreadable:
             return None
 
-    def _left_alone(
+    def _near_miss(
         self, mechanism: str, value: ir.Value, reason: str, reader: Reader
     ) -> tuple[NearMiss, ir.Node, set[ir.Node]]:
         end = value.producer()
@@ -262,13 +268,13 @@ class _Recognizer:
         return NearMiss(mechanism, str(value.name), reason), end, {*part}
 
     def _replace(self, value: ir.Value, dims: Dims, rewrite: Rewrite, reader: Reader) -> None:
-        """Writes the rewrite, proves it, and puts it into the graph; raises NearMissFound."""
+        """Write the rewrite, compare it, and put it into the graph; raises NearMissFound."""
         dtype = self._probed.dtype(value)
         if dtype == np.float64:
             raise NearMissFound("it is computed in float64")
         if may_lack_keys(self._model, rewrite) and reads_nan(value):
             raise NearMissFound(
-                "a guard after it replaces NaN, which a row without keys is not here"
+                "a guard after it replaces NaN, but the operator has numbers in a row without keys"
             )
         writer = Writer(self._probed, dtype, str(value.name), reader.shapes)
         try:

@@ -1,4 +1,4 @@
-"""What recognition found, for people and for programs."""
+"""Reports of a recognition, as tables and as JSON."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,28 +11,28 @@ from aftexport.recognition.recognizer import Recognition
 from aftexport.system.files import replacing_file, write_json
 
 
-def show_recognition(found: Recognition, console: Console) -> None:
-    """Prints what was made an operator, and what nearly was."""
-    if found.unexamined:
-        console.print(f"[yellow]The graph was not examined:[/] {escape(found.unexamined)}")
+def show_recognition(recognition: Recognition, console: Console) -> None:
+    """Print matches and near misses."""
+    if recognition.unexamined:
+        console.print(f"[yellow]The graph was not examined:[/] {escape(recognition.unexamined)}")
         return
-    if found.matches:
+    if recognition.matches:
         table = plain_table("operator", "computes", "attributes", "equal in float64")
-        for match in found.matches:
+        for match in recognition.matches:
             attributes = ", ".join(f"{k} {_short(v)}" for k, v in match.attributes.items())
             cases = f"in {match.cases} cases"
             table.add_row(match.operator, escape(match.value), attributes, cases)
         console.print(table)
-        for match in found.matches:
+        for match in recognition.matches:
             if match.note:
                 console.print(f"[yellow]{escape(match.value)}:[/] {escape(match.note)}.")
     else:
-        console.print("No mechanism was recognised; the model stays as it is.")
-        if found.absence:
-            console.print(f"The reason: {escape(found.absence)}.", soft_wrap=True)
-    if found.near_misses:
-        table = plain_table("left alone", "computes", "because")
-        for miss in found.near_misses:
+        console.print("No mechanism was recognized; the model is unchanged.")
+        if recognition.absence:
+            console.print(f"The reason: {escape(recognition.absence)}.", soft_wrap=True)
+    if recognition.near_misses:
+        table = plain_table("not replaced", "computes", "reason")
+        for miss in recognition.near_misses:
             table.add_row(miss.mechanism, escape(miss.value), escape(miss.reason))
         console.print(table)
 
@@ -41,17 +41,17 @@ def _short(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def to_dict(found: Recognition) -> dict[str, Any]:
-    """The same as plain data."""
+def to_dict(recognition: Recognition) -> dict[str, Any]:
+    """Return a recognition as plain data."""
     return {
-        "matches": [asdict(match) for match in found.matches],
-        "near_misses": [asdict(miss) for miss in found.near_misses],
-        "unexamined": found.unexamined or None,
-        "absence": found.absence or None,
+        "matches": [asdict(match) for match in recognition.matches],
+        "near_misses": [asdict(miss) for miss in recognition.near_misses],
+        "unexamined": recognition.unexamined or None,
+        "absence": recognition.absence or None,
     }
 
 
-def write_report(path: Path, found: Recognition) -> None:
-    """Writes ``to_dict`` as JSON."""
+def write_report(path: Path, recognition: Recognition) -> None:
+    """Write a recognition as JSON."""
     with replacing_file(path) as aside:
-        write_json(aside, to_dict(found))
+        write_json(aside, to_dict(recognition))

@@ -1,4 +1,4 @@
-"""Formulas back into nodes of a graph, in the layout that an operator asks for."""
+"""The writer, which turns formulas into nodes of a graph in the layout of an operator."""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -23,12 +23,12 @@ from aftexport.recognition.graph.shape_probe import ProbedGraph
 
 
 class Writer:
-    """New nodes for one rewrite, kept apart until it is proven.
+    """New nodes for one rewrite, outside the graph until they are compared.
 
     Attributes:
-        nodes: in an order they can run in.
-        constants: what they read, in float64 or int64.
-        prefix: of their names.
+        nodes: the nodes in an order of execution.
+        constants: the constants of the nodes, in float64 or int64.
+        prefix: the start of the names of the nodes.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Writer:
         prefix: str,
         shapes: Sequence[tuple[ir.Value, Dims]] = (),
     ) -> None:
-        """Begins a rewrite.
+        """Begin a rewrite.
 
         Args:
-            measured: the graph's values.
+            probed: the probed values of the graph.
             dtype: the type of the rewrite's numbers.
             prefix: the start of the names of its nodes.
-            shapes: shapes that the graph computes, with the dims that they are the sizes of.
+            shapes: the shapes that the graph computes, with the dims of which they are the sizes.
         """
         self._probed = probed
         self._dtype = dtype
@@ -55,15 +55,15 @@ class Writer:
         self._places: dict[Axis, tuple[ir.Value, int]] = {}
 
     def tensor(self, product: Product, groups: Dims, *, is_spread: bool = False) -> ir.Value:
-        """A formula as a tensor whose dims are ``groups`` of axes.
+        """Return a formula as a tensor whose dims are ``groups`` of axes.
 
         Args:
             product: the formula.
             groups: the dims.
-            is_spread: repeat it along the axes that it lacks.
+            is_spread: whether to repeat it along the axes that it lacks.
 
         Raises:
-            Unreadable: where it lacks one of the axes, depends on another, or cannot be laid out.
+            Unreadable: if it lacks one of the axes, depends on another, or has no such layout.
         """
         groups = flat_dims(groups)
         order = [axis for axes in groups for axis in axes]
@@ -78,7 +78,7 @@ class Writer:
         return self.laid_out(value, apart, groups)
 
     def _spread(self, value: ir.Value, order: Sequence[Axis], lacking: set[Axis]) -> ir.Value:
-        """A tensor with a dim for each axis in ``order``, of which it gets the size it lacks."""
+        """Return a tensor with a dim for each axis in ``order``, repeated along those it lacks."""
         if not lacking:
             return value
         if not all(axis.is_fixed for axis in lacking):
@@ -87,7 +87,7 @@ class Writer:
         return self.node("Expand", value, self.constant(shape))
 
     def constant(self, array: NDArray[np.generic] | Sequence[int]) -> ir.Value:
-        """A constant: of integers int64, else of the rewrite's type."""
+        """Return a constant, of int64 for integers and of the type of the rewrite otherwise."""
         array = np.asarray(array)
         array = array.astype(np.int64 if array.dtype.kind == "i" else np.float64)
         value = ir.val(f"{self.prefix}_constant_{len(self.constants)}")
@@ -95,14 +95,14 @@ class Writer:
         return value
 
     def node(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        """A standard operator's result."""
+        """Return the output of a new node of a standard operator."""
         node = ir.node(op_type, inputs, attributes)
         self.nodes.append(node)
         node.outputs[0].name = f"{self.prefix}_{op_type.lower()}_{len(self.nodes)}"
         return node.outputs[0]
 
     def laid_out(self, value: ir.Value, dims: Dims, groups: Dims) -> ir.Value:
-        """A tensor of ``dims`` with the dims ``groups``; axes it lacks have size 1."""
+        """Return a tensor of ``dims`` in the dims ``groups``; axes it lacks have size 1."""
         dims, groups = flat_dims(dims), flat_dims(groups)
         self._note_places(value, dims)
         have = [axis for axes in dims for axis in axes]
@@ -118,14 +118,14 @@ class Writer:
         return self._reshaped(value, dims, groups)
 
     def _note_places(self, value: ir.Value, dims: Dims) -> None:
-        """Notes of dynamic axes which tensor of the graph has one as a dim of its own."""
+        """Note the dims of a tensor of the graph that are one dynamic axis each."""
         if self._probed.has(value):
             for place, axes in enumerate(dims):
                 if len(axes) == 1 and not axes[0].is_fixed:
                     self._places.setdefault(axes[0], (value, place))
 
     def _size(self, axes: Sequence[Axis]) -> ir.Value:
-        """The entries of axes together, ``[1]``; raises Unreadable where no tensor has them."""
+        """Return the size of axes together, ``[1]``; raises Unreadable if no tensor has it."""
         fixed = [axis.sizes[0] for axis in axes if axis.is_fixed]
         size = self.constant([int(np.prod(fixed, dtype=np.int64))])
         for axis in axes:
@@ -142,7 +142,7 @@ class Writer:
         return self.node("Slice", value, start, end, along)
 
     def _entry(self, axis: Axis) -> tuple[ir.Value, int]:
-        """The shape, of those that the graph computes, that has the size of an axis, and where."""
+        """Return a shape computed by the graph that has the size of an axis, and its place."""
         for value, dims in self._shapes:
             runs = self._probed.in_every_run(value) or []
             for place, axes in enumerate(flat_dims(dims)):
@@ -151,7 +151,7 @@ class Writer:
         raise Unreadable("no tensor of the graph has the size of an axis")
 
     def _is_known(self, axes: Sequence[Axis]) -> bool:
-        """Whether the size of each of these axes is in the graph."""
+        """Return whether the graph has the size of each axis."""
         try:
             return all(axis.is_fixed or axis in self._places or self._entry(axis) for axis in axes)
         except Unreadable:
@@ -163,7 +163,7 @@ class Writer:
         same = {i for i, axes in enumerate(groups) if i < len(dims) and dims[i] == axes}
         moving = [i for i, axes in enumerate(groups) if not all(axis.is_fixed for axis in axes)]
         left = [index for index in moving if index not in same]
-        # One size is found by the runtime: best one that no tensor has.
+        # The runtime infers one size, preferably one that no tensor has.
         unknown = [i for i in left if groups[i] not in dims and not self._is_known(groups[i])]
         shape: list[int | ir.Value] = []
         for index, axes in enumerate(groups):
@@ -183,7 +183,7 @@ class Writer:
         pieces = [s if isinstance(s, ir.Value) else self.constant([s]) for s in shape]
         return self.node("Reshape", value, self.node("Concat", *pieces, axis=0))
 
-    # Formulas; every tensor has a dim for each axis in ``order``, of size 1 where it lacks it.
+    # Below, a tensor has a dim for each axis in ``order``, of size 1 if it lacks the axis.
 
     def _product(self, product: Product, order: Sequence[Axis]) -> ir.Value:
         apart: Dims = tuple((axis,) for axis in order)
@@ -213,7 +213,7 @@ class Writer:
     def _where(
         self, product: Product, value: ir.Value, otherwise: float, order: Sequence[Axis]
     ) -> ir.Value:
-        """``value`` where all conditions among the factors hold."""
+        """Return ``value`` where all conditions among the factors hold, else ``otherwise``."""
         for atom, power in product.factors:
             if not isinstance(atom, Indicator):
                 continue
@@ -237,7 +237,7 @@ class Writer:
         raise Unreadable(f"there is no node for {type(atom).__name__}")
 
     def multiplied(self, value: ir.Value, groups: Dims, by: Product, dims: Dims) -> ir.Value:
-        """A tensor of ``groups`` times a formula, with the dims ``dims``."""
+        """Return a tensor of ``groups`` times a formula, with the dims ``dims``."""
         order = [axis for axes in flat_dims(dims) for axis in axes]
         apart: Dims = tuple((axis,) for axis in order)
         numbers = Product(
@@ -256,7 +256,7 @@ class Writer:
     def plus_log(
         self, product: Product, factors: Product, groups: Dims, *, is_spread: bool = False
     ) -> ir.Value:
-        """``product + log(factors)`` as a tensor, nowhere below what a finite number can hold."""
+        """Return ``product + log(factors)`` as a tensor of finite numbers."""
         order = [axis for axes in flat_dims(groups) for axis in axes]
         numbers = Product(tuple(f for f in factors.factors if not isinstance(f[0], Indicator)))
         if not numbers.factors:
@@ -272,13 +272,13 @@ class Writer:
     def with_head(
         self, formula: Product, groups: Dims, width: int, channels: Sequence[Product]
     ) -> ir.Value:
-        """``[B, T, D + d]``: a formula, and one head more.
+        """Return ``[B, T, D + d]``, a formula and an additional head.
 
         Args:
-            formula: of the axes of ``groups``.
-            groups: of ``[B, T, D]``.
-            width: d.
-            channels: the first of the head, of the axes of batch and tokens; the others are 0.
+            formula: the formula, of the axes of ``groups``.
+            groups: the dims of ``[B, T, D]``.
+            width: the width d of a head.
+            channels: the first channels of the additional head; its other channels are 0.
         """
         packed = self.tensor(formula, groups)
         apart: Dims = tuple((axis,) for axes in flat_dims(groups[:2]) for axis in axes)
@@ -297,18 +297,18 @@ class Writer:
         return self.node("Concat", packed, head, axis=2)
 
     def without_head(self, value: ir.Value, channels: int) -> ir.Value:
-        """``[B, T, D + d]`` without the last head; ``channels`` is D."""
+        """Return ``[B, T, D + d]`` without the last head; ``channels`` is D."""
         start, end, axis = (self.constant([n]) for n in (0, channels, 2))
         return self.node("Slice", value, start, end, axis)
 
     def floored(self, value: ir.Value) -> ir.Value:
-        """A tensor with -inf made the lowest logit there is."""
+        """Return a tensor in which -inf is replaced by the lowest finite logit."""
         lowest = -6e4 if self._dtype == np.float16 else -1e38
         return self.node("Max", value, self.constant(np.array(lowest)))
 
 
 def _is_held(atom: object) -> TypeGuard[Leaf | Function | Plus]:
-    """Whether a tensor of the graph is this formula."""
+    """Return whether a tensor of the graph holds an atom."""
     return isinstance(atom, Leaf | Function | Plus) and atom.value is not None
 
 

@@ -166,7 +166,7 @@ def linear_unequal_features(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True))
 
 
-def linear_unnormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def linear_unnormalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     return merged(elu_features(q) @ (elu_features(k).transpose(2, 3) @ v))
 
@@ -177,7 +177,7 @@ def linear_squared_relu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return merged(q @ (k.transpose(2, 3) @ v) / den)
 
 
-def linear_normalised_by_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def linear_normalized_by_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     q, k = elu_features(q), elu_features(k)
     return merged(q @ (k.transpose(2, 3) @ v) / (q * k.amax(2, keepdim=True)).sum(-1, keepdim=True))
@@ -271,8 +271,8 @@ def layers() -> dict[str, nn.Module]:
         simple_maximum_over_channels, simple_clamped_keys, simple_clamped_weights,
         simple_clamped_denominator, linear_clamped, simple_mean_of_values,
         simple_greatest_value, simple_relu_weights, simple_gate_of_softplus, pooling,
-        linear_unequal_features, linear_unnormalised, linear_squared_relu,
-        linear_normalised_by_maximum, linear_keys_of_one_head,
+        linear_unequal_features, linear_unnormalized, linear_squared_relu,
+        linear_normalized_by_maximum, linear_keys_of_one_head,
         linear_weighed_keys,
     ]  # fmt: skip
     biased = [

@@ -95,7 +95,7 @@ class ConvCentredOverPast(Windowed):
 
 
 class ConvAlone(Windowed):
-    """A plain normalised convolution: other keys do not count."""
+    """A plain normalized convolution: other keys do not count."""
 
     def sums(self, e: Tensor, v: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
         taps = taps + 1

@@ -1,7 +1,7 @@
 """Functions that resemble a recognised form of a mechanism but compute something else.
 
 Masks of rows and numbers that are not outside, keys that channels share, weights that nothing
-normalises.
+normalizes.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def simple_causal_above_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * (e * v).cumsum(1) / e.sum(1, keepdim=True)
 
 
-def simple_not_normalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def simple_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.sigmoid() * (k.exp() * v).sum(1, keepdim=True)
 
 
@@ -79,12 +79,12 @@ def full_one_key_and_eps(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return q.sigmoid() * (e @ (k.exp() * v)) / (e @ k.exp() + 1e-3)
 
 
-def efficient_query_not_normalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def efficient_query_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (0.5 * q, k, v))
     return merged(q @ (k.softmax(-2).transpose(-1, -2) @ v))
 
 
-def efficient_keys_not_normalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def efficient_keys_not_normalized(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = map(heads, (q, k, v))
     return merged(q.softmax(-1) @ (k.transpose(-1, -2) @ v))
 
@@ -128,8 +128,8 @@ def layers() -> dict[str, nn.Module]:
     plain = [
         linear_rows_masked_below_alone, linear_rows_masked_by_others, linear_rows_halved,
         linear_scaled_below_alone, simple_rows_filled_with_one, simple_numbers_added,
-        simple_causal_above_alone, simple_not_normalised, efficient_query_not_normalised,
-        efficient_keys_not_normalised, sum_of_products, positions_alone, mean_of_tokens,
+        simple_causal_above_alone, simple_not_normalized, efficient_query_not_normalized,
+        efficient_keys_not_normalized, sum_of_products, positions_alone, mean_of_tokens,
     ]  # fmt: skip
     of_one_key = [
         simple_one_key_of_channels, simple_one_key_by_softplus, pooling_of_one_key,

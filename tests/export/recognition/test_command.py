@@ -105,7 +105,7 @@ def test_unrecognised_file_is_copied_with_reason(
     out = tmp_path / "same.onnx"
     done = run_here(["fuse", files / "eps.onnx", out], capsys)
     assert done.code == 0
-    assert "No mechanism was recognised" in done.out
+    assert "No mechanism was recognized" in done.out
     assert "added to the denominator" in " ".join(done.out.split())
     assert out.read_bytes() == (files / "eps.onnx").read_bytes()
 
@@ -203,7 +203,7 @@ def test_export_reports_unrecognised_model(
         capsys,
     )
     assert done.code == 0, done.err
-    assert "No mechanism was recognised" in done.out
+    assert "No mechanism was recognized" in done.out
     assert "there is no weighted sum over tokens" in " ".join(done.out.split())
     bundle = Bundle.open(tmp_path / "plain.bundle")
     assert all(np.isfinite(r.error) and r.passed for r in verify(bundle))

@@ -148,11 +148,11 @@ REASONS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "guarded queries": (guarded_queries, "the softmax of the query goes through nan_to_num"),
     "keys twice and a plain query": (
         keys_twice_and_plain_query,
-        "the query is not normalised by a softmax over its channels",
+        "the query is not normalized by a softmax over its channels",
     ),
     "query twice and plain keys": (
         query_twice_and_plain_keys,
-        "the keys are not normalised by a softmax over the tokens",
+        "the keys are not normalized by a softmax over the tokens",
     ),
     "masked and guarded": (masked_and_guarded, NAN),
     "eps in the sum of keys": (eps_in_sum_of_keys, "1e-06 is added to the sum of the keys"),

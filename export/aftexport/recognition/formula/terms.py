@@ -284,7 +284,7 @@ Atom = Leaf | Indicator | Function | Plus | Exp | Sum | Max | Count | CausalMask
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """``coefficient * exp(exponent) * prod atom^power``; ``exponent`` keeps what would overflow."""
+    """``coefficient * exp(exponent) * prod atom^power``; the exponent avoids overflow."""
 
     factors: tuple[tuple[Atom, float], ...] = ()
     coefficient: float = 1.0

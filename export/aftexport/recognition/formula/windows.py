@@ -13,7 +13,7 @@ from aftexport.recognition.formula.terms import Product, Sum, Window, as_product
 
 
 def sum_over(axes: Iterable[Axis], product: Product) -> Product:
-    """``algebra.over``, with windows of windows made one."""
+    """Return ``algebra.sum_over`` with windows of windows merged."""
     total = algebra.sum_over(axes, product)
     factors = []
     for atom, power in total.factors:

@@ -32,7 +32,7 @@ def remove_no_ops(model: ir.Model, probed: ProbedGraph) -> set[ir.Node]:
 
     Args:
         model: the graph, changed in place.
-        measured: its values.
+        probed: the probed values of the graph.
 
     Returns:
         The nodes without effect in all runs that may affect longer documents.
@@ -104,8 +104,8 @@ def _has_no_bounds(node: ir.Node, probed: ProbedGraph) -> bool:
 
 def _reduces_nothing(node: ir.Node, probed: ProbedGraph) -> bool:
     axes = probed.constant(node.inputs[1]) if len(node.inputs) > 1 else np.empty(0)
-    given = "axes" in node.attributes or axes is None or axes.size > 0
-    return not given and node.attributes.get_int("noop_with_empty_axes", 0) == 1
+    has_axes = "axes" in node.attributes or axes is None or axes.size > 0
+    return not has_axes and node.attributes.get_int("noop_with_empty_axes", 0) == 1
 
 
 def _has_its_shape(node: ir.Node, probed: ProbedGraph) -> bool:

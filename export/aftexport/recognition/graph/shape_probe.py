@@ -1,7 +1,7 @@
-"""A graph run at several sizes, to know the shape of everything in it.
+"""Shapes of all values of a graph, from runs at several sizes.
 
-Shapes in a file are incomplete, and names of its dims prove nothing: what differs from run to run
-is a dynamic axis, what does not is a fixed one.
+The shapes in a file are incomplete, and equal names of dims prove nothing. An axis is dynamic if
+its size differs between runs, and fixed otherwise.
 """
 
 import itertools
@@ -24,17 +24,20 @@ Arrays = Mapping[str, NDArray[np.generic]]
 Naming = Literal["apart", "alike", "none"]
 
 _SIZES = ((2, 7), (3, 5))
-"""Of the runs that axes are told apart by."""
+"""The batch and tokens of the runs that show which axes are dynamic."""
 _NAMINGS: Sequence[Naming] = ("apart", "alike", "none")
-"""What the names of dynamic dims say, the most first: one size for each name, as queries and keys
-may be of different sequences; which dims are equal, as exporters give one axis several names; or
-nothing.
+"""The ways to choose sizes by the names of dynamic dims, in the order of trial.
+
+apart: a different size for each name, since queries and keys may be different sequences.
+alike: the batch or the tokens for each name, by its first dim: one axis may have several names.
+none: the batch for the first dim, the tokens for all others.
 """
 _EDGE_SIZES = ((1, 1), (2, 33))
-"""Of runs that a rewrite has to hold in as well, where the model takes such sizes."""
+"""The batch and tokens of runs at the edge, skipped if the model does not accept the sizes."""
 _LONG_TOKENS = 269
-"""Tokens of a document that shows what blocks, crops and clamps make of long ones. Of what is
-between, only the shapes, the sizes and the conditions are kept.
+"""The tokens of a document that is long enough to show the effect of blocks, crops and clamps.
+
+Of the values inside the graph, only shapes, sizes and conditions are kept.
 """
 _SHAPE_OF = "shape of "
 
@@ -45,16 +48,16 @@ class NoRunnableSizes(Exception):  # noqa: N818, an outcome and not an error
 
 @dataclass(frozen=True)
 class ProbedGraph:
-    """The values of a graph, as they came out of runs at different sizes.
+    """The values of a graph in runs at different sizes.
 
     Attributes:
-        model: that was run.
-        runs: by name, for the runs that tell axes apart.
-        more: the same, at sizes on the edge.
-        naming: what the names of dims say.
-        long: the inputs and outputs of a run of ``_LONG`` tokens, or as many as the model takes,
-            and of what is between the shapes, conditions, and the integers of up to one dimension,
-            which are sizes; nothing where it takes no more than the others.
+        model: the model that was run.
+        runs: the values by name, in the runs that show which axes are dynamic.
+        edge_runs: the values by name, in runs at the edge.
+        naming: the way in which sizes were chosen.
+        long_run: a run of ``_LONG_TOKENS`` tokens, or as many as the model accepts: inputs and
+            outputs, all shapes, and conditions and sizes inside the graph. It is empty if the
+            model does not accept more tokens than in the other runs.
     """
 
     model: onnx.ModelProto
@@ -68,21 +71,21 @@ class ProbedGraph:
 
     @property
     def opset(self) -> int:
-        """Of the standard operators."""
+        """The opset of the standard operators."""
         return opset_of(self.model)
 
     def constant(self, value: ir.Value | None) -> NDArray[np.generic] | None:
-        """The numbers of an initializer, None for what is computed."""
+        """Return the numbers of an initializer, None for a computed value."""
         if value is None or value.const_value is None or value.is_graph_input():
             return None
         return value.const_value.numpy()
 
     def has(self, value: ir.Value) -> bool:
-        """Whether a value was there when the graph was measured."""
+        """Return whether the graph had a value when it was probed."""
         return str(value.name) in self.runs[0]
 
     def fixed_value(self, value: ir.Value | None) -> NDArray[np.generic] | None:
-        """What is the same at every size: constants, and what is made of sizes that are fixed."""
+        """Return a constant or a value that is computed from fixed sizes, None for any other."""
         if value is None:
             return None
         if any_above(value, self._changing, self._is_changing):
@@ -92,11 +95,11 @@ class ProbedGraph:
     def _is_changing(self, value: ir.Value) -> bool | None:
         if self._repeated(value) is None:
             return True
-        # What is made of others may be the same by its branch or clamp, for short documents.
+        # A branch or clamp may keep a value the same only for short documents.
         return False if value.producer() is None or _is_size(value) else None
 
     def _repeated(self, value: ir.Value) -> NDArray[np.generic] | None:
-        """A constant, or what was computed and came out the same in every run that kept it."""
+        """Return a constant, or a value that was the same in every run that kept it."""
         array = self.constant(value)
         if array is not None or value.producer() is None:
             return array
@@ -106,7 +109,7 @@ class ProbedGraph:
         return arrays[0]
 
     def in_every_run(self, value: ir.Value) -> list[NDArray[np.generic]] | None:
-        """What was computed, at every size and in the long run if it kept it; None if not."""
+        """Return a value in every run, None if a run lacks it; the long run may lack it."""
         name = str(value.name)
         arrays = [run[name] for run in (*self.runs, *self.edge_runs) if name in run]
         if len(arrays) < len(self.runs) + len(self.edge_runs):
@@ -114,7 +117,7 @@ class ProbedGraph:
         return [*arrays, self.long_run[name]] if name in self.long_run else arrays
 
     def number(self, value: ir.Value) -> float | None:
-        """The one number that a floating-point value is, if it is steady."""
+        """Return a floating-point value of one number that is the same at every size, else None."""
         array = self._first(value)
         if array is None or array.size != 1 or not self.is_float(value):
             return None
@@ -122,7 +125,7 @@ class ProbedGraph:
         return None if array is None else float(array.reshape(()))
 
     def shapes(self, value: ir.Value) -> list[tuple[int, ...]] | None:
-        """The shape in every run."""
+        """Return the shape in every run, None if a run lacks the value."""
         array, name = self.constant(value), str(value.name)
         if array is not None:
             return [array.shape] * (len(self.runs) + bool(self.long_run))
@@ -134,30 +137,30 @@ class ProbedGraph:
         )
 
     def dtype(self, value: ir.Value) -> np.dtype[np.generic]:
-        """The type of the numbers."""
+        """Return the type of the numbers."""
         array = self.constant(value)
         return array.dtype if array is not None else self.runs[0][str(value.name)].dtype
 
     def is_float(self, value: ir.Value) -> bool:
-        """Whether the numbers are floating-point."""
+        """Return whether the numbers are floating-point."""
         array = self._first(value)
         return array is not None and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
     def is_boolean(self, value: ir.Value) -> bool:
-        """Whether a value is true or false."""
+        """Return whether a value is boolean."""
         array = self._first(value)
         return array is not None and array.dtype.kind == "b"
 
     def _first(self, value: ir.Value) -> NDArray[np.generic] | None:
-        """A constant, or what was computed in the first run."""
+        """Return a constant, or a value in the first run."""
         array = self.constant(value)
         return array if array is not None else self.runs[0].get(str(value.name))
 
     def run_at(self, values: Iterable[ir.Value], batch: int, tokens: int) -> Arrays | None:
-        """Some values, and the inputs, at other sizes; nothing else of the graph is computed.
+        """Compute some values of the graph, and no others, at other sizes.
 
         Returns:
-            By name; None where the model does not run at these sizes.
+            The values and the inputs by name, None if the model does not run at these sizes.
         """
         model = _with_outputs(self.model, [str(value.name) for value in values])
         try:
@@ -168,7 +171,7 @@ class ProbedGraph:
 
 
 def depends_on_inputs(value: ir.Value) -> bool:
-    """Whether a value depends on what the graph is given, and not only on the shape of it."""
+    """Return whether a value depends on the numbers in the inputs, and not only on their shapes."""
     return any_above(value, _DEPENDING, _depends)
 
 
@@ -183,7 +186,7 @@ def _depends(value: ir.Value) -> bool | None:
 
 
 def _is_size(value: ir.Value) -> bool:
-    """Whether a value is made of the shape of another, not of its numbers."""
+    """Return whether a value is computed from the shape of another."""
     node = value.producer()
     if node is not None and node.op_type in ("Gather", "Slice"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -191,10 +194,10 @@ def _is_size(value: ir.Value) -> bool:
 
 
 def probe(model: onnx.ModelProto) -> ProbedGraph:
-    """Runs a model at several sizes.
+    """Run a model at several sizes.
 
     Raises:
-        NoRunnableSizes: with the runtime's reason.
+        NoRunnableSizes: if no sizes work, with the reason of the runtime.
     """
     names = [name for node in model.graph.node for name in node.output if name]
     traced = _with_outputs(model, names)
@@ -222,7 +225,7 @@ def probe(model: onnx.ModelProto) -> ProbedGraph:
 
 
 def _run_long(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
-    """What ``ProbedGraph.long_run`` is, of a model that had this other run."""
+    """Return ``ProbedGraph.long_run`` of a model, of which another run is known."""
     given = {value.name for value in model.graph.input}
     outputs = [value.name for value in model.graph.output]
     kept = [name for name, array in run.items() if name not in given and _is_kept(array)]
@@ -244,14 +247,14 @@ def _run_long(model: onnx.ModelProto, run: Arrays, naming: Naming) -> Arrays:
 
 
 def _is_kept(array: NDArray[np.generic]) -> bool:
-    """Whether an array is a size, or a condition of two positions."""
+    """Return whether an array is a size or a condition on at most two positions."""
     if array.dtype.kind == "b":
         return len([n for n in array.shape if n > 1]) <= 2
     return array.dtype.kind == "i" and array.ndim <= 1
 
 
 def _engine(model: onnx.ModelProto) -> OnnxRuntimeEngine:
-    """Runs a graph as it is: ONNX Runtime 1.31 crashes where it optimizes some with all outputs."""
+    """Make a runner without optimization: ONNX Runtime 1.31 crashes on some graphs otherwise."""
     return OnnxRuntimeEngine(model.SerializeToString(), threads=1, fused=False, optimized=False)
 
 
@@ -291,10 +294,10 @@ def _run(
             shape.append(sizes[name])
         dtype = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
         if dtype.kind in "iub":
-            # 1 is an id, a length, and what a mask has where a token counts.
+            # 1 is a valid token id, a valid length, and the mask value of a token that counts.
             inputs[given.name] = np.ones(shape, dtype)
         else:
             inputs[given.name] = random.standard_normal(shape).astype(dtype)
-    # Sequences of tensors come out as lists, and have no shape.
+    # Sequences of tensors are lists without a shape.
     found = engine.run(inputs).items()
     return inputs | {name: array for name, array in found if isinstance(array, np.ndarray)}

@@ -23,10 +23,10 @@ def any_above(
         if last not in known:
             answer = decide(last)
             node = last.producer()
-            given = [v for v in node.inputs if v is not None] if node is not None else []
-            if answer is None and any(known.get(v) for v in given):
+            inputs = [v for v in node.inputs if v is not None] if node is not None else []
+            if answer is None and any(known.get(v) for v in inputs):
                 answer = True
-            unknown = [v for v in given if v not in known] if answer is None else []
+            unknown = [v for v in inputs if v not in known] if answer is None else []
             if unknown:
                 pending += unknown
                 continue

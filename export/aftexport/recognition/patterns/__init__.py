@@ -1,4 +1,4 @@
-"""A pattern for each mechanism: its formula, and what it takes to be sure of it."""
+"""A pattern for each mechanism: its formula, and the conditions for a safe rewrite."""
 
 from aftexport.recognition.patterns import (
     aft,
@@ -16,4 +16,4 @@ PATTERNS: dict[str, Pattern] = {
     "aft_conv": aft_conv.match,
     "aft": aft.match,
 }
-"""In the order they are tried; no value is two of them."""
+"""The patterns in the order of trial; a value matches one at most."""

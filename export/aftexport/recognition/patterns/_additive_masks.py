@@ -1,9 +1,9 @@
-"""Logits with a mask as a sum: conditions that leave tokens out become numbers that are added.
+"""Masks of logits as terms: a condition that leaves tokens out becomes a number that is added.
 
     where(m, x, -1e9)  ->  x - 1e30 (1 - m)          exp(x) m  ->  exp(x - 1e30 (1 - m))
 
-What is added is so low that it alone is left of a sum with logits. So in a document whose tokens
-are all left out each has the same weight, as where their logits are filled with one number.
+The number is so low that logits round to it when it is added. If a document has no token that
+counts, all its tokens so have the same weight, as where one number replaces their logits.
 """
 
 import numpy as np
@@ -16,17 +16,16 @@ from aftexport.recognition.graph.shape_probe import ProbedGraph
 from aftexport.recognition.patterns.pattern import LOWEST, Subject, leaves
 
 _MAX_FILL = -1e4
-"""The highest number that logits are filled with to leave a token out; masks have factors as large.
-"""
+"""The highest number that leaves a token out, as a fill of logits or the factor of a mask."""
 
 
 def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Product, ...]:
-    """The terms of logits whose exponentials a mask multiplies, with that and others added.
+    """Return the terms of logits, with the masks of their exponentials as further terms.
 
     Args:
         subject: the value.
         logits: the logits.
-        mask: the conditions that multiply their exponentials.
+        mask: the conditions that multiply the exponentials of the logits.
     """
     lowest = -6e4 if _is_half(logits, subject.probed) else LOWEST
     terms: list[Product] = []
@@ -49,7 +48,7 @@ def additive_terms(subject: Subject, logits: Product, mask: Product) -> tuple[Pr
 
 
 def _filled(function: Function) -> tuple[Product, Product] | None:
-    """What logits are where they count, and the condition under which they are a low number."""
+    """Return logits without their fill, and the condition of the fill; None without a fill."""
     if function.name != "Where":
         return None
     condition, first, second = function.arguments
@@ -63,7 +62,7 @@ def _filled(function: Function) -> tuple[Product, Product] | None:
 
 
 def _limited(term: Product, lowest: float) -> Product:
-    """A term whose factor is at least this, and at most its negative."""
+    """Return a term whose coefficient is clipped to ``lowest`` and its negative."""
     return Product(term.factors, float(np.clip(term.coefficient, lowest, -lowest)), term.exponent)
 
 

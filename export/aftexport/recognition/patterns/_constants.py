@@ -1,7 +1,7 @@
-"""What rests on no input, as arrays in float64.
+"""Formulas that depend on no input, as arrays in float64.
 
-Some of it is made anew for each length, as the corner of a constant that the document's tokens
-take: then it is what all of that constant gives.
+A graph may cut a corner out of a constant for the tokens of each document. The whole constant is
+then used.
 """
 
 import itertools
@@ -19,16 +19,22 @@ from aftexport.recognition.graph.shape_probe import Arrays, ProbedGraph, depends
 from aftexport.recognition.patterns.pattern import leaves
 
 Sizes = Mapping[int, int]
-"""The sizes that the dims of constants have, each with the entries of the largest one."""
+"""The sizes of dims of constants, each with the entries of the largest constant that has it."""
 
 _MAX_BIAS_ENTRIES = 2**26
-"""Entries of a bias that factors are multiplied out to: of 8,192 tokens, 256 MiB in the file."""
+"""The most entries of a product of constants: a bias of 8,192 tokens, 256 MiB in the file."""
 
 
 def evaluated(
     product: Product, order: tuple[Axis, ...], probed: ProbedGraph
 ) -> NDArray[np.float64] | None:
-    """A formula of constants as an array whose dims are ``order``, of size 1 where it lacks one."""
+    """Return a formula of constants as an array, None if it depends on inputs.
+
+    Args:
+        product: the formula.
+        order: the dims of the array, of size 1 for an axis that the formula lacks.
+        probed: the probed values of the graph.
+    """
     below = leaves(product)
     if any(map(depends_on_inputs, below)):
         return None
@@ -36,7 +42,7 @@ def evaluated(
 
 
 def whole(value: ir.Value, probed: ProbedGraph) -> NDArray[np.generic] | None:
-    """A constant, or what a corner is cut out of for the length of the document."""
+    """Return a constant, or the constant of which a corner is cut out for each length."""
     return _whole(value, probed, {} if depends_on_inputs(value) else _sizes([value], probed))
 
 
@@ -45,12 +51,12 @@ def _evaluated(
 ) -> NDArray[np.float64] | None:
     result = np.array(product.coefficient * np.exp(product.exponent))
     for atom, power in product.factors:
-        given = _atom(atom, order, probed, sizes)
-        if given is None:
+        array = _atom(atom, order, probed, sizes)
+        if array is None:
             return None
-        if not can_broadcast(result, given):
+        if not can_broadcast(result, array):
             return None  # corners of constants of different sizes
-        result = result * given**power
+        result = result * array**power
     return result
 
 
@@ -105,7 +111,7 @@ def _laid_out(
 
 
 def _whole(value: ir.Value, probed: ProbedGraph, sizes: Sizes) -> NDArray[np.generic] | None:
-    """A mask that is made for each length is as long as what it is laid over: one of ``sizes``."""
+    """Return a whole constant; a mask for each length has one of ``sizes`` as its length."""
     array = probed.constant(value)
     if array is not None or depends_on_inputs(value):
         return array
@@ -120,7 +126,7 @@ def _whole(value: ir.Value, probed: ProbedGraph, sizes: Sizes) -> NDArray[np.gen
             return None
         try:
             return run_once(evaluator, {str(v.name): run[str(v.name)] for v in part.inputs})
-        except Exception:  # an evaluator of others: not every node runs at every size
+        except Exception:  # the evaluator of onnx, which fails at some sizes
             return None
 
     if not part.inputs:
@@ -128,7 +134,7 @@ def _whole(value: ir.Value, probed: ProbedGraph, sizes: Sizes) -> NDArray[np.gen
     corners = [at(run) for run in (*probed.runs, *probed.edge_runs)]
     if max(sizes, default=0) ** 2 > max((_MAX_BIAS_ENTRIES, *sizes.values())):
         return None
-    # The largest first: what is cut out for fewer is a corner of it as well.
+    # The largest first, since a constant for fewer tokens is a corner of it.
     for tokens in sorted(sizes, reverse=True):
         for shape in (lambda n: (1, n), lambda n: (n, 1)):
             array = at(probed.run_at(part.inputs, *shape(tokens)))
@@ -139,7 +145,7 @@ def _whole(value: ir.Value, probed: ProbedGraph, sizes: Sizes) -> NDArray[np.gen
             ):
                 continue
             longer = at(probed.run_at(part.inputs, *shape(tokens + 1)))
-            # Where it grows on, there is no document that has all of it.
+            # A constant that keeps growing has no largest length.
             if longer is None or longer.shape == array.shape:
                 return array
     return None
@@ -153,7 +159,7 @@ def _is_corner(corner: NDArray[np.generic], array: NDArray[np.generic]) -> bool:
 
 
 def _sizes(values: Iterable[ir.Value], probed: ProbedGraph) -> Sizes:
-    """Of the constants that the values are made of."""
+    """Return the sizes of the constants that values are computed from."""
     found: dict[int, int] = {}
     seen, left = set[ir.Value](), list(values)
     while left:
@@ -165,6 +171,6 @@ def _sizes(values: Iterable[ir.Value], probed: ProbedGraph) -> Sizes:
         if array is not None:
             for n in array.shape:
                 found[n] = max(array.size, found.get(n, 0))
-        elif node is not None and node.op_type not in ("Shape", "Size"):  # of anything's
-            left.extend(given for given in node.inputs if given is not None)
+        elif node is not None and node.op_type not in ("Shape", "Size"):  # sizes of any tensor
+            left.extend(source for source in node.inputs if source is not None)
     return {n: size for n, size in found.items() if n > 1}

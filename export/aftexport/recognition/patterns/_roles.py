@@ -1,4 +1,4 @@
-"""What the axes of query, key and value are where keys and values meet first:
+"""The roles of the axes of query, key and value in mechanisms that contract keys and values first:
 
 sum_du query[b,t,h,d] key[b,u,h,d] value[b,u,h,e]
 """
@@ -22,7 +22,16 @@ def roles_of(
     channels: Collection[Axis],
     summed: tuple[Axis, ...],
 ) -> Roles | None:
-    """The axes of tokens, heads, batch and value channels."""
+    """Return the axes of tokens, heads, batch and value channels, None if they do not fit.
+
+    Args:
+        subject: the value.
+        query: the factors of the query.
+        key: the factors of the key.
+        value: the factors of the value.
+        channels: the axes in which query and key meet.
+        summed: the axes of the keys' positions.
+    """
     axes = subject.axes
     tokens = tuple(a for a in axes if a in free(query) and a not in free(value))
     wide = tuple(a for a in axes if a in free(value) and a not in free(query))
@@ -48,7 +57,7 @@ def roles_of(
 def heads_of(
     subject: Subject, shared: tuple[Axis, ...]
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Batch and heads, of the axes that query, key and value share."""
+    """Return batch and heads of the axes that query, key and value share."""
     if len(shared) == 1 and shared[0] in flat(subject.dims[0]):
         return shared, ()
     batch, heads = packed(subject, shared)

@@ -1,4 +1,4 @@
-"""Which axes are the tokens, which the channels, which the batch."""
+"""The axes of tokens, channels and batch."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,14 +15,14 @@ def check_tokens(
     keys: Product,
     contracted: Collection[Axis] = (),
 ) -> None:
-    """Raises NearMissFound unless the summed axes can only be those of the tokens.
+    """Raise NearMissFound unless the summed axes can only be those of the tokens.
 
     Args:
         subject: the value.
-        tokens: the axes of the query's positions.
-        summed: the axes of the key's.
-        keys: what depends on them.
-        contracted: the axes that query and key meet in, which are channels.
+        tokens: the axes of the queries' positions.
+        summed: the axes of the keys' positions.
+        keys: the factors that depend on the keys' positions.
+        contracted: the channels in which query and key meet.
     """
     dims = flat_dims(subject.dims)
     if set(dims[0]) & set(tokens):
@@ -34,7 +34,9 @@ def check_tokens(
     if not all(axis.is_fixed for axis in summed):
         return
     if any(not axis.is_fixed for axes in dims[1:] for axis in axes):
-        raise NearMissFound(f"the mean is over an axis of always {size_of(summed)}, no tokens")
+        raise NearMissFound(
+            f"the mean is over an axis that always has size {size_of(summed)}, and not over tokens"
+        )
     for atom, _ in keys.factors:
         inner = single_atom(atom.argument) if isinstance(atom, Exp) else atom
         if isinstance(inner, Leaf) and not channels and set(flat(inner.dims[-1])) & set(summed):
@@ -42,7 +44,7 @@ def check_tokens(
 
 
 def packed(subject: Subject, others: Sequence[Axis]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """Which of the axes that are no tokens are the batch, and which the channels."""
+    """Return batch and channels of the axes other than tokens."""
     first = flat_dims(subject.dims)[0]
     moving = tuple(axis for axis in others if not axis.is_fixed)
     if not moving and len(others) > 1 and first:

@@ -1,4 +1,4 @@
-"""What the AFT mechanisms have in common: a mean of values, weighted channel by channel.
+"""The weighted mean of values, channel by channel, that the AFT mechanisms share.
 
 G[b,t,c] * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
@@ -46,18 +46,18 @@ from aftexport.recognition.patterns.weights import has_values
 
 @dataclass(frozen=True)
 class WeightedMean:
-    """A mean over ``summed`` that is a row of the output for each of ``tokens``.
+    """A mean over ``summed`` with a row of the output for each of ``tokens``.
 
     Attributes:
-        subject: the value that it is.
-        keys: factors of the weights that do not depend on the query's position.
-        biases: those that do, on nothing but the two positions.
-        value: what is averaged.
-        outer: what the mean is multiplied by.
-        summed: axes of the keys' positions.
-        tokens: axes of the queries'.
-        batch: axes that are packed into the first dim.
-        channels: axes that are packed into the last.
+        subject: the value that is the mean.
+        keys: the factors of the weights that do not depend on the query's position.
+        biases: the factors of the weights that depend only on the two positions.
+        value: the factors that are averaged.
+        outer: the factors that multiply the mean.
+        summed: the axes of the keys' positions.
+        tokens: the axes of the queries' positions.
+        batch: the axes that are packed into the first dim.
+        channels: the axes that are packed into the last dim.
         causal: whether keys after the query's position are left out.
         scale: the number that multiplies the mean.
     """
@@ -75,12 +75,12 @@ class WeightedMean:
     scale: float = 1.0
 
     def groups(self, positions: tuple[Axis, ...]) -> Dims:
-        """Dims of ``[B, T, D]``."""
+        """Return the dims of ``[B, T, D]``."""
         return (self.batch, positions, self.channels)
 
     @property
     def key_operand(self) -> Operand:
-        """The keys: the logarithm of their weights, which may be one for channels of a head."""
+        """The keys: the logarithm of their weights; channels of a head may share one."""
         exponentials = Product(tuple(f for f in self.keys.factors if isinstance(f[0], Exp)))
         weights = without(self.keys, exponentials)
         logits = logits_of(exponentials)
@@ -90,7 +90,7 @@ class WeightedMean:
 
     @property
     def spread_key_operand(self) -> Operand:
-        """The keys, one for each channel: what channels share is repeated."""
+        """The keys with one number for each channel; shared ones are repeated."""
         shared = any(axis not in free(self.keys) for axis in self.channels)
         return replace(self.key_operand, groups=self.groups(self.summed), is_spread=shared)
 
@@ -101,7 +101,7 @@ class WeightedMean:
 
     @property
     def gating(self) -> tuple[str, Operand] | None:
-        """The gate and its query; ``none`` where there is nothing outside the mean."""
+        """The gate and its query, ``none`` for a bare mean; None if other factors are outside."""
         factors = self.outer.factors
         if not factors:
             return "none", Operand(self.value, self.groups(self.summed))
@@ -110,7 +110,7 @@ class WeightedMean:
 
 
 def weighted_mean(subject: Subject) -> WeightedMean | None:
-    """Takes the formula of a subject apart; raises NearMissFound."""
+    """Return the weighted mean that a subject is, None if it is not one; raises NearMissFound."""
     formula = subject.formula
     numerators = sums(formula.factors, 1.0)
     if len(numerators) != 1:
@@ -120,7 +120,7 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     if not any(isinstance(atom, Exp) for atom, _ in numerator.body.factors):
         return None
     if not has_values(numerator.body, {*summed}):
-        return None  # a sum of weights alone
+        return None  # a sum of weights without values
     denominators = sums(formula.factors, -1.0)
     if not denominators:
         refuse_changed_denominator(formula.factors)
@@ -133,7 +133,7 @@ def weighted_mean(subject: Subject) -> WeightedMean | None:
     found = aligned(denominators[0], numerator.body, summed)
     if found is None or found[1] != set(summed):
         if all(sums(total.body.factors, -1.0) for total in (numerator, denominators[0])):
-            raise NearMissFound("the weights are normalised over another axis too")
+            raise NearMissFound("the weights are normalized over another axis too")
         raise NearMissFound("numerator and denominator have different weights")
     weights = found[0]
     value = without(numerator.body, weights)
@@ -193,7 +193,7 @@ def _with_roles(
 
 
 def _refuse_mixed_logits(weights: Product, value: Product) -> None:
-    """Raises NearMissFound where what is done to keys and bias together keeps them together."""
+    """Raise NearMissFound for a function of the sum of key and bias, which does not factor."""
     for atom, _ in weights.factors:
         function = single_atom(atom.argument) if isinstance(atom, Exp) else None
         if isinstance(function, Function) and free(value) <= free(as_product(function)):
@@ -208,9 +208,9 @@ def _argument(factor: Factor) -> Product:
 
 
 def constant_bias(mean: WeightedMean) -> NDArray[np.float64] | None:
-    """The biases as a constant ``[Tmax, Tmax]``, None where the graph computes them from others.
+    """Return the biases as a constant ``[Tmax, Tmax]``, None if they depend on inputs.
 
-    A graph for any length cuts a corner out of a larger constant; the constant is what is given.
+    A graph for any length cuts a corner out of a larger constant, which is returned whole.
     """
     if len(mean.tokens) != 1 or len(mean.summed) != 1:
         return None

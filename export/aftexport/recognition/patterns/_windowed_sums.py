@@ -1,4 +1,4 @@
-"""Sums over keys that weigh those in a window by their distance, and all others alike:
+"""Sums over keys whose weights depend on the distance inside a window, and are equal outside:
 
 c * sum_u f[u] + sum_j a[j] f[t + j + shift]
 """
@@ -34,9 +34,9 @@ class Term:
     Attributes:
         total: the sum.
         summed: the axis of the keys' positions.
-        inner: what is summed that depends on those.
-        outside: what does not, and what the sum is multiplied by.
-        window: None for all keys.
+        inner: the summed factors that depend on the keys' positions.
+        outside: the other summed factors, and the factors of the sum.
+        window: the window, None for all keys.
         causal: whether keys after the query's position are left out.
     """
 
@@ -54,10 +54,10 @@ class WindowedSums:
 
     Attributes:
         everywhere: the sum over all keys.
-        offsets: of the window's keys from the query, ascending.
-        weights: ``[channels ..., offsets]``, ``a / c``.
-        common: the factor of all terms, without constants.
-        constants: those, ``c``.
+        offsets: the offsets of the window's keys from the query, ascending.
+        weights: the weights ``a / c``, ``[channels ..., offsets]``.
+        common: the computed factors of all terms.
+        constants: the constant factors ``c`` of all terms.
     """
 
     everywhere: Term
@@ -68,19 +68,19 @@ class WindowedSums:
 
 
 def parts(atom: Atom) -> tuple[Product, ...]:
-    """The terms of a sum; of anything else, itself."""
+    """Return the terms of a sum, or any other atom as the one term."""
     return atom.terms if isinstance(atom, Plus) else (as_product(atom),)
 
 
 def weighs_keys(part: Product) -> bool:
-    """Whether a formula has a sum of exponentials times something."""
+    """Return whether a formula has a sum of a product with exponentials."""
     return any(
         isinstance(atom, Exp) for total in sums(part.factors, 1.0) for atom, _ in total.body.factors
     )
 
 
 def terms_of(atom: Atom) -> list[Term]:
-    """A numerator or denominator as its terms; raises NearMissFound where one is no such sum."""
+    """Return a numerator or denominator as terms; raises NearMissFound for any other term."""
     return [_term(part) for part in parts(atom)]
 
 
@@ -89,7 +89,7 @@ def _term(part: Product) -> Term:
     if not part.factors:
         raise NearMissFound(f"{part.coefficient:.3g} is added to the sums")
     if len(totals) != 1 or not weighs_keys(part):
-        raise NearMissFound("something is added that is no sum of the keys' weights")
+        raise NearMissFound("a term is added that is not a sum of the keys' weights")
     (total,) = totals
     body = total.body
     windows = [atom for atom, _ in body.factors if isinstance(atom, Window)]
@@ -100,7 +100,7 @@ def _term(part: Product) -> Term:
     if len(windows) > 1:
         raise NearMissFound("the filter is of more than one dimension")
     if len(taps) > len(windows) or (windows and causal_masks) or summed not in axes:
-        raise NearMissFound("a sum is over something else than the keys of a window, or all keys")
+        raise NearMissFound("a sum is not over the keys of a window, or over all keys")
     others = [f for f in body.factors if f[0] not in (*windows, *causal_masks)]
     inner = Product(tuple(f for f in others if summed in free(as_product(f[0]))))
     constants = Product(
@@ -112,7 +112,7 @@ def _term(part: Product) -> Term:
 
 
 def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
-    """The axis of the queries' positions."""
+    """Return the axis of the queries' positions."""
     found = {
         axis: step
         for term in terms
@@ -121,7 +121,7 @@ def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
         if axis in subject.axes
     }
     if len(found) != 1:
-        raise NearMissFound("the windows are not placed by the position of the query alone")
+        raise NearMissFound("the windows do not depend only on the position of the query")
     ((tokens, step),) = found.items()
     if step != 1:
         raise NearMissFound(f"the windows are {step} positions apart")
@@ -133,7 +133,7 @@ def query_tokens(subject: Subject, terms: Sequence[Term]) -> Axis:
 def windowed_sums(
     subject: Subject, terms: Sequence[Term], tokens: Axis, channels: tuple[Axis, ...]
 ) -> WindowedSums:
-    """Puts the terms of a numerator or denominator together; raises NearMissFound."""
+    """Return the terms of a numerator or denominator put together; raises NearMissFound."""
     everywhere = [term for term in terms if term.window is None]
     if not everywhere:
         raise NearMissFound("keys outside the window have no weight, as in a plain convolution")
@@ -150,7 +150,7 @@ def windowed_sums(
             raise NearMissFound("the window is of other keys or values than the sum over all")
         taps = [(axis, step) for axis, step in term.window.positions if axis is not tokens]
         if len(taps) > 1:
-            raise NearMissFound("the windows are not placed by the position of the query alone")
+            raise NearMissFound("the windows do not depend only on the position of the query")
         tap, step = taps[0] if taps else (None, 0)
         own, weights = _split_constants(subject, term, channels, tap)
         if key(own) != key(common):
@@ -168,7 +168,7 @@ def windowed_sums(
 def _split_constants(
     subject: Subject, term: Term, channels: tuple[Axis, ...], tap: Axis | None
 ) -> tuple[Product, NDArray[np.float64]]:
-    """What a term is multiplied by: that which is computed, and constants ``[channels, taps]``."""
+    """Return the computed factors of a term, and its constants as ``[channels, taps]``."""
     order = channels if tap is None else (*channels, tap)
     result = np.array(term.outside.coefficient * np.exp(term.outside.exponent))
     computed = []

@@ -6,7 +6,7 @@ from aftexport.recognition.patterns.pattern import Rewrite, Subject
 
 
 def match(subject: Subject) -> Rewrite | None:
-    """AFT-simple, AFT-local or AFT-full; see ``Pattern``."""
+    """Return AFT-simple, AFT-local or AFT-full; see ``Pattern``."""
     mean = weighted_mean(subject)
     if mean is None:
         return None

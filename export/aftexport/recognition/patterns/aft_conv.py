@@ -1,10 +1,10 @@
-"""AFT-conv, by its formula: what is summed over a window is added to what is summed over all keys.
+"""The pattern of AFT-conv: a sum over a window is added to a sum over all keys.
 
     num[b,t,h,d] = sum_j (exp(w[h,j]) - 1) exp(K[b,u,h]) V[b,u,h,d] + sum_v exp(K[b,v,h]) V[b,v,h,d]
     den[b,t,h] = the same without V;  gate(Q[b,t,h,d]) * num[b,t,h,d] / den[b,t,h]
 
-with u = t + j - (s - 1) // 2; causal, u = t + j - (s - 1) and v up to t. A constant does not tell
-that it was an exponential less 1, and need not: every number above -1 is one.
+with u = t + j - (s - 1) // 2; causal, u = t + j - (s - 1) and v up to t. A filter
+may be any constant above -1, since each is an exponential minus 1.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ from aftexport.recognition.read import layout
 
 
 def match(subject: Subject) -> Rewrite | None:
-    """See ``Pattern``."""
+    """Return AFT-conv; see ``Pattern``."""
     factors = subject.formula.factors
     above = [atom for atom, p in factors if p == 1.0 and _has_window(atom)]
     below = [atom for atom, p in factors if p == -1.0 and _has_window(atom)]
@@ -84,7 +84,7 @@ def match(subject: Subject) -> Rewrite | None:
     )
     gating = mean.gating
     if gating is None:
-        raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+        raise NearMissFound("the factor of the mean is neither sigmoid nor tanh of one tensor")
     filters = _filters(numerator, channels, axes_of(keys), causal=causal)
     constants = Product((), outer.coefficient, outer.exponent)
     return _rewrite(mean, gating, filters, multiply(constants, outside))
@@ -127,25 +127,25 @@ def _has_window(atom: Atom) -> bool:
 
 
 def _is_mixed(atom: Atom) -> bool:
-    """Whether something is added to a sum of the keys' weights."""
+    """Return whether other terms are added to a sum of the keys' weights."""
     weighed = [weighs_keys(part) for part in parts(atom) if part.factors]
     return any(weighed) and not all(weighed)
 
 
 def _added(subject: Subject, numerators: Iterable[Atom]) -> str:
-    """The condition that fails for what is added to the sums of the keys' weights."""
-    what = "what is added to the sums over all keys is"
+    """Return the condition that the terms added to sums of the keys' weights fail."""
+    term = "the term that is added to the sums over all keys is"
     mixed = [atom for atom in numerators if _is_mixed(atom)]
     others = [part for atom in mixed for part in parts(atom) if not weighs_keys(part)]
     for convolution in filter(None, (_convolution(v) for part in others for v in leaves(part))):
         if _is_of_each_channel(subject, convolution):
-            return f"{what} a convolution of keys that are padded with something else than zeros"
-        return f"{what} no convolution of each channel alone, of stride 1 and without a bias"
-    return f"{what} not a sum over a window of keys"
+            return f"{term} a convolution of keys with padding other than zeros"
+        return f"{term} not a depthwise convolution of stride 1 without a bias"
+    return f"{term} not a sum over a window of keys"
 
 
 def _convolution(value: ir.Value) -> ir.Node | None:
-    """The convolution that a value is entries of."""
+    """Return the convolution whose entries a value has, None without one."""
     node = value.producer()
     while node is not None and node.op_type in (*layout.FORMULAS, "Gather", "Slice"):
         node = node.inputs[0].producer() if node.inputs[0] is not None else None
@@ -179,7 +179,7 @@ def _keys_and_value(numerator: WindowedSums, denominator: WindowedSums) -> tuple
 def _filters(
     found: WindowedSums, channels: tuple[Axis, ...], own: set[Axis], *, causal: bool
 ) -> NDArray[np.float64]:
-    """``[heads, s]``: the biases of the channels that have keys of their own."""
+    """Return the biases ``[heads, s]`` of the channels that have keys of their own."""
     first, taps = found.offsets[0], len(found.offsets)
     if found.offsets != tuple(range(first, first + taps)):
         raise NearMissFound("the filter is dilated")

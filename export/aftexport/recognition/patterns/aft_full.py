@@ -1,4 +1,4 @@
-"""AFT-full, by its formula:
+"""The pattern of AFT-full:
 
 gate(Q[b,t,c]) * sum_u exp(K[b,u,c] + w[t,u]) V[b,u,c] / sum_u exp(K[b,u,c] + w[t,u])
 """
@@ -19,7 +19,12 @@ from aftexport.recognition.patterns.pattern import (
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """The operator, for a mean with any position bias; ``bias`` where it is a constant."""
+    """Return the operator for a mean with any position bias.
+
+    Args:
+        mean: the mean.
+        bias: the position bias if it is a constant.
+    """
     gating = mean.gating
     if gating is None or not mean.biases.factors:
         return None
@@ -48,6 +53,6 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
 
 
 def is_causal(bias: NDArray[np.float64]) -> bool:
-    """Whether a bias leaves out every key after the query, and no other."""
+    """Return whether a bias leaves out every key after the query, and no other."""
     upper = np.triu(np.ones_like(bias, dtype=bool), 1)
     return bool(upper.any() and (bias[upper] < LOWEST).all() and (bias[~upper] > LOWEST).all())

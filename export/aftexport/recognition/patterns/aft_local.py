@@ -1,9 +1,9 @@
-"""AFT-local, which is AFT-full with a bias that is 0 far from the diagonal:
+"""The pattern of AFT-local, which is AFT-full with a bias that is 0 far from the diagonal:
 
     w[t,u] = w[t,u] where |t - u| < s, else 0
 
-A number added to a whole row of w cancels; so what is the same on all of a row outside the band
-will do for 0.
+A number that is added to a whole row of w cancels. So any number that all of a row outside the
+band shares counts as 0.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from aftexport.recognition.patterns.pattern import LOWEST, Rewrite
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """The operator, where the bias is a constant with a band narrower than itself."""
+    """Return the operator if the bias is a constant with a band narrower than itself."""
     gating = mean.gating
     if gating is None or bias is None:
         return None
@@ -35,7 +35,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
 
 
 def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] | None:
-    """``[Tmax, 2s-1]`` (causal ``[Tmax, s]``) around the diagonal; None where it is no band.
+    """Return ``[Tmax, 2s-1]`` (causal ``[Tmax, s]``) around the diagonal, None without a band.
 
     Rows that are constant throughout have no band either: they are AFT-simple.
     """
@@ -43,7 +43,7 @@ def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] |
     rows = np.arange(tokens)
     distance = np.abs(rows[:, None] - rows)
     counts = distance >= 0 if not causal else rows[:, None] >= rows
-    # What lies farthest from the diagonal is outside, if anything is.
+    # The entries farthest from the diagonal are outside the band, if any are.
     farthest = np.where(rows < tokens - 1 - rows, tokens - 1, 0) if not causal else 0 * rows
     outside = bias[rows, farthest]
     different = counts & (bias != outside[:, None])
@@ -51,7 +51,7 @@ def band_of(bias: NDArray[np.float64], *, causal: bool) -> NDArray[np.float64] |
         return None
     window = int(distance[different].max()) + 1
     width = window if causal else 2 * window - 1
-    # A row of every width ends in something that is equal to itself.
+    # The last entry of a row always equals itself, so a band needs rows that are longer.
     if width >= tokens or window > tokens - 2:
         return None
     columns = rows[:, None] + np.arange(width) - (window - 1)

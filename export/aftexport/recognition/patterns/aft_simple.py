@@ -1,4 +1,4 @@
-"""AFT-simple, by its formula; a mean without a gate is pooling, and is left alone:
+"""The pattern of AFT-simple; a mean without a gate is pooling and is not rewritten:
 
 gate(Q[b,t,c]) * sum_u softmax_u(K[b,u,c]) V[b,u,c]
 """
@@ -13,7 +13,7 @@ from aftexport.recognition.patterns.pattern import LOWEST, NearMissFound, Rewrit
 
 
 def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | None:
-    """The operator, for a mean whose weights are of the keys alone."""
+    """Return the operator for a mean whose weights depend only on keys."""
     causal = mean.causal
     if mean.biases.factors:
         if bias is None or not _only_leaves_out(bias):
@@ -22,7 +22,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
     check_tokens(mean.subject, mean.tokens, mean.summed, mean.keys)
     gating = mean.gating
     if gating is None:
-        raise NearMissFound("what multiplies the mean is neither sigmoid nor tanh of one tensor")
+        raise NearMissFound("the factor of the mean is neither sigmoid nor tanh of one tensor")
     if gating[0] == "none" and not causal:
         return None
     return Rewrite(
@@ -36,7 +36,7 @@ def rewrite(mean: WeightedMean, bias: NDArray[np.float64] | None) -> Rewrite | N
 
 
 def _only_leaves_out(bias: NDArray[np.float64]) -> bool:
-    """Whether each row is constant, but for keys that come after the query in all rows or none."""
+    """Return whether rows are constant, apart from keys after the query in all rows or none."""
     lower = np.tril(np.ones_like(bias, dtype=bool))
     left_out = bias < LOWEST
     if left_out.any() and not np.array_equal(left_out, ~lower):

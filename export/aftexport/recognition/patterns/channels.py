@@ -1,4 +1,4 @@
-"""Which axes of a tensor are channels: those that a layer below it has made."""
+"""The channels of a tensor: the axes that the layer below it makes."""
 
 import onnx_ir as ir
 
@@ -20,11 +20,11 @@ _CHANNELS_LAST = ("Einsum", "Gemm", "LayerNormalization", "MatMul")
 _RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _PARTS = ("Concat", "Gather", "Pad", "Slice", "Split")
 _MAX_NODES_BELOW = 12
-"""Nodes between a tensor and the layer that made its channels."""
+"""The most nodes between a tensor and the layer that makes its channels."""
 
 
 def channel_axes(product: Product, reader: Reader) -> set[Axis]:
-    """Return the axes of a formula that are known to be channels: those that a layer makes.
+    """Return the axes of a formula that are known to be channels, since a layer makes them.
 
     Args:
         product: the formula.
@@ -51,7 +51,7 @@ def _of_leaf(leaf: Leaf, reader: Reader) -> set[Axis]:
 
 
 def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
-    """The channels, of axes of ``dims``, that the layer below ``value`` made."""
+    """Return the axes of ``dims`` that are channels of the layer below ``value``."""
     parts: list[tuple[Dims, Dims]] = []
     for _ in range(_MAX_NODES_BELOW):
         node = value.producer()
@@ -59,7 +59,7 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
             return set()
         if node.op_type in (*_CHANNELS_SECOND, *_CHANNELS_LAST):
             found = set(flat(dims[1 if node.op_type in _CHANNELS_SECOND else -1]))
-            # A part of channels is channels.
+            # Parts of channels are channels.
             for whole, part in reversed(parts):
                 for axes, own in zip(whole, part, strict=True):
                     found |= {*flat(own)} if found & {*flat(axes)} else set()
@@ -75,7 +75,7 @@ def _made_below(value: ir.Value, dims: Dims, reader: Reader) -> set[Axis]:
 
 
 def _dims_below(node: ir.Node, below: ir.Value, dims: Dims, reader: Reader) -> Dims:
-    """The dims of what a node reads, where its output has ``dims``; raises Unreadable."""
+    """Return the dims of the input of a node whose output has ``dims``; raises Unreadable."""
     shape = reader.shape(below)
     if node.op_type == "Transpose":
         order = node.attributes.get_ints("perm", list(reversed(range(len(dims)))))

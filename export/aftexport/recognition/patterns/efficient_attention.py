@@ -1,4 +1,4 @@
-"""Efficient Attention, by its formula; the other axes are another function:
+"""The pattern of Efficient Attention; a softmax over other axes is another function:
 
 scale * sum_du softmax_d(Q[b,t,h,d]) softmax_u(K[b,u,h,d]) V[b,u,h,e]
 """
@@ -28,7 +28,7 @@ from aftexport.recognition.patterns.weights import applied_function, summed_toke
 
 
 def match(subject: Subject) -> Rewrite | None:
-    """See ``Pattern``."""
+    """Return Efficient Attention; see ``Pattern``."""
     formula = subject.formula
     numerators, outer = sums(formula.factors, 1.0), sums(formula.factors, -1.0)
     if len(numerators) != 1 or len(formula.factors) != 1 + len(outer):
@@ -105,7 +105,7 @@ def _rewrite(
 
 
 def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
-    """Raises NearMissFound where query or key has a softmax, and the other has none."""
+    """Raise NearMissFound if only one of query and key has a softmax."""
     body, bound = numerator.body, flat(numerator.axes)
     found = aligned(normalizers[0], body, bound) if len(normalizers) == 1 else None
     if found is None or not found[1] < set(bound):
@@ -120,25 +120,25 @@ def _refuse_one_softmax(numerator: Sum, normalizers: Sequence[Sum]) -> None:
     if normalizers[0] not in sums(body.factors, -1.0):
         if function is not None:
             raise NearMissFound(f"the softmax of the keys goes through {function}")
-        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
+        raise NearMissFound("the keys are not normalized by a softmax over the tokens")
     if others & free(found[0]):
         if function is not None:
             raise NearMissFound(f"the softmax of the query goes through {function}")
-        raise NearMissFound("the query is not normalised by a softmax over its channels")
+        raise NearMissFound("the query is not normalized by a softmax over its channels")
 
 
 def _refuse_one_exponential(numerator: Sum, tokens: set[Axis]) -> None:
-    """Raises NearMissFound where both softmaxes are of the keys, or of the query."""
+    """Raise NearMissFound if both softmaxes are of the keys, or of the query."""
     exponentials = [atom for atom, _ in numerator.body.factors if isinstance(atom, Exp)]
     of_keys = [bool(free(as_product(atom)) & tokens) for atom in exponentials]
     if tokens and all(of_keys):
-        raise NearMissFound("the query is not normalised by a softmax over its channels")
+        raise NearMissFound("the query is not normalized by a softmax over its channels")
     if tokens and not any(of_keys):
-        raise NearMissFound("the keys are not normalised by a softmax over the tokens")
+        raise NearMissFound("the keys are not normalized by a softmax over the tokens")
 
 
 def _is_of_weights(body: Product) -> bool:
-    """Whether a formula is exponentials, of which a mask may leave some out."""
+    """Return whether a formula is a product of exponentials and masks."""
     atoms = [atom for atom, _ in body.factors]
     exponentials = [atom for atom in atoms if isinstance(atom, Exp)]
     return bool(exponentials) and all(isinstance(a, Exp | Indicator) for a in atoms)

@@ -1,4 +1,4 @@
-"""Which function of one tensor a factor is, however it is written: told by running it."""
+"""Elementwise functions of one tensor, classified by running them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,9 +19,17 @@ def classified(
     factor: Factor,
     functions: Mapping[str, Elementwise],
 ) -> tuple[str, Product] | None:
-    """Which of some functions of one tensor a factor is, however it is written, and of what.
+    """Return the name and the argument of the elementwise function that a factor is.
 
-    The nodes it comes from are run on numbers that tell the functions apart.
+    The nodes that compute the factor are run on numbers that distinguish the functions.
+
+    Args:
+        subject: the value.
+        factor: a factor of the value.
+        functions: the known functions by name.
+
+    Returns:
+        None if the factor is none of the functions.
     """
     atom, exponent = factor
     value, dims = getattr(atom, "value", None), getattr(atom, "dims", ())
@@ -34,7 +42,7 @@ def classified(
             if list(part.inputs) != [argument]:
                 continue
             found = run_once(runner(part, subject.opset), {str(argument.name): _GRID})
-        except Exception:  # an evaluator of others: not every node runs on a vector of numbers
+        except Exception:  # the evaluator of onnx, which fails on some vectors
             continue
         with np.errstate(all="ignore"):
             found = found**exponent
@@ -47,32 +55,32 @@ def classified(
 
 
 _MAX_NODES = 256
-"""Of a function of one tensor; more are a graph that has other inputs."""
+"""The most nodes of a function of one tensor; a part with more has other inputs."""
 _GRID = np.array([-700, -88, -50, -10, -3, -1, -0.5, -1e-3, 0, 1e-3, 0.5, 1, 3, 10, 20, 50, 700.0])
 
 
 def _upstream(value: ir.Value, shape: tuple[int, ...], probed: ProbedGraph) -> list[ir.Value]:
-    """What a value is computed from entry by entry, the farthest first."""
+    """Return the tensors of one shape that a value is computed from, the farthest first."""
     found: dict[ir.Value, None] = {}
 
     def walk(of: ir.Value, depth: int) -> None:
         node = of.producer()
         if node is None or depth > 8:
             return
-        for given in node.inputs:
-            if given is None or given in found or not probed.is_float(given):
+        for source in node.inputs:
+            if source is None or source in found or not probed.is_float(source):
                 continue
-            array = probed.runs[0].get(str(given.name))
+            array = probed.runs[0].get(str(source.name))
             if array is not None and array.shape == shape:
-                walk(given, depth + 1)
-                found[given] = None
+                walk(source, depth + 1)
+                found[source] = None
 
     walk(value, 0)
     return list(found)
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x))."""
     result: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x))
     return result
 
@@ -81,5 +89,5 @@ GATES: dict[str, Elementwise] = {"sigmoid": sigmoid, "tanh": np.tanh}
 
 
 def gate(subject: Subject, factors: Sequence[Factor]) -> tuple[str, Product] | None:
-    """The gate that factors are, and its query; None where they are no gate."""
+    """Return the gate that factors are and its query, None if they are not a gate."""
     return classified(subject, factors[0], GATES) if len(factors) == 1 else None

@@ -1,12 +1,11 @@
-"""Fastformer's additive attention, by its formula; the second pooling is of P, not of K:
+"""The pattern of Fastformer's additive attention; the second pooling is of P, not of K:
 
     g[b,h,d] = sum_u softmax_u(Q Wa + m)[b,u,h] Q[b,u,h,d];  P[b,t,h,d] = K[b,t,h,d] g[b,h,d]
     V[b,t,h,d] * sum_u softmax_u(P Wb + m)[b,u,h] P[b,u,h,d]
 
-The operator knows no mask m. Where there is one it rides in one head more, of which nothing else
-is used: in a channel of the query that every logit reads, and in one of the key that meets a query
-of 1. To copy query and key beside it takes about what the operator saves, and more where a document
-does not fit the caches.
+The operator has no mask m. A mask is passed in one additional head: in a channel of the query that
+every logit reads, and in a channel of the key that meets a query of 1. The copies of query and key
+take about as long as the operator saves, and longer if a document exceeds the caches.
 """
 
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ from aftexport.recognition.patterns.pattern import (
 
 @dataclass(frozen=True)
 class _Pooling:
-    """A softmax over tokens of ``logits``, what is left of its weights, and what it averages."""
+    """A softmax over tokens of ``logits``, the mask of its weights, and the pooled factors."""
 
     logits: Product
     mask: Product
@@ -73,7 +72,7 @@ class _Logits:
 
 
 def match(subject: Subject) -> Rewrite | None:
-    """See ``Pattern``."""
+    """Return Fastformer; see ``Pattern``."""
     poolings = _poolings(subject)
     if len(poolings) == 1:
         _refuse_pooled_keys(subject, poolings[0])
@@ -88,17 +87,17 @@ def match(subject: Subject) -> Rewrite | None:
     if not outside or not tokens or not channels:
         return None
     batch, heads_only = heads_of(subject, tuple(heads))
-    # The first pooling is the one whose logits are of what it pools.
+    # The logits of the first pooling are a function of the factors that it pools.
     for first in poolings:
         alpha = _logits(subject, first, first.pooled, heads_only, channels)
         if alpha is not None:
             break
     else:
-        raise NearMissFound("the logits of neither pooling are a linear layer of what is pooled")
+        raise NearMissFound("the logits of neither pooling are a linear layer of the pooled tensor")
     second = next(pooling for pooling in poolings if pooling is not first)
     beta = _logits(subject, second, multiply(second.pooled, first.formula), heads_only, channels)
     if not all(are_conditions(pooling.mask) for pooling in poolings):
-        raise NearMissFound("the weights of tokens are multiplied by something else than a mask")
+        raise NearMissFound("the weights of tokens are multiplied by a tensor that is not a mask")
     if beta is None:
         raise NearMissFound("the second logits are not of keys times the pooled query")
     if not all(same_size(tokens, (p.summed,)) for p in poolings):
@@ -134,7 +133,7 @@ def _rewrite(
     query = Operand(first.pooled, (batch, (first.summed,), packed_channels), beside=beside[0])
     values = Operand(value, (batch, tokens, packed_channels), beside=beside[2])
     if len(tokens) == 1 and key(substitute(value, {tokens[0]: first.summed})) == key(first.pooled):
-        values = query  # as in the paper; what is beside it does not matter
+        values = query  # as in the paper; the additional head does not matter
     return Rewrite(
         "fastformer",
         "Fastformer",
@@ -152,7 +151,7 @@ def _rewrite(
 
 
 def _with_head(weight: NDArray[np.float64], width: int, row: int) -> NDArray[np.float64]:
-    """Weights of one head more, a channel of which adds to the logits of all the others."""
+    """Return weights with an additional head, one channel of which adds to all other logits."""
     channels, heads = weight.shape
     wide = np.zeros((channels + width, heads + 1))
     wide[:channels, :heads] = weight
@@ -182,7 +181,7 @@ def _poolings(subject: Subject) -> list[_Pooling]:
 
 
 def _refuse_pooled_keys(subject: Subject, pooling: _Pooling) -> None:
-    """Raises NearMissFound where logits are of keys times a pooled query, but keys are pooled."""
+    """Raise NearMissFound if logits are of keys times a pooled query, but keys are pooled."""
     for value in leaves(pooling.logits):
         reader = subject.reader.blank_copy()
         formula = reader.read(value, reader.new_dims(value), through_linear=True)
@@ -204,7 +203,7 @@ def _logits(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> _Logits | None:
-    """Takes logits apart, where they are a linear layer of ``expected``."""
+    """Return logits as weight and mask, None if they are not a linear layer of ``expected``."""
     terms = additive_terms(subject, pooling.logits, pooling.mask)
     for term in terms:
         if len(term.factors) != 1 or not isinstance(term.factors[0][0], Leaf):
@@ -233,7 +232,7 @@ def _weight(
     inner = single_atom(formula)
     terms = inner.terms if isinstance(inner, Plus) else (formula,)
     products = [t for t in terms if sums(t.factors, 1.0) and len(t.factors) == 1]
-    # A bias adds one number to the logits of all tokens, which drops out of the softmax.
+    # A bias adds one number to the logits of all tokens, which cancels in the softmax.
     if len(products) != 1 or any(summed in free(t) for t in terms if t is not products[0]):
         return None
     total = products[0].factors[0][0]
@@ -257,7 +256,7 @@ def _same_input(
     heads: tuple[Axis, ...],
     channels: tuple[Axis, ...],
 ) -> tuple[Axis, ...] | None:
-    """The axes of ``weight`` that stand for those of ``expected``, if that is what it weighs."""
+    """Return the axes of ``weight`` for those of ``expected``, None if it multiplies others."""
     outputs = {*heads} & free(as_product(weight))
     inputs = tuple(a for dim in weight.dims for a in flat(dim) if a not in outputs)
     for own in ((*heads, *channels), channels):
@@ -281,7 +280,7 @@ def _same_input(
 def _matrix(
     weight: Leaf, array: NDArray[np.generic], inputs: tuple[Axis, ...], heads: tuple[Axis, ...]
 ) -> NDArray[np.float64]:
-    """``[heads and channels, heads]``; a weight that all heads share stands on a diagonal."""
+    """Return ``[heads and channels, heads]``, block-diagonal for a weight that heads share."""
     order = [a for dim in weight.dims for a in flat(dim)]
     if array.size != size_of(order):
         raise Unreadable("a weight has another size than its axes")

@@ -1,4 +1,4 @@
-"""Linear attention, by its formula, with or without eps; causal, sums run up to u = t:
+"""The pattern of linear attention, with or without eps; causal sums run up to u = t:
 
 sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) V[b,u,h,e] / (sum_du phi(Q[b,t,h,d]) phi(K[b,u,h,d]) + eps)
 """
@@ -52,7 +52,7 @@ FEATURE_MAPS: dict[str, Elementwise] = {
     "relu": lambda x: np.maximum(x, 0.0),
 }
 _LOWEST = -10.0
-"""Below it elu(x) + 1, as it is written, has lost five digits of exp(x) in float64 or more."""
+"""The lowest x for which elu(x) + 1 keeps enough digits of exp(x) in float64."""
 _SMALL_EPS = (
     f"eps is {{:g}} in the graph; {MIN_EPS:g}, the smallest that is safe in float32, is written."
     " Where the normalizer is 0 the result is 0, and was NaN if eps was 0"
@@ -60,7 +60,7 @@ _SMALL_EPS = (
 
 
 def match(subject: Subject) -> Rewrite | None:
-    """See ``Pattern``."""
+    """Return linear attention; see ``Pattern``."""
     formula = subject.formula
     _refuse_other_parts(subject)
     numerators = sums(formula.factors, 1.0)
@@ -197,7 +197,7 @@ def _check_roles(parts: _Parts) -> str | None:
 def _check_key_mask(parts: _Parts) -> str | None:
     refuse_input_weights(parts.mask)
     if len(parts.query.factors) != 1 or len(parts.key.factors) != 1:
-        return "the features are multiplied by something else than a mask of keys"
+        return "the features are multiplied by a tensor that is not a mask of keys"
     return None
 
 
@@ -267,7 +267,7 @@ def _rewrite(parts: _Parts) -> Rewrite:
 
 
 def _refuse_changed_keys(total: Sum) -> None:
-    """Raises NearMissFound where numbers are added to the sum of the keys that queries read."""
+    """Raise NearMissFound if numbers are added to the sum of keys that queries multiply."""
     for atom, _ in total.body.factors:
         terms = atom.terms if isinstance(atom, Plus) else ()
         constants = [term.coefficient for term in terms if not term.factors]
@@ -279,7 +279,7 @@ def _refuse_changed_keys(total: Sum) -> None:
 
 
 def _refuse_masked_denominator(atom: Atom) -> None:
-    """Raises NearMissFound where a sum below is multiplied by something before eps is added."""
+    """Raise NearMissFound if factors multiply the denominator before eps is added."""
     for term in atom.terms if isinstance(atom, Plus) else ():
         others = [a for a, _ in term.factors if not isinstance(a, Sum)]
         if not sums(term.factors, 1.0) or not others:
@@ -294,7 +294,7 @@ def _refuse_masked_denominator(atom: Atom) -> None:
 
 
 def _refuse_other_parts(subject: Subject) -> None:
-    """Raises NearMissFound where what divides is a part of such a product, but of which values?"""
+    """Raise NearMissFound if the denominator is cut out of a product of features and values."""
     for factor in subject.formula.factors:
         for leaf in leaves(Product((factor,))) if factor[1] == -1.0 else ():
             node = leaf.producer()
@@ -320,7 +320,7 @@ def _is_causal_mask(subject: Subject, atom: Atom) -> bool:
 
 
 def _is_lower(subject: Subject, atom: Atom) -> bool:
-    """Whether an atom is a constant of ones up to the diagonal and zeros after it."""
+    """Return whether an atom is a constant of ones up to the diagonal and zeros after it."""
     if not isinstance(atom, Leaf | Indicator):
         return False
     array = whole(atom.value, subject.probed)

@@ -1,7 +1,7 @@
-"""Factors of a result that no operator takes, and that multiply the operator's result instead.
+"""Outside factors, which no operator has an input for and which multiply its result instead.
 
-They are the same for all keys: a mask of query rows, numbers that a value, a head or a channel is
-scaled by, and tensors without channels.
+They are the same for all keys: masks of query rows, scales of values, heads or channels, and
+tensors without channels.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from aftexport.recognition.read import layout
 
 
 def without_outside(subject: Subject) -> tuple[Subject, Product]:
-    """Return a subject less its outside factors, and these.
+    """Return a subject without its outside factors, and these factors.
 
     Under a mask of rows that mask is 1 everywhere else, so it leaves the denominators too:
     ``m n / (m d + eps) = m n / (d + eps)``.
@@ -46,7 +46,7 @@ def _is_outside(subject: Subject, atom: Atom, power: float) -> bool:
 
 
 def _is_integer(subject: Subject, atom: Atom) -> bool:
-    """Whether an atom is an input of integers, which is taken for 0 and 1 where it is a mask."""
+    """Return whether an atom is an input of integers, which as a mask is read as 0 and 1."""
     node = atom.value.producer() if isinstance(atom, Leaf) else None
     while node is not None and node.op_type in ("Cast", *layout.FORMULAS):
         source = node.inputs[0]
@@ -57,7 +57,7 @@ def _is_integer(subject: Subject, atom: Atom) -> bool:
 
 
 def _where_true(atom: Atom, names: set[str]) -> Atom:
-    """A sum with the conditions of these names taken for true."""
+    """Return a sum without its conditions of these names."""
     if not isinstance(atom, Plus) or not names:
         return atom
     terms = tuple(

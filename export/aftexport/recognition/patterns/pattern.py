@@ -1,4 +1,4 @@
-"""What the patterns of the mechanisms share: what a match says, and what speaks against one."""
+"""Rewrites, subjects and conditions that the patterns of the mechanisms share."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from aftexport.recognition.read.reader import Reader
 
 Factor = tuple[Atom, float]
 LOWEST = -1e30
-"""A bias this low leaves a key out, whatever the key."""
+"""The highest bias that leaves any key out."""
 
 
 class NearMissFound(Exception):  # noqa: N818, an outcome and not an error
@@ -43,12 +43,12 @@ class Operand:
     """A tensor input of an operator.
 
     Attributes:
-        formula: what it is.
-        groups: its dims.
-        weights: factors whose logarithm is added to it.
-        floored: it may hold -inf, which the operators do not take.
-        beside: what stands in the first channels of the head that is added.
-        is_spread: axes of ``groups`` that the formula lacks repeat it; they are fixed.
+        formula: the formula of the tensor.
+        groups: the dims of the tensor.
+        weights: the factors whose logarithm is added to the formula.
+        floored: whether it may hold -inf, which the operators do not accept.
+        beside: the first channels of the additional head.
+        is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
     """
 
     formula: Product
@@ -64,17 +64,17 @@ class Rewrite:
     """An operator that computes a value.
 
     Attributes:
-        mechanism: the stem of its file.
-        op_type: of the domain.
-        operands: all inputs but ``lengths``, in order; an array is a constant.
-        attributes: of the operator.
-        groups: the dims of its output.
-        opened: leaves whose producers belong to what is replaced.
-        extra_head: operands get one head more, and the output loses it again.
-        lowest: of a tensor, where the original itself loses its digits below.
-        outside: the product that multiplies the operator's result.
-        proven: attributes that the original is compared with, where others are written.
-        note: why others are written, and to what effect.
+        mechanism: the stem of the mechanism's file.
+        op_type: the operator of the domain.
+        operands: all inputs except ``lengths``, in order; an array is a constant.
+        attributes: the attributes of the operator.
+        groups: the dims of the output.
+        opened: the leaves whose producers are replaced too.
+        extra_head: whether operands have an additional head, which the output loses again.
+        lowest: the lowest values of tensors at which the original keeps its digits.
+        outside: the product that multiplies the result of the operator.
+        proven: the attributes to compare the original with, if they differ from the written ones.
+        note: the reason and the effect of such a difference.
     """
 
     mechanism: str
@@ -95,11 +95,11 @@ class Subject:
     """A value of the graph that patterns are held against.
 
     Attributes:
-        formula: what it is.
-        dims: of its own axes.
-        reader: that read it.
-        measured: the graph's values.
-        opset: of the standard operators.
+        formula: the formula of the value.
+        dims: the dims of the value.
+        reader: the reader that read the value.
+        probed: the probed values of the graph.
+        opset: the opset of the standard operators.
     """
 
     formula: Product
@@ -115,14 +115,14 @@ class Subject:
 
 
 Pattern = Callable[[Subject], Rewrite | None]
-"""Returns what computes the subject, None where it is something else.
+"""A function that returns the rewrite of a subject, None for another formula.
 
-Raises NearMissFound where it is nearly the mechanism.
+It raises NearMissFound if only one condition of the mechanism fails.
 """
 
 
 def is_condition(atom: Atom) -> bool:
-    """Whether an atom is a mask, or made of masks by and, or, not: 1 or 0."""
+    """Return whether an atom is a mask, or composed of masks by and, or, not."""
     if isinstance(atom, Indicator):
         return True
     if not isinstance(atom, Plus) or len(atom.terms) != 2:
@@ -133,37 +133,37 @@ def is_condition(atom: Atom) -> bool:
 
 
 def are_conditions(product: Product) -> bool:
-    """Whether a product is of masks alone."""
+    """Return whether a product has only masks as factors."""
     return all(is_condition(atom) for atom, _ in product.factors)
 
 
 def sums(factors: Iterable[Factor], power: float) -> list[Sum]:
-    """The sums over axes that occur with a power."""
+    """Return the sums over axes that occur with a power."""
     return [atom for atom, p in factors if isinstance(atom, Sum) and p == power]
 
 
 def within(part: Product, whole: Product) -> bool:
-    """Whether every factor of ``part`` is one of ``whole``, to the same power."""
+    """Return whether every factor of ``part`` is one of ``whole``, to the same power."""
     names = {key(Product((f,))) for f in whole.factors}
     return all(key(Product((f,))) in names for f in part.factors)
 
 
 def without(whole: Product, part: Product) -> Product:
-    """``whole`` less the factors of ``part``."""
+    """Return ``whole`` without the factors of ``part``."""
     names = {key(Product((f,))) for f in part.factors}
     factors = tuple(f for f in whole.factors if key(Product((f,))) not in names)
     return Product(factors, whole.coefficient, whole.exponent)
 
 
 def renamings(of: Sequence[Axis], to: Sequence[Axis]) -> Iterator[dict[Axis, Axis]]:
-    """Every way to call the axes ``of`` by those ``to`` of the same sizes."""
+    """Yield every renaming of the axes ``of`` to axes in ``to`` of the same sizes."""
     for chosen in itertools.permutations(to, len(of)):
         if all(a.sizes == b.sizes for a, b in zip(of, chosen, strict=True)):
             yield dict(zip(of, chosen, strict=True))
 
 
 def aligned(total: Sum, body: Product, bound: Sequence[Axis]) -> tuple[Product, set[Axis]] | None:
-    """The summand of ``total`` as factors of ``body``, and which axes of ``bound`` it sums."""
+    """Return the summand of ``total`` as factors of ``body``, and the axes of ``bound`` it sums."""
     for names in renamings(flat(total.axes), flat(bound)):
         part = substitute(total.body, names)
         if within(part, body):
@@ -172,7 +172,7 @@ def aligned(total: Sum, body: Product, bound: Sequence[Axis]) -> tuple[Product, 
 
 
 def fixed_sum(product: Product) -> tuple[Sum, float, float] | None:
-    """``scale * (sum + constant)`` as the sum, the constant and the scale."""
+    """Return the sum, the constant and the scale of ``scale * (sum + constant)``, else None."""
     if len(product.factors) != 1 or product.factors[0][1] != 1.0:
         return None
     atom = product.factors[0][0]
@@ -191,14 +191,14 @@ def fixed_sum(product: Product) -> tuple[Sum, float, float] | None:
 
 
 def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
-    """Raises NearMissFound where a denominator is a sum with something done to it."""
+    """Raise NearMissFound if terms are added to a denominator, or a function is applied to it."""
     for atom, p in factors:
         if p != -1.0:
             continue
         if isinstance(atom, Plus) and any(sums(t.factors, 1.0) for t in atom.terms):
             constants = [t.coefficient for t in atom.terms if not t.factors]
-            what = f"{constants[0]:.3g} is" if constants else "something is"
-            raise NearMissFound(f"{what} added to the denominator")
+            added = f"{constants[0]:.3g}" if constants else "a term"
+            raise NearMissFound(f"{added} is added to the denominator")
         for term in atom.terms if isinstance(atom, Plus) else (as_product(atom),):
             inner = single_atom(term)
             if isinstance(inner, Function) and any(sums(a.factors, 1.0) for a in inner.arguments):
@@ -206,7 +206,7 @@ def refuse_changed_denominator(factors: Iterable[Factor]) -> None:
 
 
 def refuse_input_weights(weights: Product) -> None:
-    """Raises NearMissFound where numbers that the graph is given weigh the keys."""
+    """Raise NearMissFound if an input of numbers multiplies the weights of keys."""
     for atom, _ in weights.factors:
         if (
             isinstance(atom, Leaf)
@@ -220,20 +220,22 @@ def refuse_input_weights(weights: Product) -> None:
 
 
 def refuse_clamped(logits: Product) -> None:
-    """Raises NearMissFound where what is exponentiated is clamped."""
+    """Raise NearMissFound if the argument of an exponential is clamped."""
     for atom, _ in logits.factors:
         argument = atom.argument if isinstance(atom, Exp) else Product()
         for inner, _ in argument.factors:
             if isinstance(inner, Function) and inner.name.startswith(("Clip", "Max", "Min")):
                 raise NearMissFound("the keys are clamped before the exponential")
             if isinstance(inner, Max):
-                raise NearMissFound("a maximum is subtracted that is not over the tokens alone")
+                raise NearMissFound(
+                    "a maximum is subtracted that is over other axes than the tokens"
+                )
 
 
 def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
-    """Raises NearMissFound for a maximum over other axes than a denominator sums.
+    """Raise NearMissFound for a maximum over other axes than a denominator sums.
 
-    In exact numbers it may cancel, but what it is subtracted from underflows elsewhere.
+    It may cancel in exact arithmetic, but other exponentials underflow.
     """
     for maximum in subject.reader.maxima:
         axes = flat(maximum.axes)
@@ -245,11 +247,11 @@ def check_maxima(subject: Subject, denominators: Iterable[Sum]) -> None:
             for names in renamings(axes, flat(total.axes))
         )
         if not any(fits):
-            raise NearMissFound("a maximum is subtracted that is not over the summed axis alone")
+            raise NearMissFound("a maximum is subtracted that is over other axes than the sum")
 
 
 def leaves(formula: Product) -> list[ir.Value]:
-    """The tensors a formula without sums rests on."""
+    """Return the tensors that a formula is made of, except within sums and maxima."""
     found: dict[ir.Value, None] = {}
     for atom, _ in formula.factors:
         if isinstance(atom, Leaf | Indicator):
@@ -260,7 +262,7 @@ def leaves(formula: Product) -> list[ir.Value]:
 
 
 def logits_of(factors: Product) -> Product:
-    """The logarithm of a product of exponentials."""
+    """Return the logarithm of a product of exponentials."""
     terms = [
         Product(atom.argument.factors, p) for atom, p in factors.factors if isinstance(atom, Exp)
     ]
@@ -268,14 +270,14 @@ def logits_of(factors: Product) -> Product:
 
 
 def holds_infinity(formula: Product, probed: ProbedGraph) -> bool:
-    """Whether a tensor of the formula held what leaves a key out, in a run."""
+    """Return whether a tensor of the formula held a number that leaves a key out in a run."""
     for atom, _ in formula.factors:
         value = getattr(atom, "value", None)
         if value is not None:
             arrays = [probed.constant(value)]
             arrays += [run.get(str(value.name)) for run in (*probed.runs, *probed.edge_runs)]
-            given = [a for a in arrays if a is not None and a.size]
-            if any(np.min(a.astype(np.float64)) < LOWEST for a in given):
+            kept = [a for a in arrays if a is not None and a.size]
+            if any(np.min(a.astype(np.float64)) < LOWEST for a in kept):
                 return True
         if isinstance(atom, Plus) and any(holds_infinity(t, probed) for t in atom.terms):
             return True
@@ -283,12 +285,12 @@ def holds_infinity(formula: Product, probed: ProbedGraph) -> bool:
 
 
 def size_of(axes: Iterable[Axis]) -> int:
-    """How many entries fixed axes have together."""
+    """Return the number of entries of fixed axes together."""
     return int(np.prod([axis.sizes[0] for axis in axes], dtype=np.int64))
 
 
 def same_size(first: Iterable[Axis], second: Iterable[Axis]) -> bool:
-    """Whether axes have as many entries together, in every run."""
+    """Return whether axes have as many entries together, in every run."""
 
     def total(axes: Iterable[Axis]) -> list[int]:
         return [int(np.prod(sizes)) for sizes in zip(*(a.sizes for a in axes), strict=True)]
@@ -297,12 +299,12 @@ def same_size(first: Iterable[Axis], second: Iterable[Axis]) -> bool:
 
 
 def single(product: Product) -> Factor | None:
-    """The one factor of a formula."""
+    """Return the one factor of a formula, None if it has several."""
     return product.factors[0] if len(product.factors) == 1 else None
 
 
 def by_dependence(product: Product, axes: set[Axis]) -> tuple[Product, Product]:
-    """The factors that depend on one of some axes, and those that do not."""
+    """Return the factors that depend on one of some axes, and those that do not."""
     depending = tuple(f for f in product.factors if free(as_product(f[0])) & axes)
     rest = tuple(f for f in product.factors if f not in depending)
     return Product(depending), Product(rest)

@@ -1,4 +1,4 @@
-"""The weights of a sum over tokens, as the reasons for leaving such a sum alone tell of them."""
+"""The weights of a sum over tokens, for the reasons why a sum is not a mechanism."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ PAIR_WEIGHTS = "the weights are of pairs of query and key, as in dot-product att
 
 
 def summed_tokens(subject: Subject, total: Sum) -> set[Axis]:
-    """Return the axes of a sum that can be tokens: those of any size, or else those of no layer."""
+    """Return the axes of a sum that can be tokens: dynamic ones, or those that no layer makes."""
     bound = set(flat(total.axes))
     moving = {axis for axis in bound if not axis.is_fixed}
     if moving or any(not axis.is_fixed for axes in subject.dims[1:] for axis in flat(axes)):
@@ -35,7 +35,7 @@ def summed_tokens(subject: Subject, total: Sum) -> set[Axis]:
 
 
 def weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
-    """Return the factors of a sum over tokens without masks: weights, and what they weigh."""
+    """Return the factors of a sum over tokens without masks: weights and values."""
     return [
         atom
         for atom, power in body.factors
@@ -47,14 +47,14 @@ def weighed(body: Product, tokens: set[Axis]) -> list[Atom]:
 
 
 def has_values(body: Product, tokens: set[Axis]) -> bool:
-    """Return whether a sum of exponentials over tokens is of inputs beside them."""
+    """Return whether a sum of exponentials over tokens has values that depend on inputs."""
     return any(
         not isinstance(a, Exp) and depends_on_inputs_within(a) for a in weighed(body, tokens)
     )
 
 
 def depends_on_inputs_within(atom: Atom) -> bool:
-    """Return whether an atom depends on the numbers that the graph is given."""
+    """Return whether an atom depends on the numbers in the inputs."""
     return any(
         isinstance(inner, Leaf | Indicator) and depends_on_inputs(inner.value)
         for inner in atoms_within(atom)
@@ -69,7 +69,7 @@ def rows_of(subject: Subject, total: Sum, tokens: set[Axis]) -> set[Axis]:
 
 
 def has_pairs(subject: Subject) -> bool:
-    """Return whether a value is a sum over tokens whose weights rest on queries and keys."""
+    """Return whether a value is a sum over tokens with weights of pairs of query and key."""
     return any(
         are_pairs(subject, total, tokens)
         for total in sums(subject.formula.factors, 1.0)
@@ -78,9 +78,9 @@ def has_pairs(subject: Subject) -> bool:
 
 
 def are_pairs(subject: Subject, total: Sum, tokens: set[Axis]) -> bool:
-    """Return whether weights in a sum rest on the row of the result, and on the key's.
+    """Return whether weights in a sum depend on the row of the result and on that of the key.
 
-    Those that are exponentials do, and tensors that have both rows.
+    Such weights are exponentials, and tensors that have both rows.
     """
     rows = rows_of(subject, total, tokens)
     for atom in weighed(total.body, tokens):
@@ -102,7 +102,7 @@ def _depends_on_rows(atom: Atom, rows: set[Axis]) -> bool:
 
 
 def applied_function(atom: Atom) -> str | None:
-    """Return what exponentials or quotients go through before they weigh; None where nothing.
+    """Return the function of exponentials or quotients that makes weights, None without one.
 
     Returns:
         The operator as the reason names it, such as ``Clip``, or ``nan_to_num`` of a guard of NaN.
@@ -126,7 +126,7 @@ def _tells_nan(atom: Atom) -> bool:
 
 
 def atoms_within(atom: Atom) -> Iterator[Atom]:
-    """Yield an atom, and all that it is made of."""
+    """Yield an atom and all atoms that it is made of."""
     yield atom
     for part in parts_of(atom):
         for inner, _ in part.factors:

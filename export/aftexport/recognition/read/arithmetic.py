@@ -1,6 +1,6 @@
-"""Operators on each entry alone that the normal form knows: products, sums, exponentials, masks.
+"""Elementwise operators with a normal form: products, sums, exponentials and masks.
 
-True is 1 and false 0.
+True is 1 and false is 0.
 """
 
 import math
@@ -87,7 +87,7 @@ def _not(reader: Reader, node: ir.Node, dims: Dims) -> Product:
 def _where(reader: Reader, node: ir.Node, dims: Dims) -> Product:
     condition, first, second = reader.arguments(node, dims)
     for truth, kept, other in ((condition, first, second), (negation(condition), second, first)):
-        # What is decided for each entry by itself, as in a ReLU, is a function of the entry.
+        # A condition on the entry itself, as in a ReLU, makes it a function of the entry.
         if other.factors or (kept.factors and free(kept) <= free(truth)):
             continue
         if other.coefficient == 0.0:

@@ -1,7 +1,7 @@
-"""What each standard operator computes, as a formula: a function for each, by its ONNX name.
+"""The functions that read nodes of standard operators as formulas, by ONNX name.
 
-Each takes the reader, the node, and the axes of the dims of the node's output. None says that
-this node is not one to look into; a leaf stands for it.
+Each takes the reader, the node, and the axes of the dims of its output. It returns None for a node
+that is to stay a leaf.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Operators that only move or repeat entries: which axis lies where."""
+"""Operators that only move or repeat entries, read as other dims of the same axes."""
 
 import onnx_ir as ir
 

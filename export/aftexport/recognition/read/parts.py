@@ -1,4 +1,4 @@
-"""Tensors put together along an axis, where a slice takes one of them out again."""
+"""Tensors that are concatenated or padded along an axis and sliced apart again."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,13 @@ from aftexport.recognition.read.reader import Reader, axis_index
 def cut(
     reader: Reader, node: ir.Node, dims: Dims, firsts: Sequence[Sizes]
 ) -> tuple[Dims, dict[Axis, Part]]:
-    """The dims of what a slice reads, and the parts it takes of them where its steps are 1.
+    """Return the dims of the input of a slice, and the parts of them that it takes with step 1.
 
     Args:
-        reader: of the graph.
+        reader: the reader of the graph.
         node: the slice.
-        dims: of what it gives.
-        firsts: for each dim how many entries are before those it takes, in each run.
+        dims: the dims of its output.
+        firsts: the number of entries before the slice, for each dim in each run.
     """
     whole, own = reader.shape(reader.input(node, 0)), reader.shape(node.outputs[0])
     inner = list(dims)
@@ -34,14 +34,14 @@ def cut(
 
 
 def are_read(formula: Product, parts: Mapping[Axis, Part]) -> bool:
-    """Whether a formula has what lies in the parts, and no more of the dims they are parts of."""
+    """Return whether a formula depends only on the parts of dims, and not on whole dims."""
     return bool(parts and formula.factors) and not occurring(formula) & {*flat(parts)}
 
 
 def padded(
     reader: Reader, node: ir.Node, dims: Dims, pads: list[tuple[int, int]], filling: float
 ) -> Product | None:
-    """A part of what has a constant at the end of one axis: what is there, or the constant."""
+    """Read a part of a tensor that is padded with a constant at the end of one axis."""
     changed = [axis for axis, pad in enumerate(pads) if pad != (0, 0)]
     if len(changed) != 1 or pads[changed[0]][0] != 0:
         return None

@@ -1,4 +1,4 @@
-"""Products of tensors: a product of entries, summed over the axes that are contracted."""
+"""Products of tensors, read as sums over the contracted axes of products of entries."""
 
 import onnx_ir as ir
 
@@ -51,7 +51,7 @@ def _einsum(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     left, arrow, right = node.attributes.get_string("equation").replace(" ", "").partition("->")
     terms = left.split(",")
     if "..." in right:
-        # The dims that have no letters, the last of them the same in every term.
+        # The dims without letters; the last of them are shared by all terms.
         rest = [chr(0x3B1 + i) for i in range(len(dims) - len(right) + 3)]
         ranks = [len(reader.shape(v)) for v in node.inputs if v is not None]
         terms = [

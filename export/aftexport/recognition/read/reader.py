@@ -1,9 +1,9 @@
-"""What a value of an ONNX graph is, as a formula over the axes it is asked for.
+"""The reader, which turns a value of an ONNX graph into a formula over given axes.
 
-Reads backwards from a value: transposes, reshapes and broadcasts become which axis lies where,
-every product of tensors becomes a sum over the axis it contracts, softmax becomes exponentials;
-``formulas`` has what each operator is. Where reading ends (inputs, linear layers, norms, anything
-else), a leaf stands.
+It reads backwards from the value. Transposes, reshapes and broadcasts only rearrange axes, a
+product of tensors becomes a sum over the contracted axis, and a softmax becomes exponentials.
+``formulas`` has the function of each operator. Inputs, linear layers, norms and all other values
+at which reading ends become leaves.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,28 +36,28 @@ ELEMENTWISE = frozenset({
     "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
     "ThresholdedRelu",
 })  # fmt: skip
-"""Operators that give numbers of each entry alone, with broadcasting."""
+"""Elementwise operators on numbers, with broadcasting."""
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 _READ_IF_WEIGHTS = ("Conv", "Gather", "GatherND", "Pad")
-"""Operators whose formula depends on whether what they are of ``is_of_weights``."""
+"""Operators that are leaves unless their input ``is_of_weights``."""
 _READ_FIRST_INPUT = frozenset((
     "CumSum", "Expand", "Flatten", "Gather", "GatherND", "Pad", "ReduceLogSumExp", "ReduceMax",
     "ReduceMean", "ReduceSum", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Trilu",
     "Unsqueeze",
 ))  # fmt: skip
-"""Operators whose other inputs say how, and are not read."""
+"""Operators whose other inputs are parameters and are not read."""
 _READ_TWICE = ("LogSoftmax", "Slice", "Softmax")
-"""Operators whose formula reads the first input for itself and once more."""
+"""Operators whose formula reads the first input twice."""
 
 
 class Reader:
-    """Reads one value, and what it rests on, as formulas, while all that stays as it is.
+    """A reader of one value and the values that it is computed from, in an unchanged graph.
 
     Attributes:
-        measured: the graph's values.
-        maxima: every maximum that was read; a match has to account for each.
+        probed: the probed values of the graph.
+        maxima: all maxima that were read; a match must account for each.
         ends: the tensors at which reading ended.
-        parts: axes of dims of which only a part is read.
+        parts: the parts that are read of some axes.
         shapes: the shape operand of each reshape, with the resulting dims.
     """
 
@@ -67,7 +67,7 @@ class Reader:
         """Make a reader that has read nothing.
 
         Args:
-            measured: the graph's values.
+            probed: the probed values of the graph.
             formulas: the formula of each standard operator, by its ONNX name.
             nodes: the nodes of the graph in its order; values of others are leaves.
         """
@@ -84,19 +84,19 @@ class Reader:
         self._within: set[ir.Value] | None = None
         for position, node in enumerate(nodes):
             self._positions.update(dict.fromkeys(node.outputs, position))
-            # From the first node on: each rests on what is known, and not on a chain of others.
+            # In order of the graph, so that each node only needs results that are known.
             for value in self._decisive(node):
                 self._weights(value)
 
     def blank_copy(self) -> "Reader":
-        """One that has read nothing yet, but knows which values are of weights."""
+        """Return a reader that has read nothing, and shares the knowledge of the graph."""
         reader = Reader(self.probed, self._formulas)
         reader._of_weights, reader._positions = self._of_weights, self._positions
         reader._shapes, reader._linear = self._shapes, self._linear
         return reader
 
     def copy(self) -> "Reader":
-        """One that has read the same, and goes on by itself."""
+        """Return an independent reader that has read the same."""
         reader = self.blank_copy()
         reader.maxima, reader.ends, reader.parts = [*self.maxima], {**self.ends}, {**self.parts}
         reader.shapes = [*self.shapes]
@@ -104,16 +104,16 @@ class Reader:
         return reader
 
     def read_output(self, value: ir.Value) -> tuple[Product, Dims]:
-        """A value with an axis of its own for every dim; raises Unreadable."""
+        """Read a value with a new axis for every dim; raises Unreadable."""
         dims = self.new_dims(value)
         return self.read(value, dims), dims
 
     def new_dims(self, value: ir.Value) -> Dims:
-        """An axis for every dim of a value."""
+        """Return a new axis for every dim of a value."""
         return tuple(fresh(sizes) for sizes in self.shape(value))
 
     def shape(self, value: ir.Value) -> list[tuple[int, ...]]:
-        """The sizes of every dim; raises Unreadable where they were not measured."""
+        """Return the sizes of every dim; raises Unreadable if they are not known."""
         if value not in self._shapes:
             shapes = self.probed.shapes(value)
             if shapes is None or len({len(shape) for shape in shapes}) != 1:
@@ -122,15 +122,15 @@ class Reader:
         return self._shapes[value]
 
     def read(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
-        """A value as a formula; what is beyond the ``horizon`` of the first is a leaf.
+        """Read a value as a formula; values beyond the ``horizon`` of the first read are leaves.
 
         Args:
-            value: of the graph.
-            dims: the axes of each of its dims.
-            through_linear: do not stop at a linear layer that ``value`` comes from.
+            value: a value of the graph.
+            dims: the axes of its dims.
+            through_linear: whether to read a linear layer that computes ``value``.
 
         Raises:
-            Unreadable: where a reshape does not come apart into axes.
+            Unreadable: if there is no formula, as for a reshape that splits a dim unevenly.
         """
         array = self.probed.constant(value)
         fixed = self.probed.number(value)
@@ -146,7 +146,7 @@ class Reader:
         if node is None or node.domain not in ("", "ai.onnx") or value not in self._within:
             return self._end(value, dims)
         if node.op_type in _PRODUCTS and not depends_on_inputs(value):
-            # As factors of a position bias, whose sum is over no tokens.
+            # Factors of a position bias have a sum that is not over tokens.
             return self._end(value, dims)
         if node.op_type in (*_PRODUCTS, "Add") and self._is_linear(node):
             if not through_linear:
@@ -173,13 +173,13 @@ class Reader:
             if not (through_linear and level < 2) and self._is_end(node):
                 return []
             uses = 2 if node.op_type in _READ_TWICE else 1
-            given = node.inputs[:1] if node.op_type in _READ_FIRST_INPUT else node.inputs
-            return [(v, uses) for v in given if v is not None]
+            inputs = node.inputs[:1] if node.op_type in _READ_FIRST_INPUT else node.inputs
+            return [(v, uses) for v in inputs if v is not None]
 
         return {value} | within_horizon(value, self._positions, above)
 
     def _is_end(self, node: ir.Node) -> bool:
-        """Whether reading ends at a node by what it is of."""
+        """Return whether reading ends at a node because of its inputs."""
         try:
             if node.op_type in (*_PRODUCTS, "Add"):
                 return self._is_linear(node)
@@ -190,18 +190,18 @@ class Reader:
             return True
 
     def _decisive(self, node: ir.Node) -> list[ir.Value]:
-        """The inputs that decide, by what they are of, whether a node is looked into."""
-        given = [v for v in node.inputs[:2] if v is not None]
+        """Return the inputs that decide whether a node is read."""
+        inputs = [v for v in node.inputs[:2] if v is not None]
         if node.op_type in _READ_IF_WEIGHTS:
-            given = given[:1]
+            inputs = inputs[:1]
         elif node.op_type not in _PRODUCTS:
             return []
-        computed = [v for v in given if self.probed.constant(v) is None]
+        computed = [v for v in inputs if self.probed.constant(v) is None]
         is_one = len(computed) == 1 and self.probed.is_float(computed[0])
         return computed if is_one and node.domain in ("", "ai.onnx") else []
 
     def leaf(self, value: ir.Value, dims: Dims) -> Product:
-        """A value that is not looked into; what it rests on is not varied by itself."""
+        """Return a value as a leaf that is not read further."""
         return as_product(
             Indicator(value, dims) if self.probed.is_boolean(value) else Leaf(value, dims)
         )
@@ -212,7 +212,7 @@ class Reader:
         return self.leaf(value, dims)
 
     def input(self, node: ir.Node, index: int) -> ir.Value:
-        """What a node is given; raises Unreadable where that is left out."""
+        """Return an input of a node; raises Unreadable if the node lacks it."""
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
             raise Unreadable(f"{node.op_type} has no input {index}")
@@ -221,12 +221,12 @@ class Reader:
     def arguments(
         self, node: ir.Node, dims: Dims, *, through_linear: bool = False
     ) -> tuple[Product, ...]:
-        """All that a node is given, each broadcast to ``dims``."""
-        given = (v for v in node.inputs if v is not None)
-        return tuple(self.broadcast(v, dims, through_linear=through_linear) for v in given)
+        """Read all inputs of a node, each broadcast to ``dims``."""
+        inputs = (v for v in node.inputs if v is not None)
+        return tuple(self.broadcast(v, dims, through_linear=through_linear) for v in inputs)
 
     def broadcast(self, value: ir.Value, dims: Dims, *, through_linear: bool = False) -> Product:
-        """A value whose dims, from the last, are ``dims`` or of size 1."""
+        """Read a value whose dims, from the last, are ``dims`` or have size 1."""
         sizes = self.shape(value)
         if len(sizes) > len(dims):
             raise Unreadable(f"{value.name} has more dims than the result that it is broadcast to")
@@ -235,15 +235,15 @@ class Reader:
         return self.read(value, tuple(kept), through_linear=through_linear)
 
     def is_of_weights(self, value: ir.Value) -> bool:
-        """Whether a value is exponentials times something, or windows of such."""
+        """Return whether a value is a product with exponentials, or windows of one."""
         return any(self._weights(value))
 
     def is_windowed(self, value: ir.Value) -> bool:
-        """Whether a value is windows of what ``is_of_weights``."""
+        """Return whether a value is windows of a product with exponentials."""
         return self._weights(value)[1]
 
     def _weights(self, value: ir.Value) -> tuple[bool, bool]:
-        """Whether it is exponentials times something, and whether it is windows of such."""
+        """Return whether a value is a product with exponentials, and whether windows of one."""
         if value not in self._of_weights:
             formula = self.blank_copy().read_separately(value)
             exponentials = any(isinstance(atom, Exp) for atom, _ in formula.factors)
@@ -253,12 +253,12 @@ class Reader:
     def read_separately(
         self, value: ir.Value, dims: Dims | None = None, parts: Mapping[Axis, Part] | None = None
     ) -> Product:
-        """What a value is, with no effect on what was read so far; 1 where no formula is found.
+        """Read a value without effect on this reader; the result is 1 if there is no formula.
 
         Args:
-            value: of the graph.
-            dims: axes that nothing else has; without them new ones are made.
-            parts: those of which only a part is read.
+            value: a value of the graph.
+            dims: axes for its dims that occur nowhere else; new ones by default.
+            parts: the parts that are read of some axes.
         """
         reader = self.blank_copy()
         reader.parts |= parts or {}
@@ -270,9 +270,9 @@ class Reader:
             return Product()
 
     def _is_linear(self, node: ir.Node) -> bool:
-        """Whether a node is a product of something with weights, or adds a bias to one.
+        """Return whether a node multiplies by learned weights, or adds a bias to such a product.
 
-        The position biases of AFT are a constant matrix too; what they weigh is exponentials.
+        A position bias of AFT is a constant matrix too, but is multiplied by exponentials.
         """
         if node not in self._linear:
             self._linear[node] = self._multiplies_by_weights(node)
@@ -280,8 +280,8 @@ class Reader:
 
     def _multiplies_by_weights(self, node: ir.Node) -> bool:
         if node.op_type == "Add":
-            given = [v for v in node.inputs if v is not None]
-            constants = [v for v in given if self.probed.constant(v) is not None]
+            inputs = [v for v in node.inputs if v is not None]
+            constants = [v for v in inputs if self.probed.constant(v) is not None]
             if len(constants) != 1 or len(self.shape(constants[0])) != 1:
                 return False
             product = self.input(node, 1 if node.inputs[0] is constants[0] else 0).producer()
@@ -298,8 +298,8 @@ class Reader:
 
 
 def _named(node: ir.Node) -> str:
-    given: dict[str, Any] = {name: a.value for name, a in sorted(node.attributes.items())}
-    return node.op_type + (str(given) if given else "")
+    attributes: dict[str, Any] = {name: a.value for name, a in sorted(node.attributes.items())}
+    return node.op_type + (str(attributes) if attributes else "")
 
 
 def axis_index(axis: int, rank: int) -> int:
@@ -317,7 +317,7 @@ def scalar(array: NDArray[np.generic]) -> Any:
 
 
 Formula = Callable[[Reader, ir.Node, Dims], Product | None]
-"""An operator as a formula, from the reader, the node, and the axes of the dims of its output.
+"""A function from the reader, a node and the axes of its output to a formula.
 
-None says that a leaf stands for the node.
+It returns None for a node that is to stay a leaf.
 """

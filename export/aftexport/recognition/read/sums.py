@@ -22,7 +22,7 @@ from aftexport.recognition.read.reader import Reader, axis_index, scalar
 
 
 def _reduced(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, list[Axis]]:
-    """What a reduction reads, and the axes it reduces."""
+    """Return the formula that a reduction reads, and the axes it reduces."""
     source = reader.input(node, 0)
     sizes = reader.shape(source)
     axes = _axes(reader, node, len(sizes))
@@ -40,17 +40,17 @@ def _reduced(reader: Reader, node: ir.Node, dims: Dims) -> tuple[Product, list[A
 
 
 def _axes(reader: Reader, node: ir.Node, rank: int) -> list[int]:
-    given: Sequence[int] | None = None
+    listed: Sequence[int] | None = None
     if "axes" in node.attributes:
-        given = node.attributes.get_ints("axes")
+        listed = node.attributes.get_ints("axes")
     elif len(node.inputs) > 1 and node.inputs[1] is not None:
         array = reader.probed.constant(node.inputs[1])
         if array is None:
             raise Unreadable("the axes of a reduction are computed")
-        given = [int(a) for a in array.reshape(-1)]
-    if not given:
+        listed = [int(a) for a in array.reshape(-1)]
+    if not listed:
         return list(range(rank))
-    return sorted(axis_index(a, rank) for a in given)
+    return sorted(axis_index(a, rank) for a in listed)
 
 
 def _reduce_sum(reader: Reader, node: ir.Node, dims: Dims) -> Product:

@@ -1,4 +1,4 @@
-"""Triangles of a matrix: what a causal mask keeps."""
+"""Triangles of a matrix, as causal masks keep them."""
 
 import math
 
@@ -18,10 +18,10 @@ from aftexport.recognition.read.reader import Reader, scalar
 def _trilu(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
     diagonal = 0
     if len(node.inputs) > 1 and node.inputs[1] is not None:
-        given = reader.probed.fixed_value(node.inputs[1])
-        if given is None:
+        offset = reader.probed.fixed_value(node.inputs[1])
+        if offset is None:
             return None
-        diagonal = int(scalar(given))
+        diagonal = int(scalar(offset))
     if any(len(axes) != 1 for axes in dims[-2:]):
         return None
     kept = _triangle(dims[-2][0], dims[-1][0]).get((node.attributes.get_int("upper", 1), diagonal))
@@ -33,7 +33,7 @@ def _trilu(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 
 
 def _compared(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
-    """Positions that are compared: a triangle that is made for each length."""
+    """Read a comparison of positions, which is a triangle for each length."""
     value = node.outputs[0]
     places = [place for place, axes in enumerate(dims) if axes]
     if len(places) != 2 or any(len(axes) > 1 for axes in dims) or depends_on_inputs(value):
@@ -55,7 +55,7 @@ def _square(run: NDArray[np.generic], rank: int, places: list[int]) -> NDArray[n
 
 
 def _triangle(row: Axis, column: Axis) -> dict[tuple[int, int], Product]:
-    """What is kept, by whether that is the upper triangle, and its first or last diagonal."""
+    """Return formulas of triangles, by whether they are upper and by their diagonal."""
     return {
         (0, 0): as_product(CausalMask(row, column)),
         (1, 1): algebra.negation(as_product(CausalMask(row, column))),

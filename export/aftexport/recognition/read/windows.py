@@ -1,8 +1,7 @@
 """Operators that read windows: convolutions channel by channel, pads, slices, indices.
 
-Only looked into where the weights of a mean are in them, or where a slice takes out what a pad or
-a concatenation put together: elsewhere, as in the layers between the mechanisms, a leaf says all
-there is to know.
+They are read only if they have the weights of a mean in them, or if a slice undoes a pad or a
+concatenation. In the layers between the mechanisms they stay leaves.
 """
 
 from collections.abc import Sequence
@@ -59,7 +58,12 @@ def _conv(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 
 
 def _pads_before(node: ir.Node, spans: list[int]) -> Sequence[int] | None:
-    """What is put before each spatial dim, of which a filter spans so much more than a place."""
+    """Return the padding before each spatial dim, None if it is not known.
+
+    Args:
+        node: the convolution.
+        spans: the number of entries that a filter spans beyond one, in each spatial dim.
+    """
     how = node.attributes.get_string("auto_pad", "NOTSET")
     match how:
         case "NOTSET":
@@ -112,7 +116,7 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
             max(min(int(start) + (size if start < 0 else 0), size), 0) for size in sizes[axis]
         )
         stepped[axis] = int(step)
-    # Read with no effect first: most slices are of what is not to be looked into.
+    # Read without effect first, since most slices are to stay leaves.
     own, taken = parts.cut(reader, node, reader.new_dims(node.outputs[0]), firsts)
     found = reader.read_separately(source, own, taken if set(stepped) == {1} else None)
     if parts.are_read(found, taken):
@@ -128,7 +132,7 @@ def _slice(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 def _shifted(
     reader: Reader, source: ir.Value, dims: Dims, places: list[tuple[int, int]]
 ) -> Product | None:
-    """``source`` read, in each dim, at ``shift + step * position``, and 0 outside of it."""
+    """Read ``source`` at ``shift + step * position`` in each dim, as 0 outside of it."""
     sizes = reader.shape(source)
     inner: list[tuple[Axis, ...]] = []
     windows: list[Window] = []
@@ -160,7 +164,15 @@ def _gather_nd(reader: Reader, node: ir.Node, dims: Dims) -> Product | None:
 
 
 def _indexed(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool) -> Product | None:
-    """Entries of an axis, where which ones is a sum of positions; ``listed``: one to a list."""
+    """Read entries of an axis whose indices are a sum of positions.
+
+    Args:
+        reader: the reader of the graph.
+        node: the gather.
+        dims: the dims of its output.
+        axis: the axis of the source that the indices are on.
+        listed: whether each index is in a list of one.
+    """
     source, index = reader.input(node, 0), reader.input(node, 1)
     if not reader.is_windowed(source):
         return None
@@ -187,7 +199,7 @@ def _indexed(reader: Reader, node: ir.Node, dims: Dims, axis: int, listed: bool)
 
 
 def _affine_positions(arrays: list[NDArray[np.generic]]) -> tuple[int, list[int]] | None:
-    """``shift`` and ``steps`` where every array is ``shift + sum step * index``."""
+    """Return ``shift`` and ``steps`` if every array is ``shift + sum step * index``, else None."""
     largest = max(arrays, key=lambda array: array.size)
     if not largest.size:
         return None
