@@ -1,6 +1,6 @@
 """ONNX export and deployment of linear-attention models.
 
-``import aftexport`` does not import torch: a server needs no more than a bundle.
+``import aftexport`` does not import torch: a server needs only a bundle.
 """
 
 import os
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "export", "load", "save"]
 
-# ONNX Runtime's wheels report usage, and keep an identifier in the home folder, as soon as they are
-# imported; a tool that handles people's documents must not.
+# ONNX Runtime's wheels report usage and store an identifier in the home folder on import. A tool
+# that handles private documents must not do this.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 

@@ -1,4 +1,4 @@
-"""``python -m aftexport`` is the ``aftexport`` command."""
+"""The ``aftexport`` command by ``python -m aftexport``."""
 
 import sys
 

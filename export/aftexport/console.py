@@ -1,4 +1,4 @@
-"""What people look at: stages as they run, tables at the end."""
+"""Output for the terminal: stages during a run, tables at the end."""
 
 import io
 import sys
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 
 def accept_any_terminal() -> None:
-    """Lets a terminal that lacks a character show a question mark in its place."""
+    """Replace characters that the terminal cannot show by question marks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -23,17 +23,17 @@ _BUT_LINES = {code: shown for code, shown in _CONTROLS.items() if chr(code) not 
 
 
 def one_line(text: str) -> str:
-    """A text as one line of a log: each of its control characters as an escape."""
+    """Return a text as one line of a log, with control characters as escapes."""
     return text.translate(_CONTROLS)
 
 
 def escape(text: str) -> str:
-    """A text as it stands, for a console: nothing in it marks up, or moves the cursor."""
+    """Return a text for a console, without effect on markup or on the cursor."""
     return markup.escape(text.translate(_BUT_LINES))
 
 
 Progress = Callable[[int, int, str], None]
-"""Takes how many are done, of how many, and what they are."""
+"""A function of the number done, the total number, and the unit."""
 
 _SILENT_SECONDS = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
@@ -41,11 +41,11 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def stage(console: Console, title: str) -> Iterator[Progress]:
-    """Shows that ``title`` is under way, and how long it took once it is done.
+    """Show ``title`` during the block, and its duration at the end.
 
     Yields:
-        A function that shows how far it is, once it takes over two seconds: in a terminal on the
-        line of the stage, elsewhere as a line every ten seconds.
+        A function that shows the progress of a block of more than two seconds: in a terminal on
+        the line of the stage, elsewhere as a line every ten seconds.
     """
     start = time.perf_counter()
     next_line = start + _SILENT_SECONDS
@@ -69,24 +69,24 @@ def stage(console: Console, title: str) -> Iterator[Progress]:
 
 
 def plain_table(*headers: str) -> Table:
-    """An empty table in the one style; long cells wrap, so that nothing in them is lost."""
+    """Return an empty table in the common style; long cells wrap instead of being cut."""
     columns = [Column(header, overflow="fold") for header in headers]
     return Table(*columns, box=box.SIMPLE_HEAD, show_header=any(headers))
 
 
 def operator_table(operators: Mapping[str, int], paths: Mapping[str, str]) -> Table:
-    """Which way each custom operator runs on this machine."""
+    """Return a table of the custom operators and their kernels on this machine."""
     table = plain_table("operator", "nodes", "path on this machine")
     for op_type, count in operators.items():
-        way = "fused kernel" if paths[op_type] == "fused" else "portable body"
-        table.add_row(op_type, str(count), way)
+        kernel = "fused kernel" if paths[op_type] == "fused" else "portable body"
+        table.add_row(op_type, str(count), kernel)
     if not operators:
         table.add_row("none: standard operators only", "", "")
     return table
 
 
 def size_table(files: Mapping[str, int]) -> Table:
-    """The files of a bundle."""
+    """Return a table of the files of a bundle."""
     table = plain_table("file", "size")
     table.columns[1].justify = "right"
     for name, size in files.items():
@@ -95,5 +95,5 @@ def size_table(files: Mapping[str, int]) -> Table:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """``2 x 67`` for a shape."""
+    """Return the text of a shape, such as ``2 x 67``."""
     return " x ".join(map(str, shape))

@@ -1,21 +1,21 @@
 """The contract of every exported model: its inputs, its outputs and their limits."""
 
 MAX_TOKENS = 1 << 20
-"""The longest document a graph is traced for where the model states no bound.
+"""The maximum length of a document in a graph, for models without a bound of their own.
 
 A bound keeps the exporter's shape arithmetic exact.
 """
 MAX_VOCABULARY = 1 << 26
-"""A table of one float for each id of a larger one would have over 256 MiB."""
+"""The maximum number of token ids: a table with one float for each has 256 MiB."""
 AXES: dict[str, dict[int, str]] = {
     "input_ids": {0: "batch", 1: "tokens"},
     "lengths": {0: "batch"},
 }
 """The names of the axes of each input."""
 EVIDENCE = "evidence"
-"""The output that says what each token adds to the largest logit, float32 ``[batch, tokens]``."""
+"""The output with each token's contribution to the largest logit, float32 ``[batch, tokens]``."""
 SCORES = "softmax over exclusive labels"
-"""The meaning of every score that is served."""
+"""The meaning of every score of the server."""
 MIN_LABELS = 2
 ONE_LABEL = "scores are a softmax over exclusive labels, which is 1.0 for a single label"
 GIVE_TWO_LABELS = (

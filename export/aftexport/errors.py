@@ -1,14 +1,14 @@
-"""Errors a user can act on. The command line prints them without a traceback."""
+"""Errors with a remedy for the user. The command line prints them without a traceback."""
 
 from pathlib import Path
 
 
 class AftexportError(Exception):
-    """What is wrong, and what to do about it.
+    """A problem with its remedy.
 
     Args:
-        problem: one sentence; names the file, tensor or option concerned.
-        remedy: what the user can do, as an imperative sentence.
+        problem: one sentence that names the file, tensor or option.
+        remedy: one imperative sentence for the user.
     """
 
     exit_code = 2
@@ -20,11 +20,11 @@ class AftexportError(Exception):
 
 
 class UsageError(AftexportError):
-    """The options given do not fit together, or do not fit the model."""
+    """The options do not fit together, or do not fit the model."""
 
 
 class _FileError(AftexportError):
-    """Names the file or folder ``path``, and for what ``reason`` it cannot be used."""
+    """The file or folder ``path`` cannot be used, for ``reason``."""
 
     def __init__(self, path: Path, reason: str, remedy: str) -> None:
         super().__init__(f"{path}: {reason}.", remedy)
@@ -49,7 +49,7 @@ class EngineError(AftexportError):
 
 
 class StorageError(AftexportError):
-    """A document in chunks found no space for what is kept between layers."""
+    """There is not enough space for the values of a document in chunks between layers."""
 
 
 class InputError(AftexportError):
@@ -57,13 +57,13 @@ class InputError(AftexportError):
 
 
 class ParityError(AftexportError):
-    """What would be served differs from what was trained."""
+    """The exported model differs from the trained one."""
 
     exit_code = 1
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something, of the innermost cause."""
+    """Return the first nonempty line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""An ONNX model on disk, and the files of its weights; each may be a link.
+"""Reading and writing of ONNX models and the files of their weights, which may be links.
 
-The onnx package refuses weights behind a link, and ONNX Runtime those whose target lies outside the
-folder of the model. Caches and mounted volumes consist of such links.
+The onnx package refuses weights behind a link, and ONNX Runtime refuses links to targets outside
+the folder of the model. Caches and mounted volumes consist of such links.
 """
 
 import os
@@ -14,23 +14,23 @@ from aftexport.errors import EngineError
 MODEL = "model.onnx"
 MODEL_DATA = "model.onnx.data"
 MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
-"""Above this the weights go to a file of their own: a protobuf message ends at 2 GiB."""
+"""The maximum size of a model with its weights in one file: protobuf messages end at 2 GiB."""
 
 
 def write_model(folder: Path, model: onnx.ModelProto, max_bytes: int = MAX_MODEL_BYTES) -> None:
-    """Writes ``model.onnx``, its weights beside it where they are over ``max_bytes``."""
-    external = model.ByteSize() > max_bytes
+    """Write ``model.onnx``, with the weights in a second file if it exceeds ``max_bytes``."""
+    is_external = model.ByteSize() > max_bytes
     onnx.save(
         model,
         folder / MODEL,
-        save_as_external_data=external,
-        location=MODEL_DATA if external else None,
+        save_as_external_data=is_external,
+        location=MODEL_DATA if is_external else None,
         size_threshold=1024,
     )
 
 
 def files_beside(model: onnx.ModelProto) -> set[str]:
-    """Return the names of the files that hold weights of a model."""
+    """Return the names of the files with weights of a model."""
     return {entry.value for tensor in _outside(model) for entry in _locations(tensor)}
 
 
@@ -51,15 +51,15 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def load_weights(model: onnx.ModelProto, folder: Path) -> None:
-    """Read the weights that lie beside a model into it, wherever links lead.
+    """Read the external weights of a model into it, through links to any place.
 
     Args:
-        model: a model that was read from a file of the folder.
-        folder: the folder that the names of the files belong to.
+        model: a model read from a file of the folder.
+        folder: the folder of the weight files.
 
     Raises:
         OSError: if a file cannot be read.
-        ValueError: if a name leads out of the folder, or weights lie beyond the end of their file.
+        ValueError: if a name leads out of the folder, or weights end beyond the end of their file.
     """
     for tensor in _outside(model):
         tensor.raw_data = _weights(folder, tensor)
@@ -68,10 +68,10 @@ def load_weights(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
-    """Return a model that names the files its weights lie in, and their folder.
+    """Return a model that names the real files of its weights, and the folder of these files.
 
     Returns:
-        None where no link leads to the model or its weights, so that the path itself will do.
+        None if neither the model nor its weights are links: runtimes can then read the path.
 
     Raises:
         EngineError: if the links lead to several folders.
@@ -81,7 +81,7 @@ def without_links(path: Path) -> tuple[onnx.ModelProto, Path] | None:
     model = onnx.load(path, load_external_data=False)
     names = files_beside(model)
     if not names or any(Path(name).name != name for name in names):
-        return None  # the runtime refuses names that lead out of the folder
+        return None  # the runtime itself refuses names that lead out of the folder
     if not any((path.parent / name).is_symlink() for name in (path.name, *names)):
         return None
     targets = {name: (path.parent / name).resolve() for name in names}
@@ -108,12 +108,14 @@ def _weights(folder: Path, tensor: onnx.TensorProto) -> bytes:
     place = {entry.key: entry.value for entry in tensor.external_data}
     name = Path(place.get("location", ""))
     if name.is_absolute() or ".." in name.parts or not (folder / name).is_file():
-        raise ValueError(f"{tensor.name} names {str(name)!r}, which is not a file beside it")
+        raise ValueError(f"{tensor.name} must name a file beside the model, got {str(name)!r}")
     with (folder / name).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         offset = int(place.get("offset", 0))
         length = int(place.get("length", size - offset))
         if not 0 <= offset <= offset + length <= size:
-            raise ValueError(f"{tensor.name} ends at {offset + length} of {size} bytes of {name}")
+            raise ValueError(
+                f"{tensor.name} must end within the {size} bytes of {name}, got {offset + length}"
+            )
         file.seek(offset)
         return file.read(length)

@@ -1,1 +1,1 @@
-"""The bundle: the folder that an export writes, with its manifest, golden cases and tokenizer."""
+"""The bundle: the folder written by an export, with its manifest, golden cases and tokenizer."""

@@ -1,4 +1,4 @@
-"""The bundle: a folder that holds a model and all that is needed to serve and check it."""
+"""The bundle: a folder with a model and everything needed to serve and check it."""
 
 import json
 import re
@@ -41,13 +41,13 @@ MAX_MANIFEST_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was checked whole.
+    """A bundle whose files were all checked.
 
     Attributes:
         path: the folder.
-        manifest: what it says of itself.
-        files: size in bytes of every file.
-        digest: SHA-256 of its manifest, which has those of all other files.
+        manifest: the content of ``manifest.json``, without the files.
+        files: the size in bytes of every file.
+        digest: the SHA-256 of its manifest, which holds those of all other files.
     """
 
     path: Path
@@ -57,10 +57,10 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Opens a bundle and checks every file against its digest.
+        """Open a bundle and check every file against its digest.
 
         Raises:
-            BundleError: naming the file and what is wrong with it.
+            BundleError: if a file is missing, damaged, or does not fit; the error names it.
         """
         try:
             return cls._open(path)
@@ -81,7 +81,7 @@ class Bundle:
                     path, f"{MANIFEST} names {name!r}, which is not a file name", EXPORT_AGAIN
                 )
             if name.endswith((ENGINE, RECORD)):
-                continue  # checked when it is loaded: it can be built anew from the rest
+                continue  # checked at load time: an engine can be rebuilt from the other files
             check_file(path, file, entry)
         for required in (MODEL, GOLDEN, *([CHUNKED] if content.chunked else [])):
             if required not in content.files:
@@ -94,10 +94,10 @@ class Bundle:
         return bundle
 
     def check_model(self) -> None:
-        """Checks that ``model.onnx`` is the model the manifest describes.
+        """Check that ``model.onnx`` is the model that the manifest describes.
 
         Raises:
-            BundleError: where it is not.
+            BundleError: if the model differs from the description.
         """
         try:
             model = onnx.load(self.model_path, load_external_data=False)
@@ -111,39 +111,42 @@ class Bundle:
         if inputs != self.manifest.inputs:
             raise BundleError(
                 self.path,
-                f"{MODEL} takes {', '.join(inputs)}, {MANIFEST} says "
+                f"{MANIFEST} must list the inputs of {MODEL}, {', '.join(inputs)}, got "
                 f"{', '.join(self.manifest.inputs)}",
                 EXPORT_AGAIN,
             )
         if operators_in(model) != self.manifest.operators:
             raise BundleError(
-                self.path, f"{MANIFEST} names other operators than {MODEL} has", EXPORT_AGAIN
+                self.path,
+                f"{MANIFEST} must list the operators of {MODEL}, got others",
+                EXPORT_AGAIN,
             )
         shape = model.graph.output[0].type.tensor_type.shape.dim
         if len(shape) != 2 or shape[1].dim_value != len(self.manifest.labels):
             raise BundleError(
                 self.path,
-                f"{MANIFEST} has {len(self.manifest.labels)} labels, which {MODEL} does not",
+                f"{MANIFEST} must have a label for each logit of {MODEL}, got "
+                f"{len(self.manifest.labels)} labels",
                 EXPORT_AGAIN,
             )
 
     def check_source(self, path: Path) -> None:
-        """Checks that a model file is the one the bundle was exported from; a folder may be any.
+        """Check that a model file is the source of the bundle; folders are not checked.
 
         Raises:
-            UsageError: where it is not, or cannot be read.
+            UsageError: if the file is another one, or cannot be read.
         """
         digest = self.manifest.source.get("sha256")
         try:
-            another = path.is_file() and digest is not None and sha256(path) != digest
+            is_another = path.is_file() and digest is not None and sha256(path) != digest
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be read ({error.strerror}).", "Check its permissions."
             ) from error
-        if another:
+        if is_another:
             raise UsageError(
-                f"{self.path} was exported from another file than {path}.",
-                "Give the file it was exported from, or export this one.",
+                f"Expected the model file that {self.path} was exported from, got {path}.",
+                "Give the original file, or export this one.",
             )
 
     @property
@@ -152,7 +155,7 @@ class Bundle:
         return self.path / MODEL
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, with padding and truncation off; None where the bundle has none."""
+        """Return the tokenizer, with padding and truncation off; None if the bundle has none."""
         if TOKENIZER not in self.files:
             return None
         try:
@@ -161,7 +164,7 @@ class Bundle:
             raise BundleError(self.path, f"{TOKENIZER} cannot be read", EXPORT_AGAIN) from error
 
     def golden(self) -> list[Case]:
-        """The golden cases, with PyTorch's outputs."""
+        """Return the golden cases, with PyTorch's outputs."""
         try:
             cases = unpack_cases(safetensors.numpy.load_file(self.path / GOLDEN))
         except (SafetensorError, ValueError) as error:
@@ -172,12 +175,12 @@ class Bundle:
 
 
 def write_golden(folder: Path, cases: list[Case]) -> None:
-    """Writes ``golden.safetensors``."""
+    """Write ``golden.safetensors``."""
     (folder / GOLDEN).write_bytes(safetensors.numpy.save(pack_cases(cases)))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes ``manifest.json`` over the files in ``folder``; the last step of a bundle."""
+    """Write ``manifest.json`` with the files in ``folder``; the last step of a bundle."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)}
         for file in sorted(folder.iterdir())
@@ -187,19 +190,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def engine_file(folder: Path, runtime: RuntimeName) -> EngineFile:
-    """Where a bundle keeps the engine it was exported with, and the record of what it is."""
+    """Return the paths of a bundle's TensorRT engine and of its record."""
     target = next(to for to, name in TARGETS.items() if name == runtime)
     return EngineFile(folder / f"model.{target}{ENGINE}", folder / f"model.{target}{RECORD}")
 
 
 def is_bundle(path: Path) -> bool:
-    """Tells whether a folder is, or claims to be, a bundle."""
+    """Return whether a folder has a manifest, valid or not."""
     file = path / MANIFEST
     return file.exists() or file.is_symlink()
 
 
 def is_replaceable(path: Path) -> bool:
-    """Tells whether a folder is a bundle for sure, so that a new one may take its place."""
+    """Return whether a folder has a valid manifest, so that a new bundle may replace it."""
     try:
         ManifestFile.model_validate_json(_manifest_bytes(path / MANIFEST))
     except (ValidationError, ValueError, OSError):
@@ -209,12 +212,12 @@ def is_replaceable(path: Path) -> bool:
 
 def _manifest_bytes(file: Path) -> bytes:
     if (size := file.stat().st_size) > MAX_MANIFEST_BYTES:
-        raise ValueError(f"it has {size} bytes, more than {MAX_MANIFEST_BYTES}")
+        raise ValueError(f"it must have at most {MAX_MANIFEST_BYTES} bytes, got {size}")
     return file.read_bytes()
 
 
 def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
-    """What it says, and its digest."""
+    """Return the manifest of a bundle and its digest."""
     manifest_file = path / MANIFEST
     for link in (path, manifest_file):
         check_link(path, link)
@@ -224,18 +227,17 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
         raise BundleError(path, f"{MANIFEST} is not a file", EXPORT_AGAIN)
     if not is_bundle(path):
         raise BundleError(
-            path, f"not a bundle: it has no {MANIFEST}", "Give a folder that aftexport wrote."
+            path, f"not a bundle: it has no {MANIFEST}", "Give a folder written by aftexport."
         )
     try:
-        read = _manifest_bytes(manifest_file)
-        text = read.decode("utf-8")
+        raw = _manifest_bytes(manifest_file)
+        text = raw.decode("utf-8")
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise BundleError(
                 path,
-                f"its schema version {version} is newer than {SCHEMA_VERSION}, "
-                "the newest known here",
+                f"its schema version must be at most {SCHEMA_VERSION}, got {version}",
                 "Upgrade aftexport.",
             )
         manifest = ManifestFile.model_validate_json(text)
@@ -246,14 +248,14 @@ def _read_manifest(path: Path) -> tuple[ManifestFile, str]:
     if manifest.operators and manifest.operator_version > OPERATOR_VERSION:
         raise BundleError(
             path,
-            f"it uses version {manifest.operator_version} of the ai.aftexport operators, "
-            f"the newest known here is {OPERATOR_VERSION}",
+            f"its version of the ai.aftexport operators must be at most {OPERATOR_VERSION}, got "
+            f"{manifest.operator_version}",
             "Upgrade aftexport.",
         )
     if len(manifest.labels) < MIN_LABELS:
         raise BundleError(
             path,
-            f"{MIN_LABELS} or more labels were expected, got {len(manifest.labels)}: {ONE_LABEL}",
+            f"expected at least {MIN_LABELS} labels, got {len(manifest.labels)}: {ONE_LABEL}",
             GIVE_TWO_LABELS,
         )
-    return manifest, sha256_of(read)
+    return manifest, sha256_of(raw)

@@ -1,4 +1,4 @@
-"""The files of a bundle against its manifest; each may be a link, and so may their folder."""
+"""Checks of a bundle's files against its manifest; files and folder may be links."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def check_file(path: Path, file: Path, entry: FileEntry) -> None:
-    """Check the size and the digest of a file, or of the file that a link leads to.
+    """Check the size and the digest of a file, or of the target of a link.
 
     Args:
         path: the bundle.
@@ -19,7 +19,7 @@ def check_file(path: Path, file: Path, entry: FileEntry) -> None:
         entry: the description of the file in the manifest.
 
     Raises:
-        BundleError: if the file is missing, or another one.
+        BundleError: if the file is missing, or differs from its description.
     """
     check_link(path, file)
     if not file.exists():
@@ -33,31 +33,31 @@ def check_file(path: Path, file: Path, entry: FileEntry) -> None:
                 path, f"{file.name} is a Git LFS pointer, not the file", "Run git lfs pull."
             )
         raise BundleError(
-            path, f"{file.name} has {size} bytes instead of {entry.bytes}", EXPORT_AGAIN
+            path, f"{file.name} must have {entry.bytes} bytes, got {size}", EXPORT_AGAIN
         )
     if sha256(file) != entry.sha256:
         raise BundleError(path, f"{file.name} was changed or damaged", EXPORT_AGAIN)
 
 
 def check_link(path: Path, link: Path) -> None:
-    """Check that a link of a bundle leads somewhere.
+    """Check that a link of a bundle has an existing target.
 
     Args:
         path: the bundle.
-        link: the bundle, or a file in it; one that is not a link passes.
+        link: the bundle, or a file in it; paths that are not links pass.
 
     Raises:
-        BundleError: if there is nothing at its end.
+        BundleError: if the target does not exist.
     """
     if not link.is_symlink() or link.exists():
         return
     target = link.readlink()
-    # A server tells its clients why it refuses a bundle, and not where files lie.
+    # A server sends this reason to its clients, which must not see the paths of its files.
     shown = f".../{target.name}" if target.is_absolute() else target
     raise BundleError(
         path,
         f"{'it' if link == path else link.name} is a link to {shown}, where there is no file",
-        "Fetch what the links of the bundle lead to, or copy it from where it is whole: cp -rL.",
+        "Fetch the targets of the bundle's links, or copy a complete bundle: cp -rL.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The plan of a document in chunks against the graphs in ``chunked.zip``."""
+"""Checks of the plan for documents in chunks against the graphs in ``chunked.zip``."""
 
 import re
 import struct
@@ -10,30 +10,30 @@ from aftexport.bundle.manifest import ChunkedPlan
 from aftexport.errors import BundleError
 
 DAMAGED = (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, struct.error)
-"""What zipfile raises on bytes that zipfile did not write."""
+"""The exceptions of zipfile for damaged archives."""
 
 
 def check_plan(path: Path, archive: Path, plan: ChunkedPlan) -> None:
-    """Check that an archive has the graphs that a plan runs.
+    """Check that an archive has the graphs of a plan.
 
     Args:
         path: the bundle.
-        archive: the archive in it.
-        plan: the plan in its manifest.
+        archive: the archive in the bundle.
+        plan: the plan in the bundle's manifest.
 
     Raises:
-        BundleError: if it has others; names the field of the manifest.
+        BundleError: if the archive has other graphs; names the field of the manifest.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
             names = {name.removesuffix(".onnx") for name in opened.namelist() if "+" not in name}
     except DAMAGED as error:
         raise BundleError(path, f"{archive.name}: {error}", EXPORT_AGAIN) from error
-    found = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
-    if found != len(plan.stages):
+    stages = len({name.partition(".")[0] for name in names if re.fullmatch(r"\d+\.\w+", name)})
+    if stages != len(plan.stages):
         raise BundleError(
             path,
-            f"manifest.json: chunked.stages: expected {found} stage{'s' * (found != 1)}, as "
+            f"manifest.json: chunked.stages: expected {stages} stage{'s' * (stages != 1)}, as "
             f"{archive.name} has, got {len(plan.stages)}",
             EXPORT_AGAIN,
         )

@@ -1,4 +1,4 @@
-"""A case to compare on, and how cases lie in a bundle."""
+"""A case for comparisons, and the form of cases in a bundle."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ Array = NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs with the outputs PyTorch gives for them.
+    """Inputs with PyTorch's outputs for them.
 
     Attributes:
-        name: what is special about it.
-        subject: ``model``, or the operator it is run through alone.
+        name: a description of the case.
+        subject: ``model``, or the name of the only operator that is run.
         inputs: tensors by name.
-        expected: PyTorch's output; several of an operator side by side along the last axis.
+        expected: PyTorch's output; several outputs of an operator are joined along the last axis.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Case:
 
 
 def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
-    """Flattens cases to tensors by name, for one safetensors file."""
+    """Return the tensors of cases by name, for one safetensors file."""
     tensors: dict[str, Array] = {}
     for case in cases:
         prefix = f"{case.subject}/{case.name}"
@@ -37,17 +37,17 @@ def pack_cases(cases: Sequence[Case]) -> dict[str, Array]:
 
 
 def unpack_cases(tensors: Mapping[str, Array]) -> list[Case]:
-    """Reads what ``pack_cases`` wrote, the model's cases first.
+    """Return the cases in the tensors of ``pack_cases``, the model's cases first.
 
     Raises:
-        ValueError: where a case lacks its inputs or its expected output.
+        ValueError: if a case lacks its inputs or its expected output.
     """
-    found: dict[tuple[str, str], dict[str, Array]] = {}
+    grouped: dict[tuple[str, str], dict[str, Array]] = {}
     for key, tensor in sorted(tensors.items()):
         subject, name, rest = key.split("/", 2)
-        found.setdefault((subject, name), {})[rest] = tensor
+        grouped.setdefault((subject, name), {})[rest] = tensor
     cases = []
-    for (subject, name), parts in found.items():
+    for (subject, name), parts in grouped.items():
         inputs = {k.removeprefix("input/"): v for k, v in parts.items() if k.startswith("input/")}
         if "expected" not in parts or not inputs:
             raise ValueError(f"the golden case {subject}/{name} is incomplete")

@@ -1,4 +1,4 @@
-"""What a bundle says of itself: ``manifest.json``."""
+"""The description of a bundle, ``manifest.json``."""
 
 import re
 from collections import Counter
@@ -14,15 +14,15 @@ SCHEMA_VERSION = 1
 
 
 _PLAIN = (("a valid array", "a list"), ("a valid integer", "an integer"), ("a valid ", "a "))
-"""Words of pydantic, and plain ones."""
+"""Words of pydantic, with plain replacements."""
 _MAX_SHOWN = 40
-"""Characters of a wrong value that an error repeats."""
+"""The maximum characters of a wrong value in an error."""
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 """A number of tokens of one document."""
 
 
 class FileEntry(BaseModel):
-    """Size and digest of one file."""
+    """The size and digest of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -34,10 +34,10 @@ class PositionBias(BaseModel):
     """The position bias of one AFT-full node.
 
     Attributes:
-        node: its name in ``model.onnx``.
-        row_range: the largest ``max - min`` of a row, over the keys that the row sees; None
-            where the graph computes the bias or it is not finite.
-        precision: of the exponentials in a fused kernel, chosen by that range.
+        node: the name of the node in ``model.onnx``.
+        row_range: the largest ``max - min`` of a row, over the visible keys of the row; None if
+            the graph computes the bias, or if the bias is not finite.
+        precision: the precision of the exponentials in a fused kernel, chosen by that range.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -48,14 +48,14 @@ class PositionBias(BaseModel):
 
 
 class NodePrecision(BaseModel):
-    """The precision that was chosen for one node, and why.
+    """The precision chosen for one node, with the reason.
 
     Attributes:
-        node: its name in ``model.onnx``.
-        operator: its type.
-        precision: of the products in its fused kernel.
-        errors: of the model on its golden cases with this node alone in each precision.
-        reason: why it is no cheaper one.
+        node: the name of the node in ``model.onnx``.
+        operator: the type of the node.
+        precision: the precision of the products in the node's fused kernel.
+        errors: the model's error on its golden cases with only this node in each precision.
+        reason: the reason against a cheaper precision.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -71,9 +71,9 @@ class EnginePlan(BaseModel):
     """The TensorRT engine that a bundle was exported for.
 
     Attributes:
-        settings: what it is built for.
-        file: the engine, where it was built at export; what it is stands in the file's record.
-        deferred: each thing that waits for the first GPU, and why.
+        settings: the settings of the build.
+        file: the name of the engine built at export, described by its record; None if not built.
+        deferred: each step that waits for the first GPU, with the reason.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -84,16 +84,16 @@ class EnginePlan(BaseModel):
 
 
 Pooling = Literal["sum", "max", "first"]
-"""How what is pooled from parts of a document combines."""
+"""The combination of values pooled from parts of a document."""
 
 
 class ChunkedStage(BaseModel):
     """One attention of a model that runs chunk by chunk.
 
     Attributes:
-        left, right: tokens before and after a chunk that it is run with.
-        causal: only what is before a token counts.
-        keeps: what was kept of every token before it and is needed after it.
+        left, right: the numbers of tokens before and after a chunk that its run includes.
+        causal: whether a token attends only to itself and earlier tokens.
+        keeps: the names of values per token that are kept from before the stage for after it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -105,13 +105,13 @@ class ChunkedStage(BaseModel):
 
 
 class ChunkedPlan(BaseModel):
-    """How the graphs in ``chunked.zip`` run a document of any length.
+    """The plan by which the graphs in ``chunked.zip`` run a document of any length.
 
     Attributes:
-        stages: in order.
-        pooled: each value pooled from the tokens, to how those of chunks combine.
-        token_bytes: at most what a token takes while a graph runs.
-        evidence: whether they say what each token adds to the largest logit.
+        stages: the stages in their order.
+        pooled: each value pooled from the tokens, with the combination of those of chunks.
+        token_bytes: the maximum memory per token during the run of a graph.
+        evidence: whether the graphs return the evidence of each token for the largest logit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -123,39 +123,39 @@ class ChunkedPlan(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a bundle says of itself, apart from its files.
+    """The description of a bundle, without its files.
 
     Attributes:
         source: kind and sha256 of the model file.
-        config: of the classifier, where the checkpoint has one.
-        inputs: names of the model's inputs, all int64: ``input_ids [batch, tokens]``
-            and, where used, ``lengths [batch]``.
-        vocab_size: ids are below this.
-        max_tokens: most tokens of a document; None for no bound.
+        config: the configuration of the classifier; None if the checkpoint has none.
+        inputs: the names of the model's inputs, all int64: ``input_ids [batch, tokens]``
+            and, if used, ``lengths [batch]``.
+        vocab_size: the number of token ids; every id is below it.
+        max_tokens: the maximum length of a document in tokens; None for no bound.
         batching: whether documents may share a run.
         labels: class names in the order of the logits.
-        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside kernels; bf16 of weights and activations where there is an ``engine``; of
-            ``node_precisions`` the cheapest.
-        reference: type that PyTorch computed the golden outputs in; float64 but for a captured
-            program, or a module whose forward fixes another.
-        tolerance: on the model's error, where one was given instead of the table's.
-        node_precisions: of each node, where they were chosen one by one.
-        opset: of the standard operators.
-        operators: number of nodes of each custom operator.
-        position_biases: of its AFT-full nodes.
-        operator_version: of the ``ai.aftexport`` domain.
-        hardware: what the model file needs; ``any`` for ONNX.
-        versions: of the tools that made the bundle.
-        engine: the TensorRT engine it was exported for; None for ONNX alone.
-        chunked: how a document longer than memory runs; None where it cannot.
-        whole_only: why it cannot.
-        evidence: of each label, what its logit has that comes of no token, where the model puts
-            out what each token adds; None where it does not.
-        no_evidence: why it does not.
+        precision: fp32; fp16, for weights and activations; bf16 or int8, for the products
+            inside kernels; bf16, for weights and activations if there is an ``engine``; with
+            ``node_precisions`` the cheapest of them.
+        reference: the type in which PyTorch computed the golden outputs; float64, except for a
+            captured program, or a module whose forward fixes another type.
+        tolerance: the requested bound on the model's error; None for that of the table.
+        node_precisions: the precision of each node, if they were chosen one by one.
+        opset: the opset of the standard operators.
+        operators: the number of nodes of each custom operator.
+        position_biases: the position biases of its AFT-full nodes.
+        operator_version: the version of the ``ai.aftexport`` domain.
+        hardware: the hardware required by the model file; ``any`` for ONNX.
+        versions: the versions of the tools that wrote the bundle.
+        engine: the TensorRT engine it was exported for; None for only ONNX.
+        chunked: the plan for documents longer than memory; None if there is none.
+        whole_only: the reason why there is no such plan.
+        evidence: the part of each label's logit that does not depend on the tokens, if the model
+            returns the evidence of each token; None if it does not.
+        no_evidence: the reason why the model returns no evidence.
     """
 
-    # From JSON: a tuple is a list there, and nothing else is converted.
+    # The manifest is read from JSON: lists become tuples, and no other conversion is allowed.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     source: dict[str, str | None]
@@ -183,7 +183,7 @@ class Manifest(BaseModel):
 
     @property
     def precision_title(self) -> str:
-        """The precision for people; where nodes have their own, how many have which."""
+        """The precision for messages; with precisions by node, the number of nodes of each."""
         if not self.node_precisions:
             return self.precision
         counts = Counter(node.precision for node in self.node_precisions)
@@ -192,41 +192,44 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:
         if len(set(self.labels)) != len(self.labels):
-            raise ValueError("labels: a name stands there twice")
+            raise ValueError("labels: expected different names, got one of them twice")
         if self.evidence is not None and len(self.evidence) != len(self.labels):
-            raise ValueError("evidence: there is not one offset for each label")
+            raise ValueError(
+                f"evidence: expected an offset for each of {len(self.labels)} labels, got "
+                f"{len(self.evidence)}"
+            )
         return self
 
 
 class ManifestFile(Manifest):
-    """``manifest.json`` whole: with the schema version and the files."""
+    """The complete ``manifest.json``, with the schema version and the files."""
 
     schema_version: Count
     files: dict[str, FileEntry]
 
 
 def problem(error: ValidationError) -> str:
-    """Return the first thing wrong: the place, what was expected there, and what came."""
+    """Return the first problem: the field, the expected value and the given one."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     match first["type"]:
         case "missing":
             return f"{place}: the field is missing"
         case "extra_forbidden":
-            return f"{place}: the field is not known"
+            return f"{place}: the field is unknown"
         case "value_error":
             message = first["msg"].removeprefix("Value error, ")
             return f"{place}: {message}" if place else message
     expected = re.sub(r"^Input should (be |have )?", "", first["msg"])
     expected = re.sub(r"^\w+ (should have .+?),? not \d+$", r"\1", expected)
     expected = expected.removeprefix("should have ").partition(" after validation")[0]
-    for said, plain in _PLAIN:
-        expected = expected.replace(said, plain)
+    for words, plain_words in _PLAIN:
+        expected = expected.replace(words, plain_words)
     return f"{place}: expected {expected}, got {_shown(first['input'])}"
 
 
 def _shown(value: object) -> str:
-    """A value of JSON for people, without all that a long one holds."""
+    """Return a JSON value for an error, shortened if it is long."""
     match value:
         case None:
             return "null"

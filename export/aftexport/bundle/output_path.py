@@ -1,4 +1,4 @@
-"""Where a bundle or a report is to go, checked before there is one."""
+"""Checks of the output paths of bundles and reports, before these are written."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,45 +9,55 @@ from aftexport.system.files import aside_folder, is_device
 
 
 def check_output_path(out: Path, path: Path, force: bool) -> None:
-    """Refuses a folder that cannot be made, or holds what is not to be lost.
+    """Refuse a folder that cannot be made, or holds files that must not be lost.
 
     Args:
         out: the folder.
-        path: of the model that is exported.
-        force: whether a bundle there may be replaced.
+        path: the path of the exported model.
+        force: whether a bundle at ``out`` may be replaced.
 
     Raises:
-        UsageError: saying why.
+        UsageError: if the folder is refused; gives the reason.
     """
     if path.resolve() == out.resolve():
-        raise UsageError(f"--out {out} is the model itself.", "Choose another folder.")
+        raise UsageError(
+            f"--out must not be the model itself, got {out}.", "Choose another folder."
+        )
     if path.resolve().is_relative_to(out.resolve()):
-        raise UsageError(f"The model lies in --out {out}.", "Choose another folder.")
+        raise UsageError(
+            f"--out must not contain the model {path}, got {out}.", "Choose another folder."
+        )
     if out.is_symlink():
-        raise UsageError(f"--out {out} is a link.", "Choose another folder.")
+        raise UsageError(f"--out must not be a link, got {out}.", "Choose another folder.")
     check_can_be_made("--out", out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or not is_replaceable(out):
-        raise UsageError(f"{out} exists and is not a bundle.", "Choose another --out.")
+        raise UsageError(
+            f"--out must be a new folder or a bundle, got {out}, which exists and is not a bundle.",
+            "Choose another --out.",
+        )
     if not force:
-        raise UsageError(f"{out} exists.", "Add --force to replace it, or choose another --out.")
+        raise UsageError(
+            f"--out {out} exists.", "Add --force to replace it, or choose another --out."
+        )
 
 
 def check_can_be_made(option: str, path: Path) -> None:
-    """Refuses a file or folder beside which nothing can be written, or one in a bundle.
+    """Refuse a file or folder whose parent is not writable, or which lies in a bundle.
 
     Args:
-        option: that names it.
-        path: of it.
+        option: the option that names the path.
+        path: the file or folder.
 
     Raises:
-        UsageError: saying why.
+        UsageError: if the path is refused; gives the reason.
     """
-    parents = (*path.resolve().parents, *path.absolute().parents)  # those of a link's target, too
+    parents = (*path.resolve().parents, *path.absolute().parents)  # also those of a link's target
     if bundle := next(filter(is_replaceable, parents), None):
         raise UsageError(
-            f"{option} {path} lies in the bundle {bundle.name}, whose files are its own.",
+            f"{option} must be outside bundles, got {path}, which lies in the bundle "
+            f"{bundle.name}.",
             "Choose another place.",
         )
     try:
@@ -60,14 +70,14 @@ def check_can_be_made(option: str, path: Path) -> None:
 
 
 def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
-    """Refuses a report that cannot be made, or would be written over what it is of.
+    """Refuse a report that cannot be made, or would overwrite an input.
 
     Args:
-        reports: the file of each by its option; None for none.
-        inputs: files, and folders in which none is to be changed; None for none.
+        reports: the file of each report by its option; None for no report.
+        inputs: files, and folders whose files must not change; None for no input.
 
     Raises:
-        UsageError: saying why.
+        UsageError: if a report is refused; gives the reason.
     """
     kept = [path for path in inputs if path is not None]
     options: dict[Path, str] = {}
@@ -78,17 +88,20 @@ def check_reports(reports: Mapping[str, Path | None], inputs: Iterable[Path | No
         over = next((i for i in kept if place.is_relative_to(i.resolve())), None)
         over = over or next((i for i in kept if place in _targets(i)), None)
         if over is not None:
-            what = f"lies in {over}" if over.is_dir() else "is read too"
-            raise UsageError(f"{option} {path} {what}.", "Choose another file.")
+            relation = f"lies in {over}" if over.is_dir() else "is also an input"
+            raise UsageError(
+                f"{option} must not overwrite an input, got {path}, which {relation}.",
+                "Choose another file.",
+            )
         if path.is_dir():
-            raise UsageError(f"{option} {path} is a folder.", "Choose a file.")
+            raise UsageError(f"{option} must be a file, got the folder {path}.", "Choose a file.")
         if (other := options.setdefault(place, option)) != option:
             raise UsageError(f"{other} and {option} are both {path}.", "Choose another file.")
         check_can_be_made(option, path)
 
 
 def _targets(folder: Path) -> set[Path]:
-    """Where the links in a folder lead: a bundle may consist of them."""
+    """Return the targets of the links in a folder: a bundle may consist of links."""
     if not folder.is_dir():
         return set()
     return {file.resolve() for file in folder.iterdir() if file.is_symlink()}

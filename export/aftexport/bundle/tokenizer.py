@@ -7,19 +7,19 @@ from aftexport.errors import UsageError
 
 
 def parse_tokenizer(text: str) -> Tokenizer:
-    """Reads a tokenizer, with padding and truncation switched off.
+    """Read a tokenizer, with padding and truncation switched off.
 
-    Both are the server's to decide: a tokenizer that truncates would do so silently.
+    The server decides on both: a tokenizer with truncation would cut documents silently.
 
     Raises:
-        UsageError: where ``text`` is not the JSON of a tokenizer.
+        UsageError: if ``text`` is not the JSON of a tokenizer.
     """
     try:
         tokenizer: Tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(
             f"The tokenizer cannot be read: {error}.",
-            "Give the tokenizer.json that the tokenizers library writes.",
+            "Give a tokenizer.json written by the tokenizers library.",
         ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -27,25 +27,36 @@ def parse_tokenizer(text: str) -> Tokenizer:
 
 
 def check_vocabulary(size: int) -> None:
-    """Raises UsageError for more token ids than a bundle may have."""
+    """Check the number of token ids of a model.
+
+    Raises:
+        UsageError: if the number exceeds the maximum of a bundle.
+    """
     if size > MAX_VOCABULARY:
         raise UsageError(
-            f"The model must know at most {MAX_VOCABULARY} token ids, got {size}.",
-            "Take the rows of the embedding that no token has out of it.",
+            f"The model must have at most {MAX_VOCABULARY} token ids, got {size}.",
+            "Remove the unused rows from the embedding.",
         )
 
 
 def check_tokenizer(text: str, vocab_size: int) -> None:
-    """Raises UsageError unless every id the tokenizer can give is one the model knows."""
+    """Check that the model knows every id of a tokenizer.
+
+    Raises:
+        UsageError: if ``text`` is not a tokenizer, or one of its ids is ``vocab_size`` or more.
+    """
     if not isinstance(text, str):
-        raise UsageError("The tokenizer is not JSON text.", "Give the text of tokenizer.json.")
+        raise UsageError(
+            f"The tokenizer must be JSON text, got a {type(text).__name__}.",
+            "Give the text of tokenizer.json.",
+        )
     tokenizer = parse_tokenizer(text)
     # A post-processor can add ids that the vocabulary does not list.
-    added = tokenizer.encode("").ids
-    known = tokenizer.get_vocab(with_added_tokens=True).values()
-    largest = max([*known, *added], default=-1)
+    added_ids = tokenizer.encode("").ids
+    listed_ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    largest = max([*listed_ids, *added_ids], default=-1)
     if largest >= vocab_size:
         raise UsageError(
-            f"The tokenizer gives ids up to {largest}, the model knows {vocab_size}.",
-            "Give the tokenizer the model was trained with.",
+            f"The tokenizer's ids must be below the model's {vocab_size}, got {largest}.",
+            "Give the tokenizer of the training.",
         )

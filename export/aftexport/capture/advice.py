@@ -27,7 +27,7 @@ IN_TORCH = (
     "Slice in that line from the start or in other steps, pad the tokens before the slice, or "
     "write the line in other operators."
 )
-"""The advice where torch itself fails, see ``complaints.failed_in_torch``."""
+"""The advice for failures inside torch, see ``complaints.failed_in_torch``."""
 BRANCHES = "Remove branches on the number of tokens from forward."
 ONE_WAY = "Or export one branch only: --max-length {}."
 _TABLE = "Give the table in that line one row for every token."
@@ -123,20 +123,30 @@ def remedy(
     if re.search(r"'SymInt' object has no attribute|of type Sym(Int|Float)", complaint):
         return "Write tokens ** 0.5, or math.log(tokens): NumPy does not accept dynamic sizes."
     bounded = f" {ONE_WAY.format(one_way)}" if one_way is not None else ""
-    if guard is not None and guard.conversion:
+    if guard is not None and (advice := _advice_on_guard(guard, bounded)) is not None:
+        return advice
+    if violation(complaint) is not None:
+        return "Remove branches on shapes from forward." + bounded
+    return otherwise
+
+
+def _advice_on_guard(guard: ShapeGuard, bounded: str) -> str | None:
+    """Return the advice for a guard on the tokens; None for a guard of unknown origin.
+
+    Args:
+        guard: the decisive guard.
+        bounded: the advice to export for a bounded length, appended if it helps.
+    """
+    if guard.conversion:
         return _NUMBERS[guard.conversion]
-    if guard is not None and guard.operator and guard.max_tokens(MAX_TOKENS) is not None:
+    if guard.operator and guard.max_tokens(MAX_TOKENS) is not None:
         return _WINDOWS if is_of_pieces(guard) else _TABLE + bounded
-    if guard is not None and guard.operator and guard.is_of_floats:
+    if guard.operator and guard.is_of_floats:
         return _FLOAT
-    if guard is not None and guard.operator:
+    if guard.operator:
         return _INSTEAD.get(
             guard.operator.rpartition(".")[2],
             "Write that line so that it works for every length from 1 token: pad the tokens to the "
             "minimum it needs, or to a multiple (export/README.md, Windows).",
         )
-    if guard is not None and guard.is_of_multiples:
-        return _WINDOWS
-    if violation(complaint) is not None:
-        return "Remove branches on shapes from forward." + bounded
-    return otherwise
+    return _WINDOWS if guard.is_of_multiples else None

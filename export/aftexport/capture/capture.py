@@ -73,13 +73,13 @@ def copied(module: nn.Module) -> nn.Module:
     Raises:
         TraceError: if an attribute of the module cannot be copied.
     """
-    held = (
+    values = (
         value
         for part in module.modules()
         for value in (*vars(part).values(), *part.buffers(recurse=False))
     )
     # Autograd refuses to copy tensors computed from weights, such as those that weight_norm holds.
-    results = {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
+    results = {id(v): v.detach().clone() for v in values if isinstance(v, Tensor) and not v.is_leaf}
     try:
         return copy.deepcopy(module, results)
     except Exception as error:  # a module of a user can hold objects of any type

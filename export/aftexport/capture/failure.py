@@ -25,7 +25,7 @@ from aftexport.errors import TraceError
 def explain(
     model: nn.Module, names: Sequence[str], failures: Sequence[Failure], limit: int
 ) -> TraceError:
-    """Return the error that tells the author of a model what keeps it from being captured.
+    """Return the error that explains to the author of a model why it cannot be captured.
 
     Args:
         model: the module, in evaluation mode and with plain inputs.

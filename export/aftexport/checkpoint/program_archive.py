@@ -113,11 +113,11 @@ def _check_payload(path: Path, weight: str, meta: dict[str, Any], sizes: dict[st
     if meta["use_pickle"] or not _PAYLOAD.fullmatch(meta["path_name"]):
         raise CheckpointError(path, f"its weight {weight[:80]!r} is pickled", SAFE_FORM)
     elements = math.prod(int(size["as_int"]) for size in meta["tensor_meta"]["sizes"])
-    held = sizes[meta["path_name"]]
-    if elements > (max(held, _MAX_EXPANDED) if held else 0):  # torch accepts a weight of 0 bytes
+    size = sizes[meta["path_name"]]
+    if elements > (max(size, _MAX_EXPANDED) if size else 0):  # torch accepts a weight of 0 bytes
         raise CheckpointError(
             path,
-            f"its weight {weight[:80]!r} declares {elements} elements, got {held} bytes",
+            f"its weight {weight[:80]!r} declares {elements} elements, got {size} bytes",
             SAFE_FORM,
         )
 

@@ -233,8 +233,8 @@ def _shared(
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Return the memory of a tensor; on the device meta, which has none, the tensor itself."""
-    where = id(tensor) if tensor.is_meta else tensor.data_ptr()
-    return where, tensor.is_meta, tensor.shape, tensor.stride()
+    address = id(tensor) if tensor.is_meta else tensor.data_ptr()
+    return address, tensor.is_meta, tensor.shape, tensor.stride()
 
 
 def _is_finite(weight: Tensor, own: Tensor | None) -> bool:

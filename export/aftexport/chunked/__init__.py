@@ -1,16 +1,18 @@
-"""Documents of any length in bounded memory, exactly.
+"""Documents of any length in bounded memory, with the result of the whole document.
 
-Everything between two attentions acts on each token alone; an attention acts on a token and
-on a *summary* of all others, because a set of keys and values is as good as a few of them
-(``summary``). So a document runs chunk by chunk, layer by layer, in two passes: ``reduce``
-summarises every chunk's keys and values, ``apply`` attends from each chunk to itself and to the
-summaries of the rest. The answer is that of the whole document.
+Between two attentions, every token is computed separately. An attention needs a token and a
+*summary* of all others, because a few keys and values can replace a large set of them
+(``summaries``). A document therefore runs chunk by chunk, layer by layer, in two passes: ``reduce``
+summarizes the keys and values of every chunk; ``apply`` attends from each chunk to itself and to
+the summaries of the other chunks.
 
-``summary``    keys and values that stand for those of many tokens, for each mechanism
-``means``      rewrites what pools tokens twice, or by a softmax, as attention
-``tokenwise``  tells what acts on each token alone, and refuses what this does not hold for
-``partition``  cuts the graph into the graphs of both passes
-``archive``    keeps them in the bundle
+``summaries``        keys and values that replace those of many tokens, for each mechanism
+``softmax_as_mean``  rewrites Fastformer and pooling by a softmax or a mean
+``partition``        splits the graph into the graphs of both passes
+``archive``          stores the graphs in the bundle
+``other_summaries``  the summaries of all other chunks for each chunk
+``spill``            values per token in files between layers
+``runner``           runs the graphs, without torch
 
-``aftexport.chunked.runner`` runs them, without any of this package or torch.
+``aftexport.passes.token_flow`` checks that a graph can run in chunks.
 """

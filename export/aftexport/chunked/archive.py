@@ -1,8 +1,8 @@
-"""``chunked.zip``: the graphs of both passes, as they stand in a bundle.
+"""``chunked.zip``: the graphs of both passes in a bundle.
 
-``0.reduce.onnx`` is a graph, ``0.reduce+0.apply.onnx`` the weights that both of them have: a model
-whose graph is nothing but initializers. A message of protobuf is merged with one that follows it in
-the same bytes, so that graph and weights, one after the other, are the graph with its weights.
+``0.reduce.onnx`` is a graph; ``0.reduce+0.apply.onnx`` holds the weights of both graphs, as a model
+with only initializers. Protobuf merges messages that follow each other in the same bytes, so the
+concatenation of graph and weights is the graph with its weights.
 """
 
 import zipfile
@@ -14,51 +14,51 @@ import onnx
 
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
 from aftexport.chunked.partition import Partition, partition
-from aftexport.chunked.softmax_as_mean import as_means
+from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.onnx_io import MAX_MODEL_BYTES
-from aftexport.passes.evidence import NoEvidenceError, add_direction
+from aftexport.passes.evidence import NoEvidence, add_direction
 from aftexport.passes.finish import finish
-from aftexport.passes.token_flow import WholeOnlyError, constants_of
+from aftexport.passes.token_flow import NotChunkable, constants_of
 from aftexport.system.files import sha256_of
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _SMALL_BYTES = 1024
-"""A weight below this stays with each graph that has it."""
+"""The minimum size of a shared weight; smaller ones are stored in each graph."""
 
 
 def write_chunked(path: Path, model: onnx.ModelProto, *, precision: str) -> ChunkedPlan:
-    """Cuts a model and writes its parts.
+    """Split a model and write its parts.
 
     Args:
-        path: of the archive.
-        model: the graph of bare operators, before anything around them is fused.
-        precision: that the model is exported in.
+        path: the path of the archive.
+        model: the graph of bare operators, before any fusion around them.
+        precision: the precision of the export.
 
     Returns:
-        How to run the parts.
+        The plan for the runs of the parts.
 
     Raises:
-        WholeOnlyError: saying what stands against it.
+        NotChunkable: if the model cannot run in chunks; gives the reason.
     """
     if model.ByteSize() > MAX_MODEL_BYTES:
-        raise WholeOnlyError("its graphs would be over 2 GiB")
-    means = as_means(model)
+        raise NotChunkable("its graphs would be over 2 GiB")
+    means = rewrite_as_means(model)
     try:
         summed = add_direction(means).tokens
-    except NoEvidenceError:  # or only where the document is whole
+    except NoEvidence:  # the chunks return no evidence; the whole graph may still do
         summed = None
     parts = partition(means, summed)
     graphs = _named(parts)
     plan = ChunkedPlan(
         stages=tuple(
-            ChunkedStage(left=s.reach.left, right=s.reach.right, causal=s.causal, keeps=s.keeps)
+            ChunkedStage(left=s.window.left, right=s.window.right, causal=s.causal, keeps=s.keeps)
             for s in parts.stages
         ),
         pooled=parts.pooled,
         evidence=parts.explain is not None,
         token_bytes=max(map(_token_bytes, graphs.values())),
     )
-    del means, parts  # each has all weights, and the graphs go one by one
+    del means, parts  # both hold all weights; the graphs are released one by one
     _write(path, ((name, _finished(graphs.pop(name), precision)) for name in tuple(graphs)))
     return plan
 
@@ -94,9 +94,9 @@ def _write(path: Path, graphs: Iterable[tuple[str, onnx.ModelProto]]) -> None:
             if tensor.ByteSize() < _SMALL_BYTES:
                 model.graph.initializer.append(tensor)
                 continue
-            alone = onnx.ModelProto()
-            alone.graph.initializer.append(tensor)
-            content = _serialized(alone)
+            shared = onnx.ModelProto()
+            shared.graph.initializer.append(tensor)
+            content = _serialized(shared)
             digest = sha256_of(content)
             weights.setdefault(digest, content)
             users[digest].append(name)
@@ -115,7 +115,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 
 def _token_bytes(model: onnx.ModelProto) -> int:
-    """At most what one token takes while a graph runs: every product and a copy of it."""
+    """Return the maximum bytes of one token during the run of a graph: products and copies."""
     weights = constants_of(model.graph)
     widths = [
         weights[node.input[1]].shape[-1]

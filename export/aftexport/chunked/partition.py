@@ -1,4 +1,4 @@
-"""Cuts a graph into what reduces and what applies each attention, chunk by chunk."""
+"""Split of a graph into the graphs that reduce and apply each attention, chunk by chunk."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import onnx
 
 from aftexport.bundle.manifest import Pooling
 from aftexport.chunked.summaries import DOMAIN as SUMMARY_DOMAIN
-from aftexport.chunked.summaries import Reach, reach, summary
+from aftexport.chunked.summaries import Window, summary, window_of
 from aftexport.contract import EVIDENCE
 from aftexport.operators.domain import DOMAIN, opset_of
 from aftexport.operators.numerics import MASKED
@@ -24,18 +24,19 @@ class Stage:
     """One attention.
 
     Attributes:
-        reduce: what is kept of every token, to ``few_keys`` and ``few_values`` of a chunk.
-        merge: ``key`` and ``value`` of several summaries, to those of one.
-        apply: what is kept, ``other_keys`` and ``other_values``, to what is kept next.
-        reach: tokens around a chunk that ``apply`` takes with it.
-        causal: only what is before counts.
-        keeps: what was kept before it and is needed after it.
+        reduce: the graph from kept values to ``few_keys`` and ``few_values`` of a chunk.
+        merge: the graph from ``key`` and ``value`` of several summaries to those of one.
+        apply: the graph from kept values, ``other_keys`` and ``other_values`` to the next kept
+            values.
+        window: the tokens around a chunk in the inputs of ``apply``.
+        causal: whether a token attends only to itself and earlier tokens.
+        keeps: the names of values kept from before the attention for after it.
     """
 
     reduce: onnx.ModelProto
     merge: onnx.ModelProto
     apply: onnx.ModelProto
-    reach: Reach
+    window: Window
     causal: bool
     keeps: tuple[str, ...]
 
@@ -45,12 +46,13 @@ class Partition:
     """A model in parts.
 
     Attributes:
-        stages: in order.
-        pool: what is kept after the last, to what ``head`` takes.
-        pooled: each output of ``pool``, to how those of chunks combine: sum, max or first.
-        head: what is pooled, to the logits and, where there is ``explain``, the direction.
-        explain: what is kept after the last, and the direction, to what each token adds to the
-            largest logit; None where the tokens are not summed. See ``aftexport.passes.evidence``.
+        stages: the stages in their order.
+        pool: the graph from the values kept after the last stage to the inputs of ``head``.
+        pooled: each output of ``pool``, with the combination of those of chunks: sum, max or first.
+        head: the graph from pooled values to the logits and, with ``explain``, the direction.
+        explain: the graph from the values kept after the last stage, and the direction, to the
+            evidence of each token, see ``aftexport.passes.evidence``; None if the tokens are not
+            summed.
     """
 
     stages: tuple[Stage, ...]
@@ -61,14 +63,14 @@ class Partition:
 
 
 def partition(model: onnx.ModelProto, summed: str | None = None) -> Partition:
-    """Cuts a graph of bare operators, that ``as_means`` has been applied to.
+    """Split a graph of bare operators.
 
     Args:
-        model: the graph.
-        summed: the tokens that its output ``evidence.DIRECTION`` is for; None where it has none.
+        model: the result of ``rewrite_as_means``.
+        summed: the summed tokens of its output ``evidence.DIRECTION``; None without this output.
 
     Raises:
-        WholeOnlyError: saying what stands against it.
+        NotChunkable: if the graph cannot run in chunks; gives the reason.
     """
     return _Cutter(model).cut(summed)
 
@@ -81,7 +83,7 @@ class _Cutter:
         self.constants = constants_of(model.graph)
         self.opset = opset_of(model)
         graph = model.graph
-        self.known = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
+        self.described = {v.name: v for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def cut(self, summed: str | None) -> Partition:
         attentions = [i for i, node in enumerate(self.nodes) if node.domain == DOMAIN]
@@ -94,11 +96,11 @@ class _Cutter:
             stages.append(self._stage(node, kept, after))
             kept = after
         reductions = {
-            node.output[0]: how
+            node.output[0]: combination
             for node in self.nodes
             if self.kinds[node.output[0]] is Kind.POOLED
             and any(self.kinds[name] is Kind.TOKENS for name in node.input)
-            and (how := pooling(node, self.constants)) is not None
+            and (combination := pooling(node, self.constants)) is not None
         }
         outputs = [output.name for output in self.model.graph.output]
         pool = self._model(self._subgraph([*kept, _IDS, "lengths"], list(reductions)))
@@ -115,17 +117,20 @@ class _Cutter:
         return self._model(graph)
 
     def _narrowest(self, kept: Sequence[str], start: int, end: int) -> list[str]:
-        """The last value before ``end`` that all of what follows is made from; else ``kept``."""
+        """Return one value before ``end`` that suffices for all later nodes; else from ``kept``."""
         if len(kept) == 1:
             return list(kept)
         for node in reversed(self.nodes[start + 1 : end]):
             for name in node.output:
-                if self.kinds[name] is Kind.TOKENS and not self._reachable(kept, name, end):
+                if self.kinds[name] is Kind.TOKENS and not self._is_needed(kept, name, end):
                     return [name]
-        return [name for name in kept if self._reachable([name], "", end)]
+        return [name for name in kept if self._is_needed([name], "", end)]
 
-    def _reachable(self, sources: Iterable[str], without: str, end: int) -> bool:
-        """Whether what is from ``end`` on, or pooled, comes of ``sources``, ``without`` aside."""
+    def _is_needed(self, sources: Iterable[str], without: str, end: int) -> bool:
+        """Return whether nodes from ``end`` on, or pooled values, depend on ``sources``.
+
+        Dependences through the value ``without`` do not count.
+        """
         made = set(sources) - {without}
         for index, node in enumerate(self.nodes):
             if node.op_type == "Shape" or not made.intersection(node.input):
@@ -138,18 +143,18 @@ class _Cutter:
     def _stage(self, node: onnx.NodeProto, kept: list[str], after: list[str]) -> Stage:
         causal = node.op_type.startswith("Causal")
         bias = self.constants.get(node.input[3]) if len(node.input) > 4 else None
-        span = reach(node, causal, bias)
+        window = window_of(node, causal, bias)
         function = summary(node, self.opset)
         key, value = node.input[1:3]
 
         to_summary = self._subgraph([*kept, _IDS, "lengths"], [key, value])
         to_summary.node.extend([_in_float32(key, "key_f"), _in_float32(value, "value_f")])
-        to_summary.node.append(_summarise("key_f", "value_f"))
+        to_summary.node.append(_summarize("key_f", "value_f"))
         del to_summary.output[:]
         to_summary.output.extend([_value("few_keys", FLOAT), _value("few_values", FLOAT)])
 
         merge = onnx.helper.make_graph(
-            [_summarise("key", "value")],
+            [_summarize("key", "value")],
             "main",
             [_value("key", FLOAT), _value("value", FLOAT)],
             [_value("few_keys", FLOAT), _value("few_values", FLOAT)],
@@ -160,32 +165,33 @@ class _Cutter:
         place = next(i for i, n in enumerate(apply.node) if n.output[0] == node.output[0])
         before, after_it = apply.node[:place], apply.node[place + 1 :]
         del apply.node[:]
-        apply.node.extend([*before, *self._attend_with_others(node, span.left), *after_it])
-        apply.initializer.extend(_constants(span.left))
+        apply.node.extend([*before, *self._attend_with_others(node, window.left), *after_it])
+        apply.initializer.extend(_constants(window.left))
         apply.input.extend([_value("other_keys", FLOAT), _value("other_values", FLOAT)])
         return Stage(
             self._model(to_summary, function),
             self._model(merge, function),
             self._model(apply),
-            span,
+            window,
             causal,
             tuple(name for name in after if name in kept and name != _IDS),
         )
 
     def _attend_with_others(self, node: onnx.NodeProto, left: int) -> list[onnx.NodeProto]:
-        """The attention in float32 over summaries, ``left`` tokens of no weight, and the chunk.
+        """Return the attention in float32 over summaries, ``left`` filler tokens, and the chunk.
 
-        Those between keep the summaries, which have no place, out of the window of the first.
+        The filler has no weight. It keeps the summaries, which have no position, out of the window
+        of the first token.
         """
         query, key, value, *biases, _ = node.input
         result = node.output[0]
         make = onnx.helper.make_node
         nodes = []
         before = {"query": "other_values", "key": "other_keys", "value": "other_values"}
-        for name, given in zip(before, (query, key, value), strict=True):
+        for name, operand in zip(before, (query, key, value), strict=True):
             filler = f"chunk_nothing_{name}"
             own = f"chunk_{name}_own"
-            nodes.append(_in_float32(given, own))
+            nodes.append(_in_float32(operand, own))
             parts = [before[name], own]
             if left:
                 nodes += [
@@ -223,33 +229,33 @@ class _Cutter:
         return nodes
 
     def _subgraph(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
-        """What computes ``outputs``, with those of ``inputs`` that it needs."""
+        """Return the graph that computes ``outputs``, with the needed ones of ``inputs``."""
         needed, nodes = set(outputs), []
         for node in reversed(self.nodes):
             if any(name in needed and name not in inputs for name in node.output):
                 nodes.append(node)
                 needed.update(node.input)
-        taken = [name for name in dict.fromkeys(inputs) if name in needed]
+        used_inputs = [name for name in dict.fromkeys(inputs) if name in needed]
         made = {name for node in nodes for name in node.output}
         return onnx.helper.make_graph(
             nodes[::-1],
             "main",
-            [self._described(name) for name in taken],
-            [self._described(name) for name in outputs],
+            [self._description(name) for name in used_inputs],
+            [self._description(name) for name in outputs],
             [i for i in self.model.graph.initializer if i.name in needed],
             value_info=[
                 v for v in self.model.graph.value_info if v.name in made and v.name not in outputs
             ],
         )
 
-    def _described(self, name: str) -> onnx.ValueInfoProto:
-        known: onnx.ValueInfoProto | None = self.known.get(name)
-        return known or _value(name, self._element(name))
+    def _description(self, name: str) -> onnx.ValueInfoProto:
+        description: onnx.ValueInfoProto | None = self.described.get(name)
+        return description or _value(name, self._element(name))
 
     def _element(self, name: str) -> int:
-        """The type of a value that ``as_means`` may have made: that of what it is made from."""
-        if name in self.known:
-            return int(self.known[name].type.tensor_type.elem_type)
+        """Return the type of a value, or that of its input if ``rewrite_as_means`` added it."""
+        if name in self.described:
+            return int(self.described[name].type.tensor_type.elem_type)
         node = next(node for node in self.nodes if name in node.output)
         return self._element(next(n for n in node.input if self.kinds[n] is Kind.TOKENS))
 
@@ -275,7 +281,7 @@ def _in_float32(name: str, result: str) -> onnx.NodeProto:
     return onnx.helper.make_node("Cast", [name], [result], to=FLOAT)
 
 
-def _summarise(key: str, value: str) -> onnx.NodeProto:
+def _summarize(key: str, value: str) -> onnx.NodeProto:
     return onnx.helper.make_node(
         "Summary", [key, value], ["few_keys", "few_values"], domain=SUMMARY_DOMAIN
     )

@@ -1,10 +1,10 @@
-"""Runs a document chunk by chunk, in memory that does not grow; see ``aftexport.chunked``."""
+"""Runs of a document chunk by chunk, in bounded memory; see ``aftexport.chunked``."""
 
 import copy
 import io
 import shutil
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aftexport.bundle.chunked_plan import DAMAGED
 from aftexport.bundle.manifest import ChunkedPlan, ChunkedStage
+from aftexport.chunked.other_summaries import Chunk, OtherSummaries, cut_at_margins, joined
 from aftexport.chunked.spill import Array, Rows, Summaries, Summary
 from aftexport.contract import EVIDENCE
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
@@ -23,132 +24,55 @@ from aftexport.errors import EngineError, InputError, StorageError
 from aftexport.system.stored_archives import unstored_member
 
 Parts = Generator[None, None, dict[str, NDArray[np.generic]]]
-"""Stops after every part of the work; returns the outputs."""
-_Chunk = tuple[int, int]
-"""Its first token and the one after its last."""
+"""A generator that yields after every part of the work, and returns the outputs."""
 
 _MAX_GRAPH_BYTES = 1 << 31
-"""Of a protobuf message."""
+"""The maximum size of a protobuf message."""
 MEMORY_BUDGET = 512 << 20
-"""Bytes a document may take beside the model."""
-_MOST_TOKENS = 8192
-"""Of a chunk: longer ones are no faster, and others wait for one."""
+"""The default maximum bytes of a document in memory, without the model."""
+_MAX_CHUNK_TOKENS = 8192
+"""The maximum length of a chunk: longer ones are not faster, and delay other documents."""
 
 
 @dataclass(frozen=True)
 class _Document:
-    """A document's ids, int64 ``[T]``, and what is kept of each of its tokens."""
+    """A document's ids, int64 ``[T]``, and the kept values of its tokens."""
 
     ids: NDArray[np.int64]
     kept: Mapping[str, Rows]
 
     def inputs(self, engine: OnnxRuntimeEngine, start: int, end: int) -> dict[str, Array]:
-        """What an engine takes of the tokens from ``start`` to ``end``."""
-        given: dict[str, Array] = {}
+        """Return the inputs of an engine for the tokens from ``start`` to ``end``."""
+        inputs: dict[str, Array] = {}
         for name in engine.input_names:
             if name == "input_ids":
-                given[name] = self.ids[None, start:end]
+                inputs[name] = self.ids[None, start:end]
             elif name == "lengths":
-                given[name] = np.array([end - start])
+                inputs[name] = np.array([end - start])
             elif name in self.kept:
-                given[name] = self.kept[name].read(start, end)
-        return given
-
-
-class _Others:
-    """What each chunk attends to beside its own tokens and those around it.
-
-    Args:
-        stage: whose summaries they are.
-        merge: one summary of several.
-        summaries: where they are written.
-    """
-
-    def __init__(
-        self,
-        stage: ChunkedStage,
-        merge: Callable[[Sequence[Summary]], Summary],
-        summaries: Summaries,
-    ) -> None:
-        self._stage = stage
-        self._merge = merge
-        self._summaries = summaries
-        self._chunks: list[int] = []
-        self._pieces: list[list[int]] = []
-
-    def add(self, pieces: Sequence[Summary]) -> None:
-        """The next chunk: its summaries, cut at the margins of its neighbours."""
-        self._pieces.append([self._summaries.append(piece) for piece in pieces])
-        self._chunks.append(self._summaries.append(self._merge(pieces)))
-
-    def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """Keys ``[1, S, *]`` and values ``[1, S, D]`` for chunk after chunk."""
-        stage, tokens, read = self._stage, self._summaries.tokens, self._summaries.read
-        after = self._after()
-        before: Summary | None = None  # of what is before the chunk before
-        for index, pieces in enumerate(self._pieces):
-            start, end = tokens(pieces[0])[0], tokens(pieces[-1])[1]
-            near: list[int] = []
-            if index > 1:
-                chunk = read(self._chunks[index - 2])
-                before = chunk if before is None else self._merge([before, chunk])
-            if index:
-                near += [p for p in self._pieces[index - 1] if tokens(p)[1] <= start - stage.left]
-            if not stage.causal and index + 1 < len(self._pieces):
-                near += [p for p in self._pieces[index + 1] if tokens(p)[0] >= end + stage.right]
-                near += after[index + 2 : index + 3]
-            found = [] if before is None else [before]
-            found += map(read, near)
-            if found:
-                yield _joined(found)
-            else:
-                one = read(pieces[0])
-                yield one.keys[:, :0], one.values[:, :0]
-
-    def _after(self) -> list[int]:
-        """The summaries of each chunk and all that follow it."""
-        # Not all without those before: differences of sums would cancel.
-        after: list[int] = []
-        following: Summary | None = None
-        for place in () if self._stage.causal else reversed(self._chunks):
-            chunk = self._summaries.read(place)
-            following = chunk if following is None else self._merge([chunk, following])
-            after.append(self._summaries.append(following))
-        return after[::-1]
-
-
-def _joined(summaries: Sequence[Summary]) -> tuple[Array, Array]:
-    keys = np.concatenate([s.keys for s in summaries], 1)
-    return keys, np.concatenate([s.values for s in summaries], 1)
-
-
-def _cut(chunk: _Chunk, stage: ChunkedStage, chunks: Sequence[_Chunk]) -> list[_Chunk]:
-    """A chunk, cut where its neighbours' margins end: what is in those they take as tokens."""
-    start, end = chunk
-    if len(chunks) == 1:
-        return [chunk]
-    return list(pairwise(sorted({start, start + stage.right, end - stage.left, end})))
+                inputs[name] = self.kept[name].read(start, end)
+        return inputs
 
 
 class ChunkedModel:
-    """A model that takes one document of any length.
+    """A model for one document of any length.
 
     Args:
-        archive: ``chunked.zip``; it is kept open.
-        plan: how to run what is in it.
-        threads: of one operator; 0 for ``usable_cores``.
-        memory_budget: bytes a document may take in memory beside the model.
-        folder: where what is kept between layers is written; the system's for temporary
-            files by default.
-        fused: use the kernel library where it is built.
-        chunk_tokens: of a chunk at most; None to choose by the budget.
+        archive: the path of ``chunked.zip``, which stays open.
+        plan: the plan for the graphs in the archive.
+        threads: the number of threads of one operator; 0 for ``usable_cores``.
+        memory_budget: the maximum bytes of a document in memory, without the model.
+        folder: the folder for values between layers; by default that of the system for temporary
+            files.
+        fused: whether to use the kernel library, if it is built.
+        chunk_tokens: the maximum tokens of a chunk; None to choose by the budget.
 
     Raises:
-        EngineError: if ``archive`` is not a zip file, or would take more memory than it has bytes.
+        EngineError: if ``archive`` is not a zip file, or would need more memory than its size.
 
     Attributes:
-        whole_tokens: a document up to this fits the budget as a whole.
-        chunk_tokens: of a chunk at most.
+        whole_tokens: the maximum tokens of a document that fits the budget as a whole.
+        chunk_tokens: the maximum tokens of a chunk.
     """
 
     def __init__(
@@ -163,7 +87,7 @@ class ChunkedModel:
         chunk_tokens: int | None = None,
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
-        # Open from now on: it stays this one where another is put in its place.
+        # The archive stays open: if the file is replaced, the model keeps the old one.
         try:
             self._archive = zipfile.ZipFile(archive)
             reason = unstored_member(self._archive, archive.stat().st_size)
@@ -176,33 +100,33 @@ class ChunkedModel:
         self._threads = threads
         self._fused = fused
         self._folder = folder
-        around = max((s.left + s.right for s in plan.stages), default=0)
-        # Chunks of a document are of like lengths, so that half of one holds both margins.
-        self._least_chunk = max(2 * around, 1)
-        fitting = min(_MOST_TOKENS, memory_budget // plan.token_bytes - around)
-        self.chunk_tokens = max(chunk_tokens or fitting, self._least_chunk)
+        margins = max((s.left + s.right for s in plan.stages), default=0)
+        # Chunks of a document have similar lengths, so half of one holds both margins.
+        self._min_chunk_tokens = max(2 * margins, 1)
+        fitting = min(_MAX_CHUNK_TOKENS, memory_budget // plan.token_bytes - margins)
+        self.chunk_tokens = max(chunk_tokens or fitting, self._min_chunk_tokens)
 
     def in_chunks_of(self, tokens: int) -> Self:
-        """The same model, of the same open archive, with chunks of so many tokens at most."""
+        """Return the same model, of the same open archive, with chunks of at most ``tokens``."""
         model = copy.copy(self)
-        model.chunk_tokens = max(tokens, self._least_chunk)
+        model.chunk_tokens = max(tokens, self._min_chunk_tokens)
         return model
 
     def run(self, ids: NDArray[np.int64], *, evidence: bool = False) -> dict[str, Array]:
-        """Runs one document.
+        """Run one document.
 
         Args:
-            ids: int64 ``[T]``.
-            evidence: ask for what each token adds, too; where the plan has it.
+            ids: the token ids, int64 ``[T]``.
+            evidence: whether to return the evidence of each token; only if the plan has it.
 
         Returns:
-            ``logits [1, C]`` and, if asked for, ``evidence [1, T]``, as in
+            ``logits [1, C]`` and, if requested, ``evidence [1, T]``, see
             ``aftexport.passes.evidence``.
 
         Raises:
-            InputError: where there are no ids.
-            EngineError: where the runtime refuses or fails.
-            StorageError: where there is no space for what is kept between layers.
+            InputError: if there are no ids.
+            EngineError: if the runtime refuses a graph or fails.
+            StorageError: if there is not enough space for values between layers.
         """
         parts = self.parts(ids, evidence=evidence)
         while True:
@@ -212,16 +136,17 @@ class ChunkedModel:
                 return dict(stop.value)
 
     def parts(self, ids: NDArray[np.int64], *, evidence: bool = False) -> Parts:
-        """The same, stopping after every part, so that others can go between.
+        """Run one document with a stop after every part, between which other work can run.
 
-        To give up, close the generator.
+        The caller cancels the run by closing the generator. Arguments, return value and exceptions
+        are those of ``run``.
         """
         try:
             return (yield from self._parts(ids, evidence=evidence))
         except OSError as error:
             raise StorageError(
-                f"What is left between layers of a document cannot be kept ({error.strerror}).",
-                "Shorter documents need no space; make some, or name another folder by --spill.",
+                f"The values of a document between layers cannot be stored ({error.strerror}).",
+                "Free some space, name another folder by --spill, or send shorter documents.",
             ) from error
 
     def _parts(self, ids: NDArray[np.int64], *, evidence: bool) -> Parts:
@@ -230,58 +155,58 @@ class ChunkedModel:
             kept: dict[str, Rows] = {}
             for number, stage in enumerate(self._plan.stages):
                 document = _Document(ids, kept)
-                with ExitStack() as of_stage:
-                    summaries = Summaries(self._folder, of_stage)
-                    others = yield from self._summarised(number, stage, document, chunks, summaries)
+                with ExitStack() as stage_files:
+                    summaries = Summaries(self._folder, stage_files)
+                    others = yield from self._summarized(number, stage, document, chunks, summaries)
                     kept = yield from self._applied(number, stage, document, chunks, others, files)
             document = _Document(ids, kept)
             outputs = yield from self._pooled(document, chunks)
-            found = {"logits": outputs["logits"]}
+            results = {"logits": outputs["logits"]}
             if evidence:
-                found[EVIDENCE] = yield from self._explained(document, chunks, outputs)
-            return found
+                results[EVIDENCE] = yield from self._explained(document, chunks, outputs)
+            return results
 
     def count(self, tokens: int, *, evidence: bool = False) -> int:
-        """The parts of a document of so many tokens, the last included."""
+        """Return the number of parts of a document of ``tokens`` tokens, with the last one."""
         chunks = self._chunks(tokens)
         parts = len(self._pooled_from(chunks)) + len(chunks) * evidence + 1
         for number, stage in enumerate(self._plan.stages):
-            parts += sum(len(_cut(chunk, stage, chunks)) for chunk in chunks)
+            parts += sum(len(cut_at_margins(chunk, stage, chunks)) for chunk in chunks)
             parts += len(self._applied_to(number, chunks))
         return parts
 
-    def _chunks(self, tokens: int) -> list[_Chunk]:
+    def _chunks(self, tokens: int) -> list[Chunk]:
         if not tokens:
-            raise InputError("The document has no tokens.", "Give some ids.")
+            raise InputError("The document has no tokens.", "Give at least one id.")
         count = -(-tokens // self.chunk_tokens)
         ends = [tokens * i // count for i in range(count + 1)]
         return list(pairwise(ends))
 
-    def _summarised(
+    def _summarized(
         self,
         number: int,
         stage: ChunkedStage,
         document: _Document,
-        chunks: Sequence[_Chunk],
+        chunks: Sequence[Chunk],
         summaries: Summaries,
-    ) -> Generator[None, None, _Others]:
+    ) -> Generator[None, None, OtherSummaries]:
         reduce, merge = self._engine(f"{number}.reduce"), self._engine(f"{number}.merge")
 
         def merged(summaries: Sequence[Summary]) -> Summary:
             if len(summaries) == 1:
                 return summaries[0]
-            keys, values = _joined(summaries)
+            keys, values = joined(summaries)
             few = merge.run({"key": keys, "value": values})
             return Summary.of(few, summaries[0].start, summaries[-1].end)
 
-        others = _Others(stage, merged, summaries)
+        others = OtherSummaries(stage, merged, summaries)
         for chunk in chunks:
-            found = []
-            for first, last in _cut(chunk, stage, chunks):
+            pieces = []
+            for first, last in cut_at_margins(chunk, stage, chunks):
                 few = reduce.run(document.inputs(reduce, first, last))
-                found.append(Summary.of(few, first, last))
+                pieces.append(Summary.of(few, first, last))
                 yield
-            others.add(found)
+            others.add(pieces)
         return others
 
     def _applied(
@@ -289,8 +214,8 @@ class ChunkedModel:
         number: int,
         stage: ChunkedStage,
         document: _Document,
-        chunks: Sequence[_Chunk],
-        others: _Others,
+        chunks: Sequence[Chunk],
+        others: OtherSummaries,
         files: ExitStack,
     ) -> Generator[None, None, dict[str, Rows]]:
         apply = self._engine(f"{number}.apply")
@@ -313,7 +238,7 @@ class ChunkedModel:
                 old.file.close()
         return kept
 
-    def _pooled(self, document: _Document, chunks: Sequence[_Chunk]) -> Parts:
+    def _pooled(self, document: _Document, chunks: Sequence[Chunk]) -> Parts:
         pool, head = self._engine("pool"), self._engine("head")
         pooled: dict[str, Array] = {}
         combine = {"sum": np.add, "max": np.maximum}
@@ -321,20 +246,20 @@ class ChunkedModel:
             outputs = pool.run(document.inputs(pool, start, end))
             if lacking := self._plan.pooled.keys() - outputs.keys():
                 raise EngineError(
-                    f"{self._name}: it pools no {min(lacking)}, which the manifest names.",
+                    f"{self._name}: expected a pooled {min(lacking)} as in the manifest, got none.",
                     "Export the model again.",
                 )
-            for name, how in self._plan.pooled.items():
+            for name, combination in self._plan.pooled.items():
                 if name not in pooled:
                     pooled[name] = outputs[name]
-                elif how != "first":
-                    pooled[name] = combine[how](pooled[name], outputs[name])
+                elif combination != "first":
+                    pooled[name] = combine[combination](pooled[name], outputs[name])
             yield
         whole = document.inputs(head, 0, document.ids.size)
         return head.run({**whole, **pooled})
 
     def _explained(
-        self, document: _Document, chunks: Sequence[_Chunk], outputs: Mapping[str, Array]
+        self, document: _Document, chunks: Sequence[Chunk], outputs: Mapping[str, Array]
     ) -> Generator[None, None, Array]:
         explain = self._engine("explain")
         added = []
@@ -345,30 +270,30 @@ class ChunkedModel:
             yield
         return np.concatenate(added, 1)
 
-    def _applied_to(self, number: int, chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
-        """The chunks whose rows are needed after a stage."""
-        last = number + 1 == len(self._plan.stages)
-        return self._pooled_from(chunks) if last else chunks
+    def _applied_to(self, number: int, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """Return the chunks whose rows are needed after a stage."""
+        is_last = number + 1 == len(self._plan.stages)
+        return self._pooled_from(chunks) if is_last else chunks
 
-    def _pooled_from(self, chunks: Sequence[_Chunk]) -> Sequence[_Chunk]:
-        """The first alone, where nothing but the first token's row is pooled."""
-        first_alone = all(how == "first" for how in self._plan.pooled.values())
-        return chunks[:1] if first_alone else chunks
+    def _pooled_from(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """Return the chunks with pooled rows: only the first if only its first token is pooled."""
+        is_first_only = all(how == "first" for how in self._plan.pooled.values())
+        return chunks[:1] if is_first_only else chunks
 
     def _engine(self, name: str) -> OnnxRuntimeEngine:
-        # Made when its turn comes: not more than a layer's weights are there twice, and what it
-        # keeps between chunks goes with it.
+        # An engine is made right before its use: at most the weights of one layer are in memory
+        # twice, and the memory it keeps between chunks is freed with it.
         try:
             model = self._read(name)
         except (OSError, KeyError, *DAMAGED) as error:
             raise EngineError(
-                f"{self._name}: {str(error) or 'it is cut off'}.",
-                "Replace a bundle, never write over it.",
+                f"{self._name}: {str(error) or 'it is truncated'}.",
+                "Replace the bundle as a whole, and never write into its files.",
             ) from error
         return OnnxRuntimeEngine(model, threads=self._threads, fused=self._fused)
 
     def _read(self, name: str) -> bytes:
-        """A graph with the weights that it shares; see ``aftexport.chunked.archive``."""
+        """Return a graph with the weights that it shares; see ``aftexport.chunked.archive``."""
         shared = (
             member
             for member in self._archive.namelist()
@@ -377,8 +302,10 @@ class ChunkedModel:
         members = [f"{name}.onnx", *shared]
         size = sum(self._archive.getinfo(m).file_size for m in members)
         if size > _MAX_GRAPH_BYTES:
-            raise zipfile.BadZipFile(f"{name} has {size} bytes, more than {_MAX_GRAPH_BYTES}")
-        # Of that size from the start, its value is no second copy.
+            raise zipfile.BadZipFile(
+                f"{name} must have at most {_MAX_GRAPH_BYTES} bytes, got {size}"
+            )
+        # With its final size from the start, getvalue() makes no second copy.
         model = io.BytesIO(bytes(size))
         for member in members:
             with self._archive.open(member) as part:

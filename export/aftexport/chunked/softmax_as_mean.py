@@ -1,11 +1,13 @@
-"""Rewrites Fastformer and pooling by a softmax as means over the tokens, which have a summary,
-and plain means as sums, which chunks have parts of.
+"""Rewrites for chunks of Fastformer, and of pooling by a softmax or a mean.
+
+Fastformer and pooling by a softmax become means over the tokens, which have a summary. Plain means
+become sums, which are sums of those of chunks.
 
     Fastformer:  g_q = mean of Q with logits Q Wa / sqrt(d),  P = K * g_q,
                  g_k = mean of P with logits P Wb / sqrt(d),  Y = V * g_k
     pooling:     sum_t softmax_T(s)[t] x[t];  (sum_t x[t]) / T
 
-A mean with one logit for each head is AFT-conv with a filter of one tap that is 0.
+A mean with one logit for each head is an AFT-conv with a filter of one tap, 0.
 """
 
 import math
@@ -24,8 +26,8 @@ from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens, 
 _LOCAL = "aftexport.chunked"
 
 
-def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns ``model``, a graph before its operators have bodies, with such nodes rewritten."""
+def rewrite_as_means(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a graph of bare operators with these nodes rewritten."""
     rewritten = onnx.ModelProto()
     rewritten.CopyFrom(model)
     graph = rewritten.graph
@@ -38,7 +40,7 @@ def as_means(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.domain == DOMAIN and node.op_type.removeprefix("Causal") == "Fastformer":
             weight = weights.get(node.input[3])
             if weight is None:
-                continue  # it is computed, and the operator stays, which has no summary
+                continue  # a computed weight: the operator stays and has no summary
             dim, num_heads = weight.dims
             function = _fastformer(node.op_type, num_heads, opset)
             functions[function.name] = function
@@ -84,7 +86,7 @@ def _fastformer(op_type: str, num_heads: int, opset: int) -> onnx.FunctionProto:
 
 
 def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
-    """Makes ``ReduceSum(Mul(Softmax(s), x))`` over the tokens the first row of such a mean."""
+    """Replace ``ReduceSum(Mul(Softmax(s), x))`` over the tokens by the first row of a mean."""
     producers = {output: node for node in graph.node for output in node.output}
     constants = constants_of(graph)
     dims = {
@@ -93,25 +95,26 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
     }
     tokens = dims["input_ids"]
 
-    def made_by(name: str, op_type: str) -> onnx.NodeProto | None:
+    def producer(name: str, op_type: str) -> onnx.NodeProto | None:
         node = producers.get(name)
         return node if node is not None and node.op_type == op_type else None
 
     for index, total in enumerate(graph.node):
         if not is_sum_over_tokens(total, constants) or _keeps_axis(total):
             continue
-        product = made_by(total.input[0], "Mul")
+        product = producer(total.input[0], "Mul")
         if product is None:
             continue
         for weights, x in (product.input, reversed(product.input)):
-            softmax = made_by(weights, "Softmax")
-            # One weight for each token, and of each token something.
-            shaped = dims.get(weights) == [*tokens, 1] and dims.get(x, [])[:2] == tokens
-            if softmax is not None and _axis(softmax) == 1 and shaped:
+            softmax = producer(weights, "Softmax")
+            # The shapes must be one weight per token, and values per token.
+            is_per_token = dims.get(weights) == [*tokens, 1] and dims.get(x, [])[:2] == tokens
+            if softmax is not None and _axis(softmax) == 1 and is_per_token:
                 name = total.output[0]
                 filter = _constant(graph, np.zeros((1, 1)), onnx.TensorProto.FLOAT)
                 row = _constant(graph, np.asarray(0), onnx.TensorProto.INT64)
-                # Of one document, which is all that a chunk is of; the model may take no lengths.
+                # A chunk has one document, so its length is the axis; the model may have no
+                # input lengths.
                 count = onnx.helper.make_node(
                     "Shape", ["input_ids"], [f"{name}_tokens"], start=1, end=2
                 )
@@ -131,7 +134,7 @@ def _pooling_by_softmax(graph: onnx.GraphProto) -> None:
 
 
 def _pooling_by_mean(graph: onnx.GraphProto) -> None:
-    """Makes ``ReduceMean`` over the tokens a sum, divided by their number once all are summed."""
+    """Replace ``ReduceMean`` over the tokens by a sum and a division by the number of tokens."""
     constants = constants_of(graph)
     described = {value.name: value for value in graph.value_info}
     nodes = []
@@ -159,7 +162,7 @@ def _pooling_by_mean(graph: onnx.GraphProto) -> None:
 
 
 def _keeps_axis(node: onnx.NodeProto) -> bool:
-    """Tells whether a reduction leaves an axis of one."""
+    """Return whether a reduction keeps its axis with size 1."""
     return next((a.i == 1 for a in node.attribute if a.name == "keepdims"), True)
 
 

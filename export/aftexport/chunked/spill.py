@@ -1,4 +1,4 @@
-"""What is kept of a long document between the parts of its work: in files, that memory not grow."""
+"""Files for the values of a long document between the parts of its run, to bound memory."""
 
 import tempfile
 from collections.abc import Mapping
@@ -14,30 +14,34 @@ Array = NDArray[np.generic]
 
 
 class Rows:
-    """Arrays ``[1, T, C]``, one after another along T, in a file that has no name.
+    """Arrays ``[1, T, C]``, joined along T in a file without a name.
 
     Args:
-        folder: where the file is; the system's for temporary files by default.
+        folder: the folder of the file; by default that of the system for temporary files.
 
     Attributes:
-        file: to be closed when nothing is read any more, which removes it.
-        count: of the rows.
+        file: the file, which its close removes.
+        count: the number of rows.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed by whoever made it
+        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed by the caller
         self.count = 0
         self._like: Array = np.empty((1, 0, 0))
 
     def append(self, rows: Array) -> None:
-        """Writes rows after the last; raises OSError where there is no space."""
-        self._like = rows[:, :0].copy()  # a view would keep all of them
+        """Append rows to the file.
+
+        Raises:
+            OSError: if there is not enough space.
+        """
+        self._like = rows[:, :0].copy()  # a view would keep all rows in memory
         self.count += rows.shape[1]
         self.file.write(np.ascontiguousarray(rows).data)
-        self.file.flush()  # or a full disk would be found only where the file is closed
+        self.file.flush()  # otherwise a full disk would be noticed only on close
 
     def read(self, start: int, end: int) -> Array:
-        """The rows from ``start`` to ``end``, ``[1, end - start, C]``."""
+        """Return the rows from ``start`` to ``end``, ``[1, end - start, C]``."""
         width = self._like.shape[2]
         self.file.seek(start * width * self._like.itemsize)
         rows = np.empty((1, end - start, width), self._like.dtype)
@@ -48,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Summary:
-    """Keys ``[1, S, *]`` and values ``[1, S, D]`` that stand for the tokens up to ``end``."""
+    """Keys ``[1, S, *]`` and values ``[1, S, D]`` for the tokens from ``start`` to ``end``."""
 
     start: int
     end: int
@@ -57,16 +61,16 @@ class Summary:
 
     @classmethod
     def of(cls, outputs: Mapping[str, Array], start: int, end: int) -> Self:
-        """Copies it: what a runtime returns may keep all of a run's memory."""
+        """Return a summary with copies of outputs, which may hold all memory of a run."""
         return cls(start, end, outputs["few_keys"].copy(), outputs["few_values"].copy())
 
 
 class Summaries:
-    """Summaries, one after another, in two files.
+    """A sequence of summaries in two files.
 
     Args:
-        folder: where the files are; the system's for temporary files by default.
-        files: closes them.
+        folder: the folder of the files; by default that of the system for temporary files.
+        files: the stack that closes the files.
     """
 
     def __init__(self, folder: Path | None, files: ExitStack) -> None:
@@ -76,7 +80,11 @@ class Summaries:
         self._places: list[tuple[int, int, int, int]] = []
 
     def append(self, summary: Summary) -> int:
-        """Writes one more and returns its index; raises OSError where there is no space."""
+        """Append a summary and return its index.
+
+        Raises:
+            OSError: if there is not enough space.
+        """
         first = self._keys.count
         self._keys.append(summary.keys)
         self._values.append(summary.values)
@@ -84,10 +92,10 @@ class Summaries:
         return len(self._places) - 1
 
     def tokens(self, index: int) -> tuple[int, int]:
-        """The first token that one stands for, and the one after its last."""
+        """Return the first token of a summary, and the token after its last."""
         return self._places[index][:2]
 
     def read(self, index: int) -> Summary:
-        """The summary that was the ``index``-th to be written."""
+        """Return the summary with an index of ``append``."""
         start, end, first, last = self._places[index]
         return Summary(start, end, self._keys.read(first, last), self._values.read(first, last))

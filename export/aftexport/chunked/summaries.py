@@ -1,11 +1,11 @@
-"""What makes an attention's keys and values few: a summary that stands for all of them.
+"""Summaries of an attention's keys and values: a few that replace all of them.
 
-A summary is itself keys and values, with bias 0 and no place among the tokens, so that one
-operator attends to tokens and summaries alike, and summaries of summaries are summaries.
+A summary consists of keys and values, with bias 0 and without a position. One operator can
+therefore attend to tokens and summaries together, and summaries of summaries are summaries.
 
     AFT-simple, -local:  one key, log sum_u exp(K[u]) by channel; its value is the mean by the
                          weights exp(K[u])
-    AFT-conv:            the same with one logit for each head
+    AFT-conv:            as AFT-simple, with one logit for each head
     Efficient Attention: d keys for each head: key c has log sum_u exp(K[u,c]) at channel c and
                          no weight elsewhere; its value is the mean by the weights of channel c
     linear attention:    d keys: phi(key c) is sum_u phi(K[u,c]) at channel c and 0 elsewhere;
@@ -21,49 +21,51 @@ from numpy.typing import NDArray
 
 from aftexport.operators import onnx_text as text
 from aftexport.operators import two_level_sums as sums
-from aftexport.passes.token_flow import WholeOnlyError
+from aftexport.passes.token_flow import NotChunkable
 
 DOMAIN = "aftexport.summary"
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How many tokens before and after its own a query has a bias for."""
+class Window:
+    """The numbers of tokens before and after a query that have a bias for it."""
 
     left: int
     right: int
 
 
-def reach(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | None) -> Reach:
-    """The window of an operator.
+def window_of(node: onnx.NodeProto, causal: bool, bias: NDArray[np.generic] | None) -> Window:
+    """Return the window of an operator.
 
     Args:
-        node: an operator of ours.
-        causal: whether it is.
-        bias: its constant ``filter [H, s]`` or ``band [R, W]``; None where it has none.
+        node: one of our operators.
+        causal: whether the operator is causal.
+        bias: its constant ``filter [H, s]`` or ``band [R, W]``; None if it has none.
 
     Raises:
-        WholeOnlyError: for an operator without a summary, or a bias by position.
+        NotChunkable: if the operator has no summary, or a bias by position.
     """
     stem = node.op_type.removeprefix("Causal")
     if stem in ("AftSimple", "EfficientAttention", "NormalizedLinearAttention"):
-        return Reach(0, 0)
+        return Window(0, 0)
     if stem not in ("AftConv", "AftLocal"):
-        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
+        raise NotChunkable(f"{node.op_type} has no summary of a chunk's keys and values")
     if bias is None:
-        raise WholeOnlyError(f"the bias of {node.op_type} is computed")
+        raise NotChunkable(f"the bias of {node.op_type} is computed")
     if stem == "AftLocal" and bias.shape[0] != 1:
-        raise WholeOnlyError(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
+        raise NotChunkable(f"{node.op_type} has a bias for each of {bias.shape[0]} positions")
     width = bias.shape[1]
     left = width - 1 if causal else (width - 1) // 2
-    return Reach(left, width - 1 - left)
+    return Window(left, width - 1 - left)
 
 
 def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
-    """A function of float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
+    """Return the function that summarizes keys and values of an operator.
+
+    It maps float32 ``key [1, T, *]`` and ``value [1, T, D]`` to ``few_keys, few_values``.
 
     Raises:
-        WholeOnlyError: for an operator or a setting without a summary.
+        NotChunkable: if the operator or its setting has no summary.
     """
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     stem = node.op_type.removeprefix("Causal")
@@ -74,18 +76,18 @@ def summary(node: onnx.NodeProto, opset: int) -> onnx.FunctionProto:
         body = _heads("value", "values", num_heads) + _MEAN_OF_HEADS
     elif stem == "EfficientAttention":
         if attributes.get("normalization", b"softmax") != b"softmax":
-            raise WholeOnlyError("EfficientAttention divides by the number of keys (scaling)")
+            raise NotChunkable("EfficientAttention divides by the number of keys (scaling)")
         body = _context(num_heads, "weight", _EXPONENTIALS, "few = Identity(log_sum)\n")
     elif stem == "NormalizedLinearAttention":
-        elu = attributes.get("feature_map", b"elu") == b"elu"
+        is_elu = attributes.get("feature_map", b"elu") == b"elu"
         body = _context(
             num_heads,
             "feature",
-            (_ELU if elu else _RELU) + _FEATURES,
-            _ELU_INVERSE if elu else _RELU_INVERSE,
+            (_ELU if is_elu else _RELU) + _FEATURES,
+            _ELU_INVERSE if is_elu else _RELU_INVERSE,
         )
     else:
-        raise WholeOnlyError(f"{node.op_type} has no state that chunks combine to")
+        raise NotChunkable(f"{node.op_type} has no summary of a chunk's keys and values")
     return onnx.parser.parse_function(
         f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n'
         f"Summary (key, value) => (few_keys, few_values)\n{{{_COMMON}{body}}}"
@@ -156,7 +158,14 @@ _RELU_INVERSE = "few = Identity(feature_total)\n"
 
 
 def _context(num_heads: int, name: str, features: str, keys: str) -> str:
-    """One key for each channel of a head, zero elsewhere, by ``<name>`` and ``<name>_total``."""
+    """Return the body with a key for each channel of a head, which is zero in other channels.
+
+    Args:
+        num_heads: the number of heads.
+        name: the prefix of the values with the features and with their total.
+        features: the body that computes the features.
+        keys: the body that computes the keys from the total.
+    """
     return (
         features
         + f"""

@@ -1,4 +1,4 @@
-"""The task of every bundle: one label of several holds, and the scores are a softmax over them."""
+"""The task of every bundle: exactly one of several labels holds; scores are a softmax over them."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from aftexport.contract import GIVE_TWO_LABELS, MIN_LABELS, ONE_LABEL
 from aftexport.errors import UsageError
 
 _OTHER_TASKS = re.compile(r"multi[\W_]*(label|target|output)|regression", re.IGNORECASE)
-"""Values of problem_type, which transformers introduced, whose logits no softmax is taken of."""
+"""Values of problem_type, a field of transformers, whose scores are not a softmax of the logits."""
 _CONFIGS = ("config", "cfg", "args", "hparams", "hyper_parameters", "model_config")
-"""What training scripts call the settings that they keep beside the weights."""
+"""Usual names of the settings beside the weights in training scripts."""
 _SAME_NUMBERS = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _PROBABILITIES = ("Sigmoid", "HardSigmoid", "Softmax")
 _HUB_SUFFIXES = (".safetensors", ".bin")
@@ -24,25 +24,25 @@ def check_count(labels: int) -> None:
     """Check the number of labels of a model.
 
     Raises:
-        UsageError: if there is one label or none.
+        UsageError: if there are fewer than two labels.
     """
     if labels < MIN_LABELS:
         raise UsageError(
-            f"A model with logits for {MIN_LABELS} or more labels was expected, got {labels}: "
+            f"Expected a model with logits for at least {MIN_LABELS} labels, got {labels}: "
             f"{ONE_LABEL}.",
             GIVE_TWO_LABELS,
         )
 
 
 def check_output(model: onnx.ModelProto) -> None:
-    """Check that a model puts out logits, not what a sigmoid or a softmax makes of them.
+    """Check that a model returns logits, not the result of a sigmoid or a softmax.
 
     Args:
         model: the exported graph, whose first output has the logits.
 
     Raises:
-        UsageError: if its last step is a sigmoid or a softmax, of which the server would take a
-            softmax once more.
+        UsageError: if its last step is a sigmoid or a softmax: the server would apply its softmax
+            to the result.
     """
     producers = {output: node for node in model.graph.node for output in node.output}
     node = producers.get(model.graph.output[0].name)
@@ -50,18 +50,18 @@ def check_output(model: onnx.ModelProto) -> None:
         node = producers.get(node.input[0])
     if node is not None and node.domain == "" and node.op_type in _PROBABILITIES:
         raise UsageError(
-            f"Logits were expected, got the result of {node.op_type}: the server takes a softmax "
-            "of them over exclusive labels.",
-            "Return the numbers before it from forward. Labels that may hold together are not "
-            "served: export such a model by torch.onnx.export.",
+            f"Expected logits, got the result of {node.op_type}: the server computes a softmax "
+            "over exclusive labels itself.",
+            f"Return the input of {node.op_type} from forward. Labels that may hold together are "
+            "not served: export such a model by torch.onnx.export.",
         )
 
 
 def check_task(path: Path, module: nn.Module | None) -> None:
-    """Check that nothing known of a model declares another task.
+    """Check that the configurations of a model do not declare another task.
 
     Args:
-        path: the file or folder of the model, beside or in which transformers writes config.json.
+        path: the file or folder of the model; transformers writes config.json beside or into it.
         module: the model; None for a captured program.
 
     Raises:
@@ -75,21 +75,21 @@ def check_task(path: Path, module: nn.Module | None) -> None:
 
 
 def check_config(name: str, config: object) -> None:
-    """Check a configuration, and those in it.
+    """Check a configuration, and the configurations in it.
 
     Args:
-        name: the configuration, as the message names it.
-        config: a mapping or an object with attributes; anything else declares nothing.
+        name: the name of the configuration for the message.
+        config: a mapping or an object with attributes; other objects pass.
 
     Raises:
         UsageError: if it declares another task.
     """
     for entries in (config, *(_entry(config, holder) for holder in _CONFIGS)):
         declared = _entry(entries, "problem_type")
-        declared = getattr(declared, "value", declared)  # of an enum
+        declared = getattr(declared, "value", declared)  # the value of an enum
         if isinstance(declared, str) and _OTHER_TASKS.search(declared):
             raise UsageError(
-                f"{name}: a problem_type of single_label_classification was expected, got "
+                f"{name}: expected a problem_type of single_label_classification, got "
                 f"{declared[:80]}; every score of the server is part of a softmax over exclusive "
                 "labels.",
                 "Serve this model elsewhere, or export its logits by torch.onnx.export.",
@@ -104,4 +104,4 @@ def _read_json(path: Path) -> object:
     try:
         return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # who needs it says what is wrong with it
+        return None  # the reader that needs the file reports the problem

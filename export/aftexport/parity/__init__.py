@@ -1,7 +1,7 @@
-"""Parity: is the served model still the trained one? Tolerances and the comparison.
+"""Parity of the exported model with the trained one: tolerances and comparisons.
 
-Nothing here imports torch: the golden cases carry PyTorch's outputs, so that any machine can judge
-any engine.
+These modules do not import torch: the golden cases hold PyTorch's outputs, so that any machine can
+check any engine.
 """
 
 from aftexport.parity.comparison import Comparison, compare, worst

@@ -1,4 +1,4 @@
-"""How far one output is from the reference."""
+"""The differences between an output and its reference."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,17 +17,18 @@ _NOT_COMPARABLE = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """An output against its reference, entry by entry; all infinite where they cannot be compared.
+    """The differences between an output and its reference; infinite if they are not comparable.
 
     Attributes:
-        error: ``max |output - reference| / max(1, max |reference|)``, which is what the
-            tolerance table bounds.
-        max_absolute, mean_absolute: of ``|output - reference|``.
-        max_relative, mean_relative: of the same over ``|reference|``, where that is a normal
-            number of the output's type.
+        error: ``max |output - reference| / max(1, max |reference|)``, the bounded quantity of the
+            tolerance table.
+        max_absolute, mean_absolute: maximum and mean of ``|output - reference|``.
+        max_relative, mean_relative: maximum and mean of ``|output - reference| / |reference|``,
+            over references that are normal numbers of the output's type.
         max_ulps: the largest difference in units of the last place, in the output's type, of the
-            larger of the two.
-        cosine: of the angle between the two, as one vector each; NaN where they cannot be compared.
+            larger of output and reference.
+        cosine: the cosine of the angle between output and reference as vectors; NaN if they are
+            not comparable.
     """
 
     error: float
@@ -40,23 +41,24 @@ class Differences:
 
     @classmethod
     def between(cls, output: Array, expected: Array, rows: NDArray[np.bool_] | None = None) -> Self:
-        """Measures ``output`` against ``expected``.
+        """Measure ``output`` against ``expected``.
 
         Args:
-            output: floating-point, in the type it was computed in.
-            expected: of the same shape, in float64.
-            rows: bool, what counts, in their shape or that of their first axes; None for all.
+            output: the floating-point output, in the type of its computation.
+            expected: the reference, of the same shape, in float64.
+            rows: a bool mask of the compared entries, of the same shape or that of the first axes;
+                None for all.
         """
         actual, wanted = np.asarray(output), np.asarray(expected, np.float64)
         kinds: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32}
         kind = kinds.get(actual.dtype.itemsize, np.float64)
         wide = actual.astype(np.float64)
-        # Rows of padding are whatever the kernel finds convenient, infinities included.
+        # Kernels may write any number into rows of padding, also infinities.
         if rows is not None and wide.shape == wanted.shape:
-            counting = rows.reshape(rows.shape + (1,) * (wide.ndim - rows.ndim))
-            counting = np.broadcast_to(counting, wide.shape)
-            wide, wanted = wide[counting], wanted[counting]
-        if wide.shape != wanted.shape or not wide.size or not _finite(wide, wanted):
+            mask = rows.reshape(rows.shape + (1,) * (wide.ndim - rows.ndim))
+            mask = np.broadcast_to(mask, wide.shape)
+            wide, wanted = wide[mask], wanted[mask]
+        if wide.shape != wanted.shape or not wide.size or not _is_finite(wide, wanted):
             lost = _NOT_COMPARABLE
             return cls(
                 error=lost,
@@ -69,9 +71,9 @@ class Differences:
             )
         difference, magnitude = np.abs(wide - wanted), np.abs(wanted)
         smallest, largest = float(np.finfo(kind).tiny), np.nextafter(np.finfo(kind).max, kind(0))
-        some = magnitude >= smallest
-        with np.errstate(over="ignore"):  # of a reference that is as good as 0
-            relative = difference[some] / magnitude[some]
+        is_normal = magnitude >= smallest
+        with np.errstate(over="ignore"):  # overflow of a quotient by a tiny reference
+            relative = difference[is_normal] / magnitude[is_normal]
         larger = np.clip(np.maximum(magnitude, np.abs(wide)), smallest, largest)
         step = np.spacing(larger.astype(kind))
         return cls(
@@ -85,7 +87,7 @@ class Differences:
         )
 
 
-def _finite(*arrays: Double) -> bool:
+def _is_finite(*arrays: Double) -> bool:
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
@@ -98,16 +100,16 @@ def _cosine(a: Double, b: Double) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Differences):
-    """How far one output is from the reference, and how far it may be.
+    """The differences between an output and its reference, with their bound.
 
     Attributes:
-        case, subject: of the ``Case``.
-        shape: of ``input_ids``, or of an operator's output.
-        bound: the tolerance that ``error`` is judged by.
-        label_flips: rows whose largest entry is another one.
-        closest_margin: of all rows the least by which the reference's label leads in the output;
-            below 0 where it does not lead. None for an operator, and where there is one label.
-        engine: what ran it.
+        case, subject: name and subject of the ``Case``.
+        shape: the shape of ``input_ids``, or of an operator's output.
+        bound: the tolerance for ``error``.
+        label_flips: the number of rows whose largest entry is another one.
+        closest_margin: the smallest lead, over all rows, of the reference's label over the others
+            in the output; negative if it does not lead. None for operators and single labels.
+        engine: the name of the engine.
     """
 
     case: str
@@ -120,11 +122,11 @@ class Comparison(Differences):
 
     @property
     def passed(self) -> bool:
-        """Whether the output is within the bound."""
+        """True if the output is within the bound."""
         return self.error <= self.bound
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; a number that is not finite is its name, such as ``inf``."""
+        """Return the values for JSON; numbers that are not finite become text, such as ``inf``."""
         values = {
             name: str(value) if isinstance(value, float) and not np.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -133,26 +135,26 @@ class Comparison(Differences):
 
 
 def compare(case: Case, output: Array, precision: str, *, bound: float | None = None) -> Comparison:
-    """Measures ``output`` against the case's reference, over the rows that count.
+    """Measure ``output`` against the case's reference, without rows of padding.
 
     Args:
-        case: with the reference.
-        output: what an engine gives for the case's inputs.
-        precision: selects the bound.
-        bound: another one than the table's.
+        case: the case, with the reference.
+        output: the engine's output for the case's inputs.
+        precision: the precision, which selects the bound.
+        bound: the bound to use instead of the table's; None for that of the table.
     """
-    of_model = case.subject == "model"
+    is_of_model = case.subject == "model"
     expected = np.asarray(case.expected)
-    rows = None if of_model else counting_rows(expected, case.inputs)
+    rows = None if is_of_model else counting_rows(expected, case.inputs)
     differences = Differences.between(output, expected, rows)
     flips, margin = 0, None
-    if of_model and np.isfinite(differences.error):
+    if is_of_model and np.isfinite(differences.error):
         flips, margin = _labels(np.asarray(output, np.float64), expected.astype(np.float64))
     return Comparison(
         **asdict(differences),
         case=case.name,
         subject=case.subject,
-        shape=(case.inputs["input_ids"] if of_model else expected).shape,
+        shape=(case.inputs["input_ids"] if is_of_model else expected).shape,
         bound=TOLERANCES[precision].bound if bound is None else bound,
         label_flips=flips,
         closest_margin=margin,
@@ -160,7 +162,7 @@ def compare(case: Case, output: Array, precision: str, *, bound: float | None = 
 
 
 def counting_rows(tensor: Array, inputs: Mapping[str, Array]) -> NDArray[np.bool_] | None:
-    """Which rows of a tensor ``[B, T, ...]`` are no padding, bool ``[B, T]``; None for all."""
+    """Return a mask of rows without padding for ``[B, T, ...]``, bool ``[B, T]``; None for all."""
     if "lengths" not in inputs or tensor.ndim < 2:
         return None
     lengths = np.asarray(inputs["lengths"], np.int64)
@@ -181,5 +183,5 @@ def _labels(output: Double, expected: Double) -> tuple[int, float | None]:
 
 
 def worst(results: Iterable[Comparison]) -> Comparison:
-    """The comparison furthest over, or least within, its bound."""
+    """Return the comparison with the largest ratio of error to bound."""
     return max(results, key=lambda result: result.error / result.bound)

@@ -1,4 +1,4 @@
-"""Running cases through a bundle's engines."""
+"""Runs of cases in a bundle's engines."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from aftexport.operators.domain import DOMAIN, VERSION, opset_of
 from aftexport.parity import Comparison, compare
 
 _OF_SHAPES = re.compile(r"dimension|\bdim\b|reshaped|data bounds", re.IGNORECASE)
-"""What the runtime says where the sizes of a node's inputs do not fit together."""
+"""Words of the runtime's errors about inputs of a node whose sizes do not fit."""
 _OF_MEMORY = re.compile("allocat|bad_alloc|out of memory", re.IGNORECASE)
 
 
@@ -30,18 +30,17 @@ def verify(
     fused: bool = True,
     provider: Provider = "cpu",
 ) -> list[Comparison]:
-    """Compares the bundle's model, and each of its operators alone, with PyTorch's outputs.
+    """Compare the bundle's model, and each of its operators separately, with PyTorch's outputs.
 
     Args:
-        bundle: what to check.
-        cases: what to compare on; the bundle's own by default.
-        engine: the bundle's model, loaded; None to load it for this alone.
-        fused: use the fused kernels where they are built.
-        provider: what runs them.
+        bundle: the bundle to check.
+        cases: the cases to compare; the bundle's own by default.
+        engine: the engine with the bundle's model; None to load it for this call.
+        fused: whether to use fused kernels, if they are built.
+        provider: the execution provider of the model and the operators.
 
     Raises:
-        EngineError: where the model cannot be loaded, fails on a case, or there is no such
-            provider.
+        EngineError: if the model cannot be loaded or fails on a case, or the provider is missing.
     """
     cases = bundle.golden() if cases is None else cases
     engine = engine or OnnxRuntimeEngine(bundle.model_path, fused=fused, provider=provider)
@@ -54,8 +53,8 @@ def verify(
             results += _evidence(bundle, case, outputs)
         else:
             single = operator_model(model, case).SerializeToString()
-            alone = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
-            output = np.concatenate(list(alone.values()), axis=-1)
+            outputs = OnnxRuntimeEngine(single, fused=fused, provider=provider).run(case.inputs)
+            output = np.concatenate(list(outputs.values()), axis=-1)
         results.append(compare(case, output, bundle.manifest.precision, bound=_bound(bundle, case)))
         if case.subject == "model" and provider == "cpu" and bundle.manifest.chunked:
             results += _in_chunks(bundle, case, fused)
@@ -68,16 +67,16 @@ def _outputs(engine: Engine, case: Case) -> Mapping[str, Array]:
     except EngineError as error:
         if not _OF_SHAPES.search(error.problem) or _OF_MEMORY.search(error.problem):
             raise
-        given = " and ".join(f"{name} {list(x.shape)}" for name, x in case.inputs.items())
+        shapes = " and ".join(f"{name} {list(x.shape)}" for name, x in case.inputs.items())
         raise EngineError(
-            f"The exported graph fails on {given}, which PyTorch takes. {error.problem}",
-            "If the model's forward does something else there, as squeeze() does where a size is "
-            "1, take that out and export again.",
+            f"The exported graph fails on {shapes}, which PyTorch accepts. {error.problem}",
+            "Remove operations from forward that behave differently for such sizes, such as "
+            "squeeze() for sizes of 1, and export again.",
         ) from error
 
 
 def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[Comparison]:
-    """The logits, but for the largest of each document what its tokens and the offset make."""
+    """Compare the logits, with each document's largest replaced by its evidence and offset."""
     offsets = bundle.manifest.evidence
     if offsets is None:
         return []
@@ -85,14 +84,14 @@ def _evidence(bundle: Bundle, case: Case, outputs: Mapping[str, Array]) -> list[
     chosen = logits.argmax(1)[:, None]
     total = outputs[EVIDENCE].sum(1, dtype=np.float64, keepdims=True) + np.array(offsets)[chosen]
     np.put_along_axis(logits, chosen, total, 1)
-    # In the type they are computed in, whose units in the last place are counted.
+    # The comparison counts units in the last place of the type in which the logits are computed.
     logits = logits.astype(outputs["logits"].dtype)
     result = compare(case, logits, bundle.manifest.precision, bound=_bound(bundle, case))
     return [replace(result, subject="evidence")]
 
 
 def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
-    """The same case in three chunks or more, where it is of one whole document."""
+    """Compare the case in at least three chunks; empty unless it is one document."""
     ids = case.inputs["input_ids"]
     plan = bundle.manifest.chunked
     if plan is None or len(ids) > 1:
@@ -102,8 +101,8 @@ def _in_chunks(bundle: Bundle, case: Case, fused: bool) -> list[Comparison]:
     )
     outputs = model.run(ids[0], evidence=plan.evidence)
     result = compare(case, outputs["logits"], bundle.manifest.precision, bound=_bound(bundle, case))
-    found = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
-    return [replace(one, subject=f"{one.subject} in chunks") for one in found]
+    results = [result, *(_evidence(bundle, case, outputs) if plan.evidence else ())]
+    return [replace(one, subject=f"{one.subject} in chunks") for one in results]
 
 
 def verify_engine(
@@ -114,16 +113,16 @@ def verify_engine(
     min_tokens: int,
     max_tokens: int,
 ) -> list[Comparison]:
-    """Compares another engine with PyTorch's outputs, on the model's cases.
+    """Compare another engine with PyTorch's outputs, on the model's cases.
 
     Args:
-        bundle: what the engine was built from.
-        engine: one that does not take every length.
-        cases: what to compare on; the bundle's own by default.
-        min_tokens, max_tokens: a case of shorter or longer documents is left out.
+        bundle: the bundle that the engine was built from.
+        engine: the engine, for a range of lengths.
+        cases: the cases to compare; the bundle's own by default.
+        min_tokens, max_tokens: the range of lengths; cases outside it are left out.
 
     Raises:
-        EngineError: where the engine fails, or takes none of the cases.
+        EngineError: if the engine fails, or all cases are outside the range.
     """
     results = []
     for case in bundle.golden() if cases is None else cases:
@@ -136,34 +135,35 @@ def verify_engine(
             results.append(compare(case, logits, bundle.manifest.precision, bound=bound))
     if not results:
         raise EngineError(
-            f"The engine takes {min_tokens} to {max_tokens} tokens, as no case to compare has.",
+            f"Expected a case with {min_tokens} to {max_tokens} tokens for the engine, got none.",
             "Export with another --min-length or --max-length.",
         )
     return results
 
 
 def _bound(bundle: Bundle, case: Case) -> float | None:
-    """The bundle's own tolerance, which is for the model; None for the table's."""
+    """Return the bundle's own tolerance for cases of the model; None for that of the table."""
     return bundle.manifest.tolerance if case.subject == "model" else None
 
 
 def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
-    """A model of one node: the operator of ``case`` as it stands in ``model``, with its body.
+    """Return a model with one node of ``model``, the operator of ``case``, with its portable body.
 
     Raises:
-        EngineError: where ``model`` has no such node.
+        EngineError: if ``model`` does not have the operator.
     """
     node = next((n for n in model.graph.node if n.op_type == case.subject), None)
     function = next((f for f in model.functions if f.name == case.subject), None)
     if node is None or function is None:
         raise EngineError(
-            f"The model has no operator {case.subject} with a body.", "Export the model again."
+            f"The model has no operator {case.subject} with a portable body.",
+            "Export the model again.",
         )
-    alone = onnx.NodeProto()
-    alone.CopyFrom(node)
-    del alone.input[:], alone.output[:]
-    alone.input.extend(function.input)
-    alone.output.extend(function.output)
+    single = onnx.NodeProto()
+    single.CopyFrom(node)
+    del single.input[:], single.output[:]
+    single.input.extend(function.input)
+    single.output.extend(function.output)
     elements = {
         name: onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
         for name, tensor in case.inputs.items()
@@ -173,10 +173,10 @@ def operator_model(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
         for name in function.input
     ]
     floats = elements[function.input[0]]
-    shape = (*case.expected.shape[:-1], None)  # the last axis holds all outputs
+    shape = (*case.expected.shape[:-1], None)  # the last axis joins all outputs
     outputs = [onnx.helper.make_tensor_value_info(n, floats, shape) for n in function.output]
     return onnx.helper.make_model(
-        onnx.helper.make_graph([alone], "operator", inputs, outputs),
+        onnx.helper.make_graph([single], "operator", inputs, outputs),
         functions=[function],
         opset_imports=[
             onnx.helper.make_opsetid("", opset_of(model)),

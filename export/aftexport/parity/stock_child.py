@@ -1,7 +1,8 @@
-"""The other process of ``stock_session``: plain ONNX Runtime and NumPy, nothing of this package.
+"""The child process of ``stock_session``: only ONNX Runtime and NumPy, without this package.
 
-Run as a file: MODEL INPUTS.npz OUTPUTS.npz. An input is named ``number of the case/name``, an
-output by the number alone. What ONNX Runtime raises is the last line on standard error.
+It is run as a file with the arguments MODEL INPUTS.npz OUTPUTS.npz. An input is named ``number of
+the case/name``, an output by the number only. An exception of ONNX Runtime is the last line on
+standard error.
 """
 
 import sys
@@ -14,12 +15,12 @@ import onnxruntime
 
 OUTPUT = "logits"
 REFUSED = 3
-"""The exit status where ONNX Runtime raises."""
+"""The exit status after an exception of ONNX Runtime."""
 _CPU = ["CPUExecutionProvider"]
 
 
 def main(model: str, inputs: str, outputs: str) -> int:
-    """Runs every case in one session with no options; returns the exit status."""
+    """Run every case in one session without options, and return the exit status."""
     cases: dict[str, dict[str, Any]] = defaultdict(dict)
     with np.load(inputs) as archive:
         for key in archive:
@@ -27,11 +28,11 @@ def main(model: str, inputs: str, outputs: str) -> int:
             cases[number][name] = archive[key]
     try:
         session = _session(model)
-        found = {n: session.run([OUTPUT], given)[0] for n, given in cases.items()}
-    except Exception as error:  # a graph of others raises anything
+        results = {n: session.run([OUTPUT], feed)[0] for n, feed in cases.items()}
+    except Exception as error:  # ONNX Runtime can raise any exception for a graph of a user
         print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)
         return REFUSED
-    np.savez(outputs, **found)
+    np.savez(outputs, **results)
     return 0
 
 
@@ -39,10 +40,10 @@ def _session(model: str) -> onnxruntime.InferenceSession:
     source: str | bytes = model
     try:
         model.encode()
-    except UnicodeEncodeError:  # ONNX Runtime takes UTF-8, and a name in Linux is any bytes
+    except UnicodeEncodeError:  # ONNX Runtime needs UTF-8, but Linux file names can be any bytes
         source = Path(model).read_bytes()
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        return onnxruntime.InferenceSession(source, providers=_CPU)  # which it asks for there
+        return onnxruntime.InferenceSession(source, providers=_CPU)  # required by this build
     return onnxruntime.InferenceSession(source)
 
 

@@ -1,7 +1,7 @@
-"""The model as other people run it: by ONNX Runtime without our kernels and session options.
+"""The model in a stock session of ONNX Runtime, without our kernels and session options.
 
-``engines.onnxruntime`` switches off steps of the optimizer that break some graphs, so that a graph
-may run there and nowhere else. A crash ends a process, hence the process of its own.
+``engines.onnxruntime`` switches off optimizer steps that break some graphs, so a graph may run
+there and fail in a stock session. A crash ends the process, so the session has its own process.
 """
 
 import shutil
@@ -27,28 +27,28 @@ from aftexport.parity.comparison import Comparison, compare
 
 SUBJECT = "model in a stock session"
 _MAX_TOKENS = 2048
-"""The most tokens of a short case, padding included."""
+"""The maximum tokens of a short case, with padding."""
 _SECONDS = 120.0
 _SECONDS_PER_GIB = 60.0
-_REMEDY = "Try --precision fp32 or another --opset; --no-verify exports it for our own sessions."
+_REMEDY = "Try --precision fp32 or another --opset; or add --no-verify for our own sessions only."
 
 
 def verify_stock(
     bundle: Bundle, cases: Sequence[Case], *, seconds: float | None = None
 ) -> list[Comparison]:
-    """Compares short cases with PyTorch's outputs, run by plain ONNX Runtime in another process.
+    """Compare short cases with PyTorch's outputs, run by plain ONNX Runtime in another process.
 
     Args:
-        bundle: with the model.
-        cases: to choose from; those of operators are left out.
-        seconds: time limit of the process; None for one that grows with the model.
+        bundle: the bundle with the model.
+        cases: the available cases; those of operators are left out.
+        seconds: the time limit of the process; None for a limit that grows with the model.
 
     Returns:
-        One comparison for each case that was run; none for a bfloat16 graph, which ONNX Runtime
-        has no products for on the CPU.
+        One comparison for each case in the session; empty for a bfloat16 graph, because ONNX
+        Runtime has no bfloat16 products on the CPU.
 
     Raises:
-        EngineError: where the process crashes, is out of time, or cannot load or run the model.
+        EngineError: if the process crashes, times out, or cannot load or run the model.
     """
     if has_bfloat16(onnx.load(bundle.model_path, load_external_data=False)):
         return []
@@ -65,7 +65,7 @@ def verify_stock(
 
 
 def _short(cases: Sequence[Case]) -> list[Case]:
-    """The smallest case, the smallest with padding, and the longest document of up to 64 tokens."""
+    """Return the smallest case, the smallest with padding, and the longest of up to 64 tokens."""
     short = sorted(
         (c for c in cases if c.subject == "model" and c.inputs["input_ids"].size <= _MAX_TOKENS),
         key=lambda case: case.inputs["input_ids"].size,
@@ -79,10 +79,10 @@ def _short(cases: Sequence[Case]) -> list[Case]:
 def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
     inputs = {f"{i}/{name}": x for i, case in enumerate(cases) for name, x in case.inputs.items()}
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
-        np.savez(given, **inputs)  # type: ignore[arg-type]
-        # -P: the folder of the file has modules whose names others may have too.
-        files = map(str, (stock_child.__file__, _unlinked(model, Path(folder)), given, found))
+        feeds, results = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
+        np.savez(feeds, **inputs)  # type: ignore[arg-type]
+        # -P: modules in the folder of the file could shadow modules of the same name.
+        files = map(str, (stock_child.__file__, _unlinked(model, Path(folder)), feeds, results))
         try:
             done = subprocess.run(
                 [sys.executable, "-P", *files],
@@ -95,21 +95,22 @@ def _run(model: Path, cases: Sequence[Case], seconds: float) -> list[Array]:
             )
         except subprocess.TimeoutExpired as error:
             raise EngineError(
-                f"{_subject()} did not run {len(cases)} short cases within {seconds:.0f} s.",
+                f"{_subject()} must run {len(cases)} short cases within {seconds:.0f} s, got a "
+                "timeout.",
                 _REMEDY,
             ) from error
         if done.returncode != 0:
             raise EngineError(_failure(done.returncode, done.stderr), _REMEDY)
-        with np.load(found) as archive:
+        with np.load(results) as archive:
             return [archive[str(i)] for i in range(len(cases))]
 
 
 def _unlinked(model: Path, folder: Path) -> Path:
-    """Return a path of the model that a runtime can load which follows no links to weights.
+    """Return a path of the model for runtimes that do not follow links to weights.
 
     Args:
-        model: the model file, which may be a link, as may the files of its weights.
-        folder: an empty folder, for hard links or copies if there are such links.
+        model: the model file, which may be a link, like the files of its weights.
+        folder: an empty folder, for hard links or copies of linked files.
     """
     names = files_beside(onnx.load(model, load_external_data=False))
     files = [model.parent / name for name in names]
@@ -128,10 +129,10 @@ def _subject() -> str:
     return f"A stock session of ONNX Runtime {ort.VERSION}"
 
 
-def _failure(status: int, said: bytes) -> str:
+def _failure(status: int, stderr: bytes) -> str:
     if status < 0:
         return f"{_subject()} crashes on the model ({_signal(-status)})."
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
     reason = lines[-1].rstrip(".") if lines else f"exit status {status}"
     return f"{_subject()} cannot run the model: {reason}."
 

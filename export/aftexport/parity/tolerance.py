@@ -1,13 +1,13 @@
-"""The one table of error bounds, and why each is what it is."""
+"""The table of error bounds, with their reasons."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest error that is still equality, and why.
+    """The maximum error of equal outputs, with its reason.
 
-    ``bound`` is on ``max |output - reference| / max(1, max |reference|)``.
+    ``bound`` limits ``max |output - reference| / max(1, max |reference|)``.
     """
 
     bound: float
@@ -36,4 +36,4 @@ TOLERANCES = {
         "even out in a sum and add up over the layers",
     ),
 }
-"""By precision; every test and report reads it."""
+"""Precision to tolerance, for every test and report."""

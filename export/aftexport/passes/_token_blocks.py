@@ -1,6 +1,6 @@
-"""Cuts the tokens of a value of a graph into blocks, for sums in two levels.
+"""Split of a value's tokens into blocks, for sums in two levels.
 
-The same cut as ``mechanisms._two_level_sums`` has in the bodies, for any axis.
+The split is that of ``mechanisms._two_level_sums`` in the portable bodies, for any axis.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from aftexport.passes import nodes as match
 
 
 class TokenBlocks:
-    """Adds nodes to a tape, and the constants that they read to a graph.
+    """A tape of new nodes, whose constants are added to a graph.
 
     Args:
-        model: the graph, of float32 values.
-        name: the beginning of the constants' names.
+        model: the graph, with float32 values.
+        name: the prefix of the constants' names.
     """
 
     def __init__(self, model: ir.Model, name: str) -> None:
@@ -26,7 +26,7 @@ class TokenBlocks:
         self.tape = Tape()
 
     def ints(self, *values: int) -> ir.Value:
-        """A constant int64 vector."""
+        """Return a constant int64 vector."""
         if values not in self._constants:
             name = f"{self._name}_ints_{len(self._constants)}"
             array = np.array(values, np.int64)
@@ -34,16 +34,16 @@ class TokenBlocks:
         return self._constants[values]
 
     def scalar(self, value: int) -> ir.Value:
-        """A constant int64 scalar."""
+        """Return a constant int64 scalar."""
         return self.tape.op("Squeeze", [self.ints(value)])
 
     def split(self, x: ir.Value, axis: int, gap: float = 0.0) -> ir.Value:
-        """Reshapes ``[..., T, ...]`` to ``[..., blocks, size, ...]``, with a gap after the last.
+        """Reshape ``[..., T, ...]`` to ``[..., blocks, size, ...]``, padded at the end.
 
         Args:
-            x: the value; its rank is known.
+            x: the value, which has a known rank.
             axis: the axis of T.
-            gap: the number that fills the gap.
+            gap: the number that fills the padding.
         """
         op = self.tape.op
         one = self.ints(1)
@@ -67,16 +67,16 @@ class TokenBlocks:
         """Sum the result of ``split`` over the blocks' tokens, then over the blocks.
 
         Args:
-            blocks: the tokens in blocks.
-            axis: the axis of the blocks, which stays as 1.
-            addition: the reduction that adds tokens and then the blocks' sums.
+            blocks: the result of ``split``.
+            axis: the axis of the blocks, which stays with size 1.
+            addition: the reduction for the tokens and then for the blocks' sums.
         """
         op = self.tape.op
         of_blocks = op(addition, [blocks, self.ints(axis + 1)], {"keepdims": 0})
         return op(addition, [of_blocks, self.ints(axis)], {"keepdims": 1})
 
     def running_total(self, blocks: ir.Value, axis: int) -> ir.Value:
-        """The running sum of what ``split`` gave, in its shape."""
+        """Return the running sum of a result of ``split``, in the same shape."""
         op = self.tape.op
         within = op("CumSum", [blocks, self.scalar(axis + 1)])
         totals = op("ReduceSum", [blocks, self.ints(axis + 1)], {"keepdims": 1})
@@ -84,7 +84,7 @@ class TokenBlocks:
         return op("Add", [within, before])
 
     def join(self, blocks: ir.Value, axis: int, x: ir.Value) -> ir.Value:
-        """Reshapes ``blocks`` to the shape of ``x``, which was split, without the gap."""
+        """Reshape ``blocks`` to the shape of ``x`` before ``split``, without the padding."""
         op = self.tape.op
         before = [op("Shape", [x], {"start": 0, "end": axis})] if axis else []
         assert x.shape is not None

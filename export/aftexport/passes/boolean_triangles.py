@@ -1,14 +1,14 @@
-"""Triangles of boolean masks, which ONNX Runtime 1.17 has no kernel for, as those of integers."""
+"""Triangles of boolean masks, computed on integers: ONNX Runtime 1.17 has no boolean kernel."""
 
 import onnx
 from onnx import TensorProto
 
 
 def widen_boolean_triangles(model: onnx.ModelProto) -> None:
-    """Rewrites, in place, each Trilu of booleans in the main graph.
+    """Rewrite each Trilu of booleans in the main graph, in place.
 
     Args:
-        model: with the types of what is between in its ``value_info``.
+        model: the graph, with the types of intermediate values in its ``value_info``.
     """
     graph = model.graph
     described = (*graph.input, *graph.value_info)

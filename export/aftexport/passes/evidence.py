@@ -1,13 +1,13 @@
-"""What each token adds to the logit of the class that a document gets.
+"""The contribution of each token to the largest logit of a document.
 
-Where the head is linear and its input is a sum over the tokens, so is each logit:
+If the head is linear and its input is a sum over the tokens, each logit is a sum over the tokens:
 
     logits = scale * sum_t x[t] W + b = sum_t (scale * x[t] W) + b
 
-whatever was done to the tokens before: masked, weighted by a softmax, or nothing. The summand of
-the largest logit is put out beside the logits, exact for the last layer, and nothing of the model
-is computed otherwise than before. It is the product of x[t] with the document's *direction*,
-``scale * W`` of that class.
+This holds for masked tokens and for tokens weighted by a softmax too. The graph returns the
+summands of the largest logit beside the logits. They are exact for the last layer, and the
+computation of the logits does not change. A summand is the product of x[t] with the document's
+*direction*, ``scale * W`` of that class.
 """
 
 from collections.abc import Iterator
@@ -21,40 +21,41 @@ from aftexport.contract import EVIDENCE
 from aftexport.passes.token_flow import constants_of, is_reduction_over_tokens
 
 DIRECTION = "evidence_direction"
-"""Of a document, float32 ``[batch, D, 1]``."""
+"""The output with the direction of each document, float32 ``[batch, D, 1]``."""
 
 _IDS = "input_ids"
 _LOGITS = "logits"
 _PREFIX = "evidence_"
 
 
-class NoEvidenceError(Exception):
-    """What stands against it: the message."""
+class NoEvidence(Exception):  # noqa: N818 (an outcome, not an error)
+    """The reason why a graph cannot return evidence, as its message."""
 
 
 @dataclass(frozen=True)
 class _Head:
-    """``logits = pooled W + b``.
+    """A linear head, ``logits = pooled W + b``.
 
     Attributes:
-        pooled: the value it takes, ``[batch, D]``.
-        weight: the name of W, ``[D, classes]`` or, ``transposed``, ``[classes, D]``.
+        pooled: the name of its input, ``[batch, D]``.
+        weight: the name of W, ``[D, classes]`` or, if ``is_transposed``, ``[classes, D]``.
+        is_transposed: whether W is transposed.
         offsets: b, ``[classes]``.
     """
 
     pooled: str
     weight: str
-    transposed: bool
+    is_transposed: bool
     offsets: NDArray[np.generic]
 
 
 @dataclass(frozen=True)
 class Summed:
-    """What the head's input is the sum of.
+    """The summands of the head's input.
 
     Attributes:
-        tokens: the value, ``[batch, tokens, D]``.
-        offsets: what the logit of each class has that comes of no token.
+        tokens: the name of the summed value, ``[batch, tokens, D]``.
+        offsets: the part of each class's logit that does not depend on the tokens.
     """
 
     tokens: str
@@ -62,20 +63,21 @@ class Summed:
 
 
 def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
-    """Adds an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
+    """Add an output ``evidence``, float32 ``[batch, tokens]``, to a lowered graph, in place.
 
-    Its sum over the tokens, and what is returned for the class of the largest logit, are that
-    logit. Padding adds 0 where the model masks it.
+    The sum of the evidence over the tokens, plus the returned offset of the largest logit's class,
+    is that logit. Padding adds 0 if the model masks it.
 
     Args:
-        model: see ``lowering.lower``: with the shapes of what is between, and bare operators.
+        model: the result of ``lowering.lower``, with the shapes of intermediate values and bare
+            operators.
 
     Returns:
-        What the logit of each class has that comes of no token.
+        The part of each class's logit that does not depend on the tokens.
 
     Raises:
-        NoEvidenceError: where the head is not linear, or does not take a sum over the tokens; the
-            model is left as it is.
+        NoEvidence: if the head is not linear, or its input is not a sum over the tokens; the
+            model stays unchanged.
     """
     summed = add_direction(model)
     graph = model.graph
@@ -89,12 +91,16 @@ def add_evidence(model: onnx.ModelProto) -> tuple[float, ...]:
 
 
 def add_direction(model: onnx.ModelProto) -> Summed:
-    """Adds the output ``DIRECTION`` alone; see ``add_evidence``."""
+    """Add only the output ``DIRECTION``; see ``add_evidence``."""
     return _Finder(model).add()
 
 
 def products(tokens: str) -> list[onnx.NodeProto]:
-    """The nodes from ``tokens``, see ``Summed``, and the direction to the output ``evidence``."""
+    """Return the nodes that compute the output ``evidence`` from the direction.
+
+    Args:
+        tokens: the name of the summed value, see ``Summed``.
+    """
     make = onnx.helper.make_node
     wide, product, axis = (_PREFIX + step for step in ("tokens", "products", "last"))
     return [
@@ -119,7 +125,7 @@ class _Finder:
         head = self._head()
         total, factors = self._total_behind(head.pooled)
         if self.shapes.get(total.input[0], [])[:2] != self.shapes[_IDS]:
-            raise NoEvidenceError(f"{total.op_type} ({total.output[0]}) is of other tokens")
+            raise NoEvidence(f"{total.op_type} ({total.output[0]}) does not sum the input's tokens")
         self.graph.node.extend(self._nodes(head, total, factors))
         self.graph.output.append(
             onnx.helper.make_tensor_value_info(DIRECTION, onnx.TensorProto.FLOAT, [None, None, 1])
@@ -127,80 +133,86 @@ class _Finder:
         return Summed(total.input[0], tuple(float(offset) for offset in head.offsets))
 
     def _head(self) -> _Head:
-        node, offsets = self._made(_LOGITS), None
+        node, offsets = self._producer(_LOGITS), None
         if node.op_type == "Add":
             offsets = next((self.constants[n] for n in node.input if n in self.constants), None)
             inner = next((n for n in node.input if n not in self.constants), "")
             if offsets is None:
-                raise NoEvidenceError("the head is not one linear layer")
-            node = self._made(inner)
+                raise NoEvidence("the head is not one linear layer")
+            node = self._producer(inner)
         settings = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
-        linear = node.op_type in ("Gemm", "MatMul") and plain and not settings.get("transA", 0)
-        weight = self.constants.get(node.input[1]) if linear else None
+        is_plain = settings.get("alpha", 1.0) == 1.0 and settings.get("beta", 1.0) == 1.0
+        is_product = node.op_type in ("Gemm", "MatMul")
+        is_linear = is_product and is_plain and not settings.get("transA", 0)
+        weight = self.constants.get(node.input[1]) if is_linear else None
         if weight is None or weight.ndim != 2:
-            raise NoEvidenceError(f"the head ends in {node.op_type}, not in one linear layer")
-        transposed = bool(settings.get("transB", 0))
+            raise NoEvidence(f"the head ends in {node.op_type}, not in one linear layer")
+        is_transposed = bool(settings.get("transB", 0))
         if len(node.input) > 2 and node.input[2]:
             if offsets is not None or node.input[2] not in self.constants:
-                raise NoEvidenceError("the head is not one linear layer")
+                raise NoEvidence("the head is not one linear layer")
             offsets = self.constants[node.input[2]]
-        classes = weight.shape[0 if transposed else 1]
-        given = np.zeros(1) if offsets is None else offsets.ravel()
-        if given.size not in (1, classes):
-            raise NoEvidenceError("the head is not one linear layer")
-        return _Head(node.input[0], node.input[1], transposed, np.broadcast_to(given, classes))
+        classes = weight.shape[0 if is_transposed else 1]
+        bias = np.zeros(1) if offsets is None else offsets.ravel()
+        if bias.size not in (1, classes):
+            raise NoEvidence("the head is not one linear layer")
+        return _Head(node.input[0], node.input[1], is_transposed, np.broadcast_to(bias, classes))
 
     def _total_behind(self, pooled: str) -> tuple[onnx.NodeProto, list[tuple[str, str]]]:
-        """The sum or mean over the tokens; and what scales it for a document, the last first.
+        """Return the sum or mean over the tokens, and its factors per document, the last one first.
 
-        A factor is the operator, Mul or Div, and the name of what it is done by.
+        A factor is the operator, Mul or Div, and the name of its other operand.
         """
         factors: list[tuple[str, str]] = []
         while True:
-            node = self._made(pooled)
+            node = self._producer(pooled)
             if is_reduction_over_tokens(node, self.constants):
                 if len(self.shapes.get(pooled, ())) != 2:
-                    raise NoEvidenceError(f"{node.op_type} ({pooled}) keeps an axis of tokens")
+                    raise NoEvidence(f"{node.op_type} ({pooled}) keeps an axis of tokens")
                 return node, factors
             if node.op_type in ("Mul", "Div"):
                 places = [1, 0] if node.op_type == "Mul" else [1]
                 place = next((i for i in places if self._is_factor(node.input[i])), None)
                 if place is None:
-                    raise NoEvidenceError(f"{node.op_type} ({pooled}) is no scale of a document")
+                    raise NoEvidence(
+                        f"{node.op_type} ({pooled}) does not scale by one number per document"
+                    )
                 factors.append((node.op_type, node.input[place]))
                 pooled = node.input[1 - place]
             elif node.op_type in ("Cast", "Identity"):
                 pooled = node.input[0]
             else:
-                raise NoEvidenceError(
-                    f"{node.op_type} ({pooled}) stands between the sum over the tokens and the head"
+                raise NoEvidence(
+                    f"{node.op_type} ({pooled}) is between the sum over the tokens and the head"
                 )
 
     def _is_factor(self, name: str) -> bool:
-        """Whether a value has one number for each document, or one for all."""
+        """Return whether a value has one number for each document, or one for all."""
         shape = self.constants[name].shape if name in self.constants else self.shapes.get(name)
         return shape is not None and (len(shape) == 0 or shape[-1] == 1)
 
-    def _made(self, name: str) -> onnx.NodeProto:
+    def _producer(self, name: str) -> onnx.NodeProto:
         if name not in self.producers:
-            raise NoEvidenceError(f"{name} is no result of the tokens")
+            raise NoEvidence(f"{name} is not computed from the tokens")
         return self.producers[name]
 
     def _nodes(
         self, head: _Head, total: onnx.NodeProto, factors: list[tuple[str, str]]
     ) -> Iterator[onnx.NodeProto]:
-        """In float32: 16 bits have not what one token is of a long document."""
+        """Yield the nodes of the direction, in float32.
+
+        16 bits cannot represent the share of one token in a long document.
+        """
         make, wide = onnx.helper.make_node, onnx.TensorProto.FLOAT
 
         def named(step: str) -> str:
             return _PREFIX + step
 
         yield make("ArgMax", [_LOGITS], [named("class")], axis=1, keepdims=0)
-        axis = 0 if head.transposed else 1
+        axis = 0 if head.is_transposed else 1
         yield make("Gather", [head.weight, named("class")], [named("row")], axis=axis)
         row = named("row")
-        if not head.transposed:
+        if not head.is_transposed:
             row = named("column")
             yield make("Transpose", [named("row")], [row], perm=[1, 0])
         value = named("weight")

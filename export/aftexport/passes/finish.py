@@ -16,13 +16,14 @@ from aftexport.passes.small_sigmoids import keep_small_sigmoids
 def finish(
     lowered: onnx.ModelProto, *, precision: str = "fp32", fuse: bool = True
 ) -> onnx.ModelProto:
-    """Fuses what surrounds the attention, and gives every custom node its portable body.
+    """Fuse the layers around the attention, and attach portable bodies to all custom nodes.
 
     Args:
-        lowered: the graph of ``lowering.to_onnx.lower``; not changed.
-        precision: fp16 where the program is; bf16 or int8 for the products inside kernels.
-        fuse: make operators of what surrounds the attention, and products of sums over the tokens.
-            TensorRT fuses that itself, and their bodies would have it multiply in float32.
+        lowered: the graph of ``lowering.to_onnx.lower``, which stays unchanged.
+        precision: fp16 for a float16 program; bf16 or int8 for the products inside kernels.
+        fuse: whether to replace the layers around the attention by operators, and sums over the
+            tokens by products. TensorRT fuses these itself, and the portable bodies would make it
+            multiply in float32.
     """
     graph = ir.from_proto(lowered)
     if fuse:
@@ -34,7 +35,7 @@ def finish(
     widen_boolean_triangles(model)
     keep_small_sigmoids(model)
     avoid_optimizer_faults(model)
-    # Intermediate shapes are inferred again by every runtime; torch's carry its symbols.
+    # Every runtime infers intermediate shapes itself; those of torch contain its own symbols.
     del model.graph.value_info[:]
     choose_precisions(model, precision)
     return attach_bodies(model)

@@ -1,7 +1,7 @@
-"""Sums over the tokens of a 16-bit graph, and what scales them, in float32.
+"""Sums over the tokens of a 16-bit graph, and their scales, in float32.
 
-float16 ends at 65,504. A mean of a long document's tokens is below that, but neither their sum nor
-their number need be, and bfloat16 has 8 bits of each.
+The largest float16 is 65,504. The mean of a long document's tokens is below it, but their sum and
+their number can exceed it. bfloat16 keeps only 8 bits of both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,10 +20,10 @@ _SCALES = frozenset((
 
 
 def accumulate_in_float32(model: onnx.ModelProto) -> None:
-    """Rewrites a lowered graph in place: what is pooled is rounded to 16 bits once, for the head.
+    """Rewrite a lowered graph in place: pooled values are rounded to 16 bits once, for the head.
 
     Args:
-        model: see ``lowering.lower``: with the types and shapes of what is between.
+        model: the result of ``lowering.lower``, with the types and shapes of intermediate values.
     """
     _Widener(model.graph).run()
 
@@ -95,8 +95,8 @@ class _Widener:
     def _element(self, name: str) -> int:
         if name in self._constants:
             return int(onnx.helper.np_dtype_to_tensor_dtype(self._constants[name].dtype))
-        known = self._described.get(name)
-        return known.type.tensor_type.elem_type if known is not None else TensorProto.UNDEFINED
+        value = self._described.get(name)
+        return value.type.tensor_type.elem_type if value is not None else TensorProto.UNDEFINED
 
     def _dims(self, name: str) -> list[str | int]:
         shape = self._described[name].type.tensor_type.shape

@@ -1,13 +1,13 @@
-"""Finds what surrounds the attention in an exported graph, and makes it one operator each.
+"""Fusion of the layers around the attention in an exported graph, into one operator each.
 
     Add(X, Add(MatMul(Gelu(Add(MatMul(LayerNorm(X), W_in), b_in)), W_out), b_out))
                                           -> LayerNormFeedForward
     Add(MatMul(LayerNorm(X), W), b)       -> LayerNormLinear
-      for three W and b, as attention has -> LayerNormQueryKeyValue
+      for three W and b, as in attention  -> LayerNormQueryKeyValue
       for any other number of them        -> LayerNormLinear each: a norm costs less than a Split
     Add(R, Add(MatMul(X, W), b))          -> LinearResidual
 
-Matched by structure, axes and constants; a value that anything else reads stays.
+The match is by structure, axes and constants. A value with other readers is not fused.
 """
 
 import onnx_ir as ir
@@ -16,15 +16,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from aftexport.passes import nodes as match
 
 GELU_OPSET = 20
-"""The first opset whose Gelu is one node; before it the feed-forward network stays as it is."""
+"""The first opset with a Gelu of one node; below it the feed-forward network is not fused."""
 
 
 def fuse_encoder(model: ir.Model, *, precision: str = "fp32") -> None:
-    """Rewrites ``model`` in place.
+    """Rewrite ``model`` in place.
 
     Args:
-        model: an exported graph whose values carry their ranks.
-        precision: of the products; see the operators.
+        model: an exported graph whose values have known ranks.
+        precision: the precision of the products, see the operators.
     """
     for fuse in (_fuse_feed_forward, _fuse_norm_linear, _fuse_linear_residual):
         for node in list(model.graph):
@@ -60,13 +60,13 @@ def _fuse_norm_linear(model: ir.Model, norm: ir.Node, precision: str) -> None:
         return
     users = [user for user, _ in norm.outputs[0].uses()]
     linears = [match.linear(user) for user in users]
-    found = [linear for linear in linears if linear is not None and linear.x is norm.outputs[0]]
-    if not found or len(found) != len(users):
+    readers = [linear for linear in linears if linear is not None and linear.x is norm.outputs[0]]
+    if not readers or len(readers) != len(users):
         return
     attributes: dict[str, float | str] = {"epsilon": match.epsilon(norm), "precision": precision}
-    op_type, groups = "LayerNormLinear", [[linear] for linear in found]
-    if len(found) == 3:
-        op_type, groups = "LayerNormQueryKeyValue", [found]
+    op_type, groups = "LayerNormLinear", [[linear] for linear in readers]
+    if len(readers) == 3:
+        op_type, groups = "LayerNormQueryKeyValue", [readers]
     for group in groups:
         parameters = [value for linear in group for value in (linear.weight, linear.bias)]
         inputs = [*norm.inputs, *parameters]
@@ -74,7 +74,7 @@ def _fuse_norm_linear(model: ir.Model, norm: ir.Node, precision: str) -> None:
         norm.graph.insert_after(norm, fused)  # type: ignore[union-attr]
         for linear, output in zip(group, fused.outputs, strict=True):
             match.take_place(linear.output, output)
-    match.remove([norm] + [n for linear in found for n in (linear.product, linear.addition)])
+    match.remove([norm] + [n for linear in readers for n in (linear.product, linear.addition)])
 
 
 def _fuse_linear_residual(model: ir.Model, addition: ir.Node, precision: str) -> None:

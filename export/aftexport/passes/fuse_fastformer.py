@@ -1,30 +1,31 @@
-"""Collapses a pre-norm Fastformer layer in an exported graph into one operator.
+"""Fusion of a pre-norm Fastformer layer in an exported graph into one operator.
 
     N = LayerNorm(X);  Q = Add(MatMul(N, W_q), b_q);  K = Add(MatMul(N, W_k), b_k)
     Add(X, Add(Q, Add(MatMul(Fastformer(Q, K, Q), W), b)))    -> LayerNormFastformer
 
-Matched by structure, axes and constants; a value that anything else reads stays, and the
-causal form, whose pooled query changes with every token, does too.
+The match is by structure, axes and constants. A value with other readers is not fused, and neither
+is the causal form, whose pooled query changes with every token.
 """
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from aftexport.operators.domain import DOMAIN
 from aftexport.passes import nodes as match
 
-NARROWEST_HEAD = 4
-"""Collapse where heads are at least this many channels wide: a token saves 4 D^2 FLOPs in products
-and takes 4 D H more in pooling, at a lower rate."""
+MIN_HEAD_CHANNELS = 4
+"""The minimum channels of a head for the fusion. A token saves 4 D^2 FLOPs in products and needs
+4 D H more in pooling, which runs at a lower rate."""
 
 
 def fuse_fastformer(model: ir.Model, *, precision: str = "fp32") -> None:
-    """Rewrites ``model`` in place; before ``fuse_encoder``, which takes the layer's parts.
+    """Rewrite ``model`` in place; runs before ``fuse_encoder``, which fuses parts of the layer.
 
     Args:
-        model: an exported graph whose values carry their ranks.
-        precision: of the products; see the operator.
+        model: an exported graph whose values have known ranks.
+        precision: the precision of the products, see the operator.
     """
     for node in list(model.graph):
         if node.domain == DOMAIN and node.op_type == "Fastformer":
@@ -48,7 +49,7 @@ def _collapse(model: ir.Model, attention: ir.Node, precision: str) -> None:
     x = norm.inputs[0]
     if x is None or match.other_input(end, inner.outputs[0]) is not x:
         return
-    # Everything inside is read by the layer alone.
+    # Only the layer itself may read the values inside.
     readers = [
         (norm.outputs[0], {queries.product, keys.product}),
         (queries.output, {attention, inner}),
@@ -59,19 +60,15 @@ def _collapse(model: ir.Model, attention: ir.Node, precision: str) -> None:
     weights = [queries.weight, keys.weight, output.weight]
     heads = attention.attributes.get_int("num_heads", 1)
     dim = match.constant(queries.weight).shape[0]
-    if any(match.constant(w).shape != (dim, dim) for w in weights) or dim < heads * NARROWEST_HEAD:
+    if (
+        any(match.constant(w).shape != (dim, dim) for w in weights)
+        or dim < heads * MIN_HEAD_CHANNELS
+    ):
         return
     if alpha is None or beta is None or match.rank(alpha) != 2 or match.rank(beta) != 2:
         return
-
-    scale = (dim / heads) ** -0.5
-    query_weight, alpha_weight, beta_weight = (
-        match.constant(v).astype(np.float64) for v in (queries.weight, alpha, beta)
-    )
-    dtype = match.constant(alpha).dtype
     name = attention.outputs[0].name
-    folded_alpha = (query_weight @ alpha_weight * scale).astype(dtype)
-    folded_beta = (beta_weight * scale).astype(dtype)
+    folded_alpha, folded_beta = _folded(queries.weight, alpha, beta, (dim / heads) ** -0.5)
     inputs = [
         *norm.inputs,
         queries.weight,
@@ -94,3 +91,14 @@ def _collapse(model: ir.Model, attention: ir.Node, precision: str) -> None:
         nodes += [linear.product, linear.addition]
     nodes += [attention, output.product, output.addition, inner, end]
     match.replace("LayerNormFastformer", inputs, attributes, nodes)
+
+
+def _folded(
+    query_weight: ir.Value, alpha: ir.Value, beta: ir.Value, scale: float
+) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    """Return the weights of alpha and beta with the query layer and the scale folded in."""
+    dtype = match.constant(alpha).dtype
+    query, first, second = (
+        match.constant(v).astype(np.float64) for v in (query_weight, alpha, beta)
+    )
+    return (query @ first * scale).astype(dtype), (second * scale).astype(dtype)

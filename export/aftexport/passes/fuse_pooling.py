@@ -1,19 +1,19 @@
-"""Makes sums over the tokens of an exported graph sums of blocks' sums.
+"""Replacement of sums over the tokens of an exported graph by sums of block sums.
 
     ReduceSum(X, t), ReduceMean(X, t)    ->  sum over blocks (sum within a block), / T
     ReduceL1(X, t)                       ->  such a sum of absolute values
     ReduceL2(X, t)                       ->  the root of such a sum of squares
     ReduceLogSumExp(X, t)                ->  of blocks (of a block's tokens)
-    X - ReduceMean(X, t)                 ->  X less (such a mean M + the mean of X - M)
+    X - ReduceMean(X, t)                 ->  X - (such a mean M + the mean of X - M)
     CumSum(X, t)                         ->  within a block + of the blocks before
     ReduceSum(Mul(W, X), 1)              ->  sum over blocks (W^T X of a block)
     MatMul, Einsum of A, B over tokens   ->  sum over blocks (A B of a block)
     Softmax(X, t)                        ->  Softmax(X, t) / sum of it
 
-ONNX Runtime may add float32 numbers one by one: of a million equal tokens the sum is off by 1e-2.
-A mean that is subtracted from its own tokens is refined: its error counts beside the deviations.
-Only what is linear in the tokens is rewritten: the axis t is the only one of any length, but for
-that of the documents.
+ONNX Runtime may add float32 numbers one by one; the sum of a million equal tokens is then off by
+1e-2. A mean that is subtracted from its own tokens is refined, because its error is large compared
+with small deviations. Only values linear in the tokens are rewritten: their axis t is the only
+dynamic axis besides the documents.
 """
 
 import math
@@ -30,10 +30,10 @@ _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", _LOGS)
 
 
 def fuse_pooling(model: ir.Model) -> None:
-    """Rewrites ``model`` in place.
+    """Rewrite ``model`` in place.
 
     Args:
-        model: an exported graph whose values carry their types and shapes.
+        model: an exported graph whose values have known types and shapes.
     """
     for node in list(model.graph):
         if node.domain != "":
@@ -46,12 +46,12 @@ def fuse_pooling(model: ir.Model) -> None:
 
 
 def _token_axis(model: ir.Model, x: ir.Value | None) -> int | None:
-    """The axis of ``x`` that is of any length, if it is one and not the documents'."""
+    """Return the only dynamic axis of ``x`` besides the documents; None without exactly one."""
     if x is None or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     shapes = [value.shape for value in model.graph.inputs]
     documents = {str(shape[0]) for shape in shapes if shape is not None and len(shape)}
-    # Heads may be folded into the documents' axis, as 4*batch.
+    # Heads may be folded into the documents' axis, such as 4*batch.
     folded = re.compile(rf"(\d+\*)?({'|'.join(map(re.escape, documents))})")
     sizes = [None if isinstance(dim, int) else str(dim.value) for dim in x.shape]
     long = [i for i, size in enumerate(sizes) if size is not None and not folded.fullmatch(size)]
@@ -70,20 +70,20 @@ def _sum(model: ir.Model, reduction: ir.Node) -> None:
         return
     new = TokenBlocks(model, f"{reduction.outputs[0].name}")
     op, op_type = new.tape.op, reduction.op_type
-    is_centre = op_type == "ReduceMean" and _is_centre(reduction)
-    is_plain = op_type in ("ReduceSum", "ReduceMean") and not widths and not is_centre
+    is_center = op_type == "ReduceMean" and _is_center(reduction)
+    is_plain = op_type in ("ReduceSum", "ReduceMean") and not widths and not is_center
     weighted = _weighted(summed) if axis == 1 and is_plain else None
     if weighted is None:
         total = _total(op_type, summed, axis, [*widths], new)
     else:
         weights, x = (new.split(value, 1) for value in weighted)
         rows = op("Transpose", [weights], {"perm": [0, 1, 3, 2]})
-        # The axis of the row that each block has is left.
+        # The axis of the rows stays, with one row per block.
         total = op("ReduceSum", [op("MatMul", [rows, x]), new.ints(1)], {"keepdims": 0})
     if op_type == "ReduceL2":
         total = op("Sqrt", [total])
     if op_type == "ReduceMean":
-        total = _mean(summed, total, axis, widths, new, is_refined=is_centre)
+        total = _mean(summed, total, axis, widths, new, is_refined=is_center)
     if not reduction.attributes.get_int("keepdims", 1):
         total = op("Squeeze", [total, new.ints(*sorted(axes))])
     _replace(model, reduction, new, total)
@@ -98,7 +98,7 @@ def _mean(
     *,
     is_refined: bool,
 ) -> ir.Value:
-    """Return ``total`` over the number of its terms; refined, plus the mean of the deviations."""
+    """Return ``total`` divided by its number of terms, refined by the mean of the deviations."""
     op = new.tape.op
     count = op("Shape", [summed], {"start": axis, "end": axis + 1})
     if widths:
@@ -110,12 +110,12 @@ def _mean(
     rest = op("Sub", [summed, mean])
     rest.type, rest.shape = summed.type, summed.shape
     more = op("Div", [_total("ReduceSum", rest, axis, [*widths], new), count])
-    # Deviations from an infinite mean have none.
+    # Deviations from an infinite mean are NaN; their mean is not added.
     return op("Where", [op("IsNaN", [more]), mean, op("Add", [mean, more])])
 
 
-def _is_centre(mean: ir.Node) -> bool:
-    """Return whether a node subtracts the mean from its own terms, or these from the mean."""
+def _is_center(mean: ir.Node) -> bool:
+    """Return whether a node subtracts the mean from its own terms, or its terms from the mean."""
     values = [mean.outputs[0]]
     users = [user for user, _ in values[0].uses()]
     values += [user.outputs[0] for user in users if user.op_type in ("Unsqueeze", "Expand")]
@@ -129,7 +129,7 @@ def _is_centre(mean: ir.Node) -> bool:
 def _total(
     op_type: str, summed: ir.Value, axis: int, others: list[int], new: TokenBlocks
 ) -> ir.Value:
-    """Return the sum of a reduction's terms over the tokens and other axes, which stay as 1."""
+    """Return the sum of a reduction's terms over tokens and other axes, which stay with size 1."""
     op, terms = new.tape.op, summed
     addition, gap = (_LOGS, -math.inf) if op_type == _LOGS else ("ReduceSum", 0.0)
     if op_type == "ReduceL1":
@@ -153,15 +153,16 @@ def _axes(reduction: ir.Node, rank: int) -> list[int]:
 
 
 def _weighted(summed: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """A weight for each token, ``[B, T, 1]``, and the ``[B, T, D]`` that it weighs."""
+    """Return token weights ``[B, T, 1]`` and the weighted ``[B, T, D]``; None for other values."""
     product = summed.producer()
     if product is None or product.op_type != "Mul":
         return None
     for weights, x in (product.inputs, reversed(product.inputs)):
         if weights is None or weights.shape is None or x is None or x.shape is None:
             continue
-        of_tokens = len(weights.shape) == len(x.shape) == 3 and weights.shape[:2] == x.shape[:2]
-        if of_tokens and weights.shape[2] == 1 and isinstance(x.shape[2], int):
+        is_3d = len(weights.shape) == len(x.shape) == 3
+        is_per_token = is_3d and weights.shape[:2] == x.shape[:2]
+        if is_per_token and weights.shape[2] == 1 and isinstance(x.shape[2], int):
             return weights, x
     return None
 
@@ -185,19 +186,19 @@ def _multiply(model: ir.Model, product: ir.Node) -> None:
 
 
 def _contract(model: ir.Model, einsum: ir.Node) -> None:
-    """Gives the tokens' letter two, of the blocks and within them, and then sums the blocks."""
+    """Split the tokens' letter into two, for blocks and within blocks, and sum the blocks."""
     equation = einsum.attributes.get_string("equation", "").replace(" ", "")
     terms, arrow, result = equation.partition("->")
     letters = terms.split(",")
     operands = [(x, _token_axis(model, x)) for x in einsum.inputs]
-    known = [(x, axis) for x, axis in operands if x is not None and axis is not None]
-    if not arrow or "." in terms or "X" in terms or len(known) < len(operands):
+    token_axes = [(x, axis) for x, axis in operands if x is not None and axis is not None]
+    if not arrow or "." in terms or "X" in terms or len(token_axes) < len(operands):
         return
-    token, *others = {term[axis] for term, (_, axis) in zip(letters, known, strict=True)}
+    token, *others = {term[axis] for term, (_, axis) in zip(letters, token_axes, strict=True)}
     if others or token in result:
         return
     new = TokenBlocks(model, f"{einsum.outputs[0].name}")
-    split = [new.split(x, axis) for x, axis in known]
+    split = [new.split(x, axis) for x, axis in token_axes]
     cut = ",".join(term.replace(token, f"X{token}") for term in letters)
     of_blocks = new.tape.op("Einsum", split, {"equation": f"{cut}->X{result}"})
     total = new.tape.op("ReduceSum", [of_blocks, new.ints(0)], {"keepdims": 0})
@@ -218,7 +219,7 @@ def _run(model: ir.Model, running: ir.Node) -> None:
     _replace(model, running, new, new.join(total, axis, x))
 
 
-def _normalise(model: ir.Model, softmax: ir.Node) -> None:
+def _normalize(model: ir.Model, softmax: ir.Node) -> None:
     x, result = softmax.inputs[0], softmax.outputs[0]
     axis = _token_axis(model, x)
     if x is None or x.shape is None or axis is None:
@@ -237,4 +238,4 @@ def _replace(model: ir.Model, node: ir.Node, new: TokenBlocks, result: ir.Value)
     match.take_place(node.outputs[0], result)
 
 
-_REWRITES = {"MatMul": _multiply, "Einsum": _contract, "CumSum": _run, "Softmax": _normalise}
+_REWRITES = {"MatMul": _multiply, "Einsum": _contract, "CumSum": _run, "Softmax": _normalize}

@@ -1,6 +1,6 @@
-"""What the rewrites share: recognising linear layers and norms, and replacing nodes by one.
+"""Recognition of linear layers and norms, and replacement of several nodes by one.
 
-Matched by structure, axes and constants, never by name.
+The match is by structure, axes and constants, never by name.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def replace(
     attributes: dict[str, float | str],
     nodes: list[ir.Node],
 ) -> None:
-    """Puts one node where the last of ``nodes`` is, and removes them all."""
+    """Replace ``nodes`` by one node, at the place of the last."""
     last = nodes[-1]
     fused = custom_node(op_type, inputs, attributes)
     last.graph.insert_after(last, fused)  # type: ignore[union-attr]
@@ -44,7 +44,7 @@ def replace(
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
-    """Has everything read ``new``, under the name, type and shape of ``old``."""
+    """Replace ``old`` by ``new`` in all readers, under the name, type and shape of ``old``."""
     new.type, new.shape = old.type, old.shape
     name = old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -57,20 +57,20 @@ def custom_node(
     attributes: dict[str, float | str],
     num_outputs: int = 1,
 ) -> ir.Node:
-    """A node of our domain."""
-    given = {**attributes, **PLUGIN_ATTRIBUTES}
-    return ir.node(op_type, inputs, given, domain=DOMAIN, num_outputs=num_outputs)
+    """Return a node of our domain."""
+    all_attributes = {**attributes, **PLUGIN_ATTRIBUTES}
+    return ir.node(op_type, inputs, all_attributes, domain=DOMAIN, num_outputs=num_outputs)
 
 
 def remove(nodes: list[ir.Node]) -> None:
-    """Removes nodes that nothing outside of ``nodes`` reads."""
+    """Remove nodes whose outputs have no readers outside ``nodes``."""
     graph = nodes[0].graph
     assert graph is not None
     graph.remove(nodes, safe=True)
 
 
 def is_norm(node: ir.Node) -> bool:
-    """Whether ``node`` is a layer norm over the channels of ``[B, T, D]``."""
+    """Return whether ``node`` is a layer norm over the channels of ``[B, T, D]``."""
     x = node.inputs[0] if node.inputs else None
     return (
         node.op_type == "LayerNormalization"
@@ -84,12 +84,12 @@ def is_norm(node: ir.Node) -> bool:
 
 
 def epsilon(norm: ir.Node) -> float:
-    """What a layer norm adds to the variance."""
+    """Return the epsilon that a layer norm adds to the variance."""
     return norm.attributes.get_float("epsilon", 1e-5)
 
 
 def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
-    """The node that reads ``value`` where there is just one, and it is an ``op_type``."""
+    """Return the only reader of ``value``; None unless it is a single ``op_type``."""
     users = [user for user, _ in value.uses()]
     if len(users) != 1 or value.is_graph_output() or users[0].op_type != op_type:
         return None
@@ -97,19 +97,19 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
 
 
 def linear_ending_in(value: ir.Value | None) -> Linear | None:
-    """The linear layer whose result ``value`` is."""
+    """Return the linear layer that computes ``value``."""
     addition = value.producer() if value is not None else None
     return linear_of(addition) if addition is not None else None
 
 
 def only_linear(value: ir.Value) -> Linear | None:
-    """The linear layer that alone reads ``value``."""
+    """Return the linear layer that is the only reader of ``value``."""
     product = only_user(value, "MatMul")
     return linear(product) if product is not None else None
 
 
 def linear(product: ir.Node) -> Linear | None:
-    """The linear layer that ``product`` begins."""
+    """Return the linear layer whose first node is ``product``."""
     if product.op_type != "MatMul":
         return None
     addition = only_user(product.outputs[0], "Add")
@@ -117,7 +117,7 @@ def linear(product: ir.Node) -> Linear | None:
 
 
 def linear_of(addition: ir.Node) -> Linear | None:
-    """The linear layer that ``addition`` ends."""
+    """Return the linear layer whose last node is ``addition``."""
     if addition.op_type != "Add":
         return None
     for product_value in addition.inputs:
@@ -141,24 +141,24 @@ def linear_of(addition: ir.Node) -> Linear | None:
 
 
 def other_input(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """What ``node``, of two inputs, reads beside ``value``."""
+    """Return the other input of a ``node`` with two inputs, beside ``value``."""
     first, second = node.inputs
     return second if first is value else first
 
 
 def rank(value: ir.Value) -> int | None:
-    """Rank of an initializer; None for anything computed."""
+    """Return the rank of an initializer; None for computed values."""
     return len(value.const_value.shape) if value.const_value is not None else None
 
 
 def constant(value: ir.Value) -> NDArray[np.generic]:
-    """The numbers of an initializer."""
+    """Return the numbers of an initializer."""
     assert value.const_value is not None
     return value.const_value.numpy()
 
 
 def add_constant(model: ir.Model, name: str, array: NDArray[np.generic]) -> ir.Value:
-    """A new initializer."""
+    """Add an initializer to a graph and return its value."""
     value = ir.val(name, const_value=ir.tensor(array, name=name))
     model.graph.register_initializer(value)
     return value

@@ -1,12 +1,12 @@
-"""Rewrites of what ONNX Runtime's own optimizer breaks, so that a session without options runs it.
+"""Rewrites of graphs that ONNX Runtime's own optimizer breaks, for sessions without options.
 
-fault                  versions      what it does
+fault                  versions      effect
 MatmulTransposeFusion  1.24 to 1.31  swaps Transpose and Cast before a MatMul of another rank,
                                      and leaves nodes without a schema: NchwcTransformer, the
                                      next step, crashes (microsoft/onnxruntime issue 28392)
 MatmulTransposeFusion  to 1.30       makes a FusedMatMul of float64, which has no kernel (28136)
-PadFusion              1.17 to 1.31  gives a pooling the zeros of a Pad as padding: a largest
-                                     value ignores these, and more than the window are refused
+PadFusion              1.17 to 1.31  turns the zeros of a Pad into padding of a pooling: a maximum
+                                     ignores padding, and padding above the window is refused
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from onnx import TensorProto
 from aftexport.operators.domain import DOMAIN
 
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-"""Types that a CPU has no MatMul of, so that the runtime puts a Cast before it."""
+"""Types without a MatMul on the CPU: the runtime inserts a Cast before it."""
 _CASTS = ("Cast", "CastLike")
 _POOLS = ("AveragePool", "MaxPool", "LpPool")
 _PASSED = frozenset((
@@ -26,17 +26,17 @@ _PASSED = frozenset((
     "Identity", "LeakyRelu", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Relu", "Sigmoid", "Sqrt",
     "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
-"""What the optimizer takes out where it changes nothing, or moves a Transpose through."""
+"""Operators that the optimizer removes if they have no effect, or moves a Transpose through."""
 _PAD_AXES = 18
 """The first opset in which a Pad may name its axes."""
 
 
 def avoid_optimizer_faults(model: onnx.ModelProto) -> None:
-    """Rewrites ``model``, in place, where a default session of ONNX Runtime would break it.
+    """Rewrite the parts of ``model`` that a default session of ONNX Runtime breaks, in place.
 
     Args:
-        model: with bare custom operators. Shapes in its ``value_info`` spare rewrites where the
-            operands of a product are known to be of one rank.
+        model: the graph, with bare custom operators. Shapes in its ``value_info`` avoid rewrites
+            of products whose operands have equal ranks.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     names = _names(model.graph)
@@ -53,11 +53,11 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _names(whole: onnx.GraphProto) -> set[str]:
-    found = set[str]()
+    names = set[str]()
     for graph in _graphs(whole):
-        found |= {value.name for value in (*graph.input, *graph.initializer)}
-        found |= {name for node in graph.node for name in node.output}
-    return found
+        names |= {value.name for value in (*graph.input, *graph.initializer)}
+        names |= {name for node in graph.node for name in node.output}
+    return names
 
 
 class _Rewriter:
@@ -68,7 +68,7 @@ class _Rewriter:
         self._weights = {tensor.name: tensor for tensor in graph.initializer}
         described = (*graph.input, *graph.value_info, *graph.output)
         self._described = {value.name: value.type.tensor_type for value in described}
-        self._pools = any(node.op_type in _POOLS for node in graph.node)
+        self._has_pools = any(node.op_type in _POOLS for node in graph.node)
         self._transposed = set[str]()
         self._cast = set[str]()
         self._apart: dict[str, str] = {}
@@ -76,23 +76,24 @@ class _Rewriter:
     def run(self) -> None:
         nodes = list[onnx.NodeProto]()
         for node in self._graph.node:
-            nodes += self._kept_apart(node)
+            nodes += self._barriers(node)
             nodes.append(node)
             self._look_through(node)
-            if self._pools and node.op_type == "Pad" and len(node.input) < 4:
+            if self._has_pools and node.op_type == "Pad" and len(node.input) < 4:
                 self._name_axes(node)
         del self._graph.node[:]
         self._graph.node.extend(nodes)
 
     def _look_through(self, node: onnx.NodeProto) -> None:
         if node.op_type in _PASSED and not node.domain:
-            transposed = node.op_type == "Transpose" or not self._transposed.isdisjoint(node.input)
-            cast = node.op_type in _CASTS or not self._cast.isdisjoint(node.input)
-            self._transposed.update(node.output if transposed else ())
-            self._cast.update(node.output if cast else ())
+            is_transpose = node.op_type == "Transpose"
+            is_transposed = is_transpose or not self._transposed.isdisjoint(node.input)
+            is_cast = node.op_type in _CASTS or not self._cast.isdisjoint(node.input)
+            self._transposed.update(node.output if is_transposed else ())
+            self._cast.update(node.output if is_cast else ())
 
     def _is_swapped(self, node: onnx.NodeProto, name: str) -> bool:
-        """Whether the optimizer may take a Transpose to ``node`` by way of its input ``name``."""
+        """Return whether the optimizer may move a Transpose to ``node`` through input ``name``."""
         if name not in self._transposed or (node.op_type != "MatMul" and node.domain != DOMAIN):
             return False
         elements = {self._element(other) for other in node.input}
@@ -106,8 +107,8 @@ class _Rewriter:
         is_narrow = not elements.isdisjoint(_NARROW) or elements == {TensorProto.UNDEFINED}
         return is_narrow or name in self._cast
 
-    def _kept_apart(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """What goes before ``node``: a Reshape of an input to the shape that it has already."""
+    def _barriers(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Yield nodes before ``node``: a Reshape to the same shape, which stops the optimizer."""
         for place, name in enumerate(node.input):
             if not self._is_swapped(node, name):
                 continue
@@ -138,11 +139,11 @@ class _Rewriter:
     def _element(self, name: str) -> int:
         if name in self._weights:
             return int(self._weights[name].data_type)
-        known = self._described.get(name)
-        return int(known.elem_type if known is not None else TensorProto.UNDEFINED)
+        kind = self._described.get(name)
+        return int(kind.elem_type if kind is not None else TensorProto.UNDEFINED)
 
     def _rank(self, name: str) -> int | None:
         if name in self._weights:
             return len(self._weights[name].dims)
-        known = self._described.get(name)
-        return len(known.shape.dim) if known is not None and known.HasField("shape") else None
+        kind = self._described.get(name)
+        return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None

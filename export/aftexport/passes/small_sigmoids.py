@@ -1,8 +1,8 @@
-"""Sigmoids whose smallest results count, written so that they keep their digits.
+"""Rewrites of sigmoids that keep the digits of their smallest results.
 
-ONNX Runtime's Sigmoid is right to 6e-8 and 0 from -18 on. That is nothing in a gate, and everything
-in ``log(sigmoid(x))`` or ``sigmoid(x) ** (1 / 16)``, as gated linear attention has them, or in a
-weight that is divided by the sum of the weights.
+ONNX Runtime's Sigmoid has an error of 6e-8 and is 0 for inputs below -18. This does not matter in a
+gate. It does matter in ``log(sigmoid(x))`` and ``sigmoid(x) ** (1 / 16)``, which gated linear
+attention uses, and in a weight that is divided by the sum of the weights.
 """
 
 from collections import defaultdict
@@ -20,14 +20,14 @@ _PASSED = _PRODUCTS | frozenset((
     "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Slice", "Split", "Squeeze", "Sub",
     "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
-"""What a small number comes out of as a small number."""
+"""Operators that map small numbers to small numbers."""
 _SENSITIVE = frozenset(("Log", "Pow", "Reciprocal", "ReduceLogSum", "ReduceProd", "Sqrt"))
 
 
 def keep_small_sigmoids(model: onnx.ModelProto) -> None:
-    """Rewrites, in place, each Sigmoid of the main graph that a logarithm, power or divisor takes.
+    """Rewrite each Sigmoid of the main graph that a logarithm, power or divisor reads, in place.
 
-    The logarithm itself becomes a Softplus, which has no smallest result.
+    The logarithm of a Sigmoid becomes a Softplus, which does not underflow.
     """
     _Rewriter(model.graph).run()
 
@@ -45,15 +45,15 @@ class _Rewriter:
         self._names |= {value.name for value in (*graph.input, *graph.initializer)}
 
     def run(self) -> None:
-        changed = {name for name in self._sigmoids if self._counts(name)}
+        changed = {name for name in self._sigmoids if self._is_sensitive(name)}
         if not changed:
             return
         nodes = [new for node in self._graph.node for new in self._rewritten(node, changed)]
         del self._graph.node[:]
         self._graph.node.extend(nodes)
 
-    def _counts(self, name: str) -> bool:
-        """Whether a small number ``name`` comes to a node that makes much of it."""
+    def _is_sensitive(self, name: str) -> bool:
+        """Return whether a small number in ``name`` reaches a node that amplifies it."""
         seen, left = {name}, [name]
         while left:
             value = left.pop()
@@ -69,11 +69,11 @@ class _Rewriter:
     def _is_layer(self, node: onnx.NodeProto) -> bool:
         """Return whether ``node`` multiplies by constants of both signs.
 
-        A gate before a layer keeps its Sigmoid. Constants of one sign, as ones, make a sum.
+        A gate before such a layer keeps its Sigmoid. Constants of one sign, such as ones, only sum.
         """
         factors = node.input[:2] if node.op_type in _PRODUCTS else ()
-        known = [self._constants[name] for name in factors if name in self._constants]
-        return any(_has_both_signs(onnx.numpy_helper.to_array(constant)) for constant in known)
+        weights = [self._constants[name] for name in factors if name in self._constants]
+        return any(_has_both_signs(onnx.numpy_helper.to_array(weight)) for weight in weights)
 
     def _rewritten(self, node: onnx.NodeProto, changed: set[str]) -> Iterator[onnx.NodeProto]:
         make = onnx.helper.make_node

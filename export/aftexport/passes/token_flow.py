@@ -1,11 +1,12 @@
-"""Tells, of every value in a graph, what it is made of; refuses what no chunk can compute.
+"""The kind of every value in a graph, for documents in chunks.
 
-A graph can be cut where each of its nodes acts on every token alone, is one of our attentions,
-or reduces the tokens by an associative operation, and where a chunk's own length may stand for
-the document's: in masks of padding, which a chunk has none of.
+A graph can be computed in chunks if each of its nodes acts on every token separately, is one of our
+attentions, or reduces the tokens by an associative operation. A chunk has no padding, so its own
+length can replace the document's only in masks of padding.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -19,28 +20,28 @@ from aftexport.operators.domain import DOMAIN
 Array = NDArray[np.generic]
 
 
-class WholeOnlyError(Exception):
-    """Why a model's documents cannot be taken apart."""
+class NotChunkable(Exception):  # noqa: N818 (an outcome, not an error)
+    """The reason why a model's documents cannot be computed in chunks, as its message."""
 
 
 class Kind(Enum):
-    """What a value is made of."""
+    """The dependence of a value on the document."""
 
     CONSTANT = auto()
     FILL = auto()
-    """Constants in a shape that the document's length decides, the same for every token."""
+    """Constants equal for every token, in a shape that depends on the document's length."""
     LENGTH = auto()
     """The number of the document's tokens."""
     DOCUMENT = auto()
-    """What else follows from the number of tokens or of documents."""
+    """Other values computed from the number of tokens or of documents."""
     POSITIONS = auto()
-    """The place of every token, the first is 0."""
+    """The position of every token, from 0."""
     MASK = auto()
-    """Which places are a document's own, ``[B, T, ...]``."""
+    """A mask of the document's own positions, without padding, ``[B, T, ...]``."""
     TOKENS = auto()
-    """``[B, T]`` or ``[B, T, C]``, each token's from that token alone, or an attention's."""
+    """``[B, T]`` or ``[B, T, C]``, computed from each token separately, or by an attention."""
     POOLED = auto()
-    """``[B, ...]``, of the whole document."""
+    """``[B, ...]``, computed from the whole document."""
 
 
 _ELEMENTWISE = frozenset((
@@ -56,32 +57,32 @@ _SIZES = frozenset((Kind.CONSTANT, Kind.FILL, Kind.LENGTH, Kind.DOCUMENT))
 
 
 def classify(model: onnx.ModelProto) -> dict[str, Kind]:
-    """Returns the kind of every value of a graph.
+    """Return the kind of every value of a graph.
 
     Raises:
-        WholeOnlyError: naming the node that stands against it.
+        NotChunkable: if a node needs the whole document; the message names the node.
     """
     constants = constants_of(model.graph)
     kinds = dict.fromkeys(constants, Kind.CONSTANT)
     kinds.update({"": Kind.CONSTANT, "input_ids": Kind.TOKENS, "lengths": Kind.LENGTH})
     for node in model.graph.node:
         if any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute):
-            raise WholeOnlyError(f"{node.op_type} ({node.output[0]}) branches or loops")
-        kind = _kind(node, kinds, constants)
+            raise NotChunkable(f"{node.op_type} ({node.output[0]}) branches or loops")
+        kind = _kind(_Step(node, kinds, constants))
         kinds.update(dict.fromkeys(node.output, kind))
     for output in model.graph.output:
         if kinds[output.name] is not Kind.POOLED:
-            raise WholeOnlyError(f"{output.name} is not pooled from the tokens")
+            raise NotChunkable(f"{output.name} is not pooled from the tokens")
     return kinds
 
 
 def constants_of(graph: onnx.GraphProto) -> Mapping[str, Array]:
-    """Initializers and the outputs of Constant nodes."""
+    """Return initializers and the outputs of Constant nodes by name."""
     return _Constants(graph)
 
 
 class _Constants(Mapping[str, Array]):
-    """Makes an array only of what is asked for: all weights at once are another model in memory."""
+    """A mapping that converts constants on access: all arrays at once would double the memory."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._values: dict[str, Any] = {i.name: i for i in graph.initializer}
@@ -107,7 +108,7 @@ class _Constants(Mapping[str, Array]):
 
 
 def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | None:
-    """How a node pools the tokens: ``sum``, ``max`` or ``first``; None where it does not."""
+    """Return a node's pooling over the tokens, ``sum``, ``max`` or ``first``; None for none."""
     if node.op_type == "Gather":
         index = constants.get(node.input[1])
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
@@ -118,12 +119,12 @@ def pooling(node: onnx.NodeProto, constants: Mapping[str, Array]) -> Pooling | N
 
 
 def is_sum_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    """Tells whether a node is a ReduceSum over axis 1 alone."""
+    """Return whether a node is a ReduceSum over axis 1 only."""
     return node.op_type == "ReduceSum" and _reduces_tokens(node, constants)
 
 
 def is_reduction_over_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> bool:
-    """Tells whether a node is a ReduceSum or ReduceMean over axis 1 alone."""
+    """Return whether a node is a ReduceSum or ReduceMean over axis 1 only."""
     return node.op_type in ("ReduceSum", "ReduceMean") and _reduces_tokens(node, constants)
 
 
@@ -132,71 +133,82 @@ def _reduces_tokens(node: onnx.NodeProto, constants: Mapping[str, Array]) -> boo
     return axes is not None and axes.tolist() == [1]
 
 
-def _kind(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
-    given = {kinds[name] for name in node.input}
-    if node.domain == DOMAIN:
-        return _attention(node, kinds)
-    if given <= {Kind.CONSTANT}:
-        return Kind.CONSTANT
-    if node.op_type == "Shape":
-        axes = {a.name: a.i for a in node.attribute}
-        is_tokens = given == {Kind.TOKENS} and axes == {"start": 1, "end": 2}
-        return Kind.LENGTH if is_tokens else Kind.DOCUMENT
-    if Kind.POSITIONS in given:
-        return _of_positions(node, kinds)
-    if given <= _SIZES:
-        return _size(node, kinds, constants)
-    if Kind.TOKENS not in given:
-        if Kind.POOLED in given:
-            if Kind.MASK in given:
-                raise _refused(node, "brings the pooled document back to its tokens")
-            return Kind.POOLED
-        if node.op_type in (*_LAYOUTS, "Reshape") and kinds[node.input[0]] is Kind.MASK:
-            return Kind.MASK
-        if node.op_type in _ELEMENTWISE and given <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}:
-            return Kind.MASK
-    if Kind.POOLED in given:
-        raise _refused(node, "brings the pooled document back to its tokens")
-    if pooling(node, constants) is not None:
-        return Kind.POOLED
-    if given & {Kind.LENGTH, Kind.DOCUMENT}:
-        raise _refused(node, "scales tokens by the document's length")
-    if Kind.TOKENS not in given or not _acts_on_each_token(node, kinds, constants):
-        raise _refused(node, "is not known to act on each token alone")
-    return Kind.TOKENS
+@dataclass(frozen=True)
+class _Step:
+    """A node of a graph, with the kinds of all values before it."""
+
+    node: onnx.NodeProto
+    kinds: Mapping[str, Kind]
+    constants: Mapping[str, Array]
+
+    @property
+    def operands(self) -> set[Kind]:
+        """The kinds of the inputs."""
+        return {self.kinds[name] for name in self.node.input}
 
 
-def _attention(node: onnx.NodeProto, kinds: Mapping[str, Kind]) -> Kind:
+def _kind(step: _Step) -> Kind:
+    """Return the kind of a node's outputs, by the first rule that applies."""
+    kinds = (rule(step) for rule in _RULES)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if kind is None:
+        raise _refused(step.node, "is not known to act on each token alone")
+    return kind
+
+
+def _attention(step: _Step) -> Kind | None:
+    node, kinds = step.node, step.kinds
+    if node.domain != DOMAIN:
+        return None
     operands = {kinds[name] for name in node.input[:3]}
     if not operands <= {Kind.TOKENS, Kind.MASK, Kind.FILL}:
-        raise _refused(node, "attends to more than what each token is alone")
+        raise _refused(node, "attends to values that are not computed token by token")
     if kinds[node.input[-1]] is not Kind.LENGTH:
         raise _refused(node, "attends to other tokens than the document has")
     return Kind.TOKENS
 
 
-def _of_positions(node: onnx.NodeProto, kinds: Mapping[str, Kind]) -> Kind:
+def _constant(step: _Step) -> Kind | None:
+    return Kind.CONSTANT if step.operands <= {Kind.CONSTANT} else None
+
+
+def _shape(step: _Step) -> Kind | None:
+    if step.node.op_type != "Shape":
+        return None
+    axes = {a.name: a.i for a in step.node.attribute}
+    is_tokens = step.operands == {Kind.TOKENS} and axes == {"start": 1, "end": 2}
+    return Kind.LENGTH if is_tokens else Kind.DOCUMENT
+
+
+def _positions(step: _Step) -> Kind | None:
+    node = step.node
+    if Kind.POSITIONS not in step.operands:
+        return None
     if node.op_type in ("Cast", "Unsqueeze"):
         return Kind.POSITIONS
-    pair = [kinds[name] for name in node.input]
+    pair = [step.kinds[name] for name in node.input]
     if node.op_type in ("Greater", "LessOrEqual"):
         pair.reverse()
     elif node.op_type not in ("Less", "GreaterOrEqual"):
         pair.clear()
-    if pair != [Kind.POSITIONS, Kind.LENGTH]:  # no other says the same of every token there is
+    # Only this comparison has the same result for all tokens of the document.
+    if pair != [Kind.POSITIONS, Kind.LENGTH]:
         raise _refused(node, "uses the positions of tokens")
     return Kind.MASK
 
 
-def _size(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]) -> Kind:
+def _size(step: _Step) -> Kind | None:
+    node, kinds, constants = step.node, step.kinds, step.constants
+    if not step.operands <= _SIZES:
+        return None
     first, *rest = node.input
     match node.op_type:
         case "Range":
-            limit, step = rest
-            counts = constants.get(first) == 0 and constants.get(step) == 1
+            limit, increment = rest
+            counts = constants.get(first) == 0 and constants.get(increment) == 1
             return Kind.POSITIONS if counts and kinds[limit] is Kind.LENGTH else Kind.DOCUMENT
         case "Clip":
-            # A document has one token or more.
+            # A document has at least one token.
             low = all(n in constants and constants[n].item() <= 1 for n in rest[:1] if n)
             high = all(kinds[n] is Kind.LENGTH for n in rest[1:] if n)
             return kinds[first] if kinds[first] is Kind.LENGTH and low and high else Kind.DOCUMENT
@@ -212,13 +224,57 @@ def _size(node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[st
             return Kind.DOCUMENT
 
 
+def _pooled(step: _Step) -> Kind | None:
+    if Kind.POOLED not in step.operands:
+        return None
+    if step.operands & {Kind.TOKENS, Kind.MASK}:
+        raise _refused(step.node, "brings the pooled document back to its tokens")
+    return Kind.POOLED
+
+
+def _mask(step: _Step) -> Kind | None:
+    op_type, operands = step.node.op_type, step.operands
+    if Kind.TOKENS in operands:
+        return None
+    is_layout = op_type in (*_LAYOUTS, "Reshape")
+    if is_layout and step.kinds[step.node.input[0]] is Kind.MASK:
+        return Kind.MASK
+    is_of_masks = operands <= {Kind.MASK, Kind.FILL, Kind.CONSTANT}
+    return Kind.MASK if op_type in _ELEMENTWISE and is_of_masks else None
+
+
+def _pooling(step: _Step) -> Kind | None:
+    return Kind.POOLED if pooling(step.node, step.constants) is not None else None
+
+
+def _tokens(step: _Step) -> Kind | None:
+    if step.operands & {Kind.LENGTH, Kind.DOCUMENT}:
+        raise _refused(step.node, "scales tokens by the document's length")
+    acts = _acts_on_each_token(step.node, step.kinds, step.constants)
+    return Kind.TOKENS if Kind.TOKENS in step.operands and acts else None
+
+
+_RULES: tuple[Callable[[_Step], Kind | None], ...] = (
+    _attention,
+    _constant,
+    _shape,
+    _positions,
+    _size,
+    _pooled,
+    _mask,
+    _pooling,
+    _tokens,
+)
+"""Rules in their order: each returns a kind, None if it does not apply, or raises."""
+
+
 def _acts_on_each_token(
     node: onnx.NodeProto, kinds: Mapping[str, Kind], constants: Mapping[str, Array]
 ) -> bool:
     axis = next((a.i for a in node.attribute if a.name == "axis"), None)
     operands = list(_shapes(node, kinds, constants))
     if node.op_type in _ELEMENTWISE:
-        # What has an axis of tokens of its own is made for one length.
+        # A constant with an axis of tokens fits only one length.
         return all(map(_has_no_tokens, operands))
     match node.op_type:
         case "MatMul":
@@ -243,5 +299,5 @@ def _shapes(
             yield constants[name].shape if name in constants else (0, 0)
 
 
-def _refused(node: onnx.NodeProto, why: str) -> WholeOnlyError:
-    return WholeOnlyError(f"{node.op_type} ({node.output[0]}) {why}")
+def _refused(node: onnx.NodeProto, reason: str) -> NotChunkable:
+    return NotChunkable(f"{node.op_type} ({node.output[0]}) {reason}")

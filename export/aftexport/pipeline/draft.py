@@ -19,7 +19,7 @@ from aftexport.onnx_io import write_model
 from aftexport.operators.domain import VERSION as OPERATOR_VERSION
 from aftexport.operators.domain import operators_in
 from aftexport.passes.position_bias import position_biases
-from aftexport.passes.token_flow import WholeOnlyError
+from aftexport.passes.token_flow import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
 from aftexport.pipeline.options import ExportOptions
 from aftexport.pipeline.trace import Traced
@@ -128,7 +128,7 @@ def _write_chunks(path: Path, traced: Traced, manifest: Manifest) -> Manifest:
     try:
         plan = write_chunked(path, traced.lowered, precision=traced.precision)
         give_back()  # the graphs that it was cut into
-    except WholeOnlyError as reason:
+    except NotChunkable as reason:
         path.unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})
     return manifest.model_copy(update={"chunked": plan})

@@ -1,11 +1,11 @@
-"""Parsers of the command line, and the types of their options."""
+"""Parsers for the command line, and the types of their options."""
 
 import argparse
 from pathlib import Path
 
 
 def make_parser(name: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """A parser that keeps the line breaks of its texts."""
+    """Return a parser that keeps the line breaks of its texts."""
     return argparse.ArgumentParser(
         prog=name,
         description=description,
@@ -16,20 +16,20 @@ def make_parser(name: str, description: str, epilog: str = "") -> argparse.Argum
 
 
 def positive(text: str) -> int:
-    """The type of an option that counts something."""
+    """Parse an option with a count of at least 1."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
     return value
 
 
 def path(text: str) -> Path:
-    """The type of an option that names a file or folder: what is left empty is not the current."""
+    """Parse an option with a file or folder; an empty text does not mean the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
 
 
 def lengths(text: str) -> list[int]:
-    """The type of an option of several counts, ``N,N,...``."""
+    """Parse an option with several counts, ``N,N,...``."""
     return [positive(word) for word in text.split(",")]

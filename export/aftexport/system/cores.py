@@ -1,4 +1,4 @@
-"""How many threads an engine has where nobody says."""
+"""The default number of threads of an engine."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,10 @@ _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, by its affinity and its container's CPU quota.
+    """Return the number of cores for this process, by its affinity and its container's CPU quota.
 
-    With more threads a product of matrices waits for the last of them. Hardware threads of one
-    core count once, where Linux tells.
+    With more threads, a matrix product waits for the slowest thread. Hardware threads of one core
+    count once, if Linux reports them.
     """
     allowed: int = loky.cpu_count()
     try:

@@ -1,4 +1,4 @@
-"""Writing that never leaves half a file, or half a folder, in place of a good one."""
+"""Atomic replacement of files and folders: a failure never leaves half of a new one."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ import numpy as np
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[Path]:
-    """Yields a path beside ``path`` to write to; moves it into place if the block succeeds.
+    """Yield a path beside ``path`` to write to, and move it into place if the block succeeds.
 
-    A device or a pipe, such as ``/dev/stdout``, is not replaced: it is yielded itself. Of a link,
-    what it leads to is replaced.
+    A device or a pipe, such as ``/dev/stdout``, is not replaced: it is yielded itself. For a link,
+    its target is replaced.
     """
     if is_device(path):
         yield path
@@ -37,19 +37,19 @@ def replacing_file(path: Path) -> Iterator[Path]:
 
 
 def _write_through(file: Path) -> None:
-    """Has the system write a file out, or a power failure could lose the new and the old one."""
+    """Flush a file to disk: otherwise a power failure could lose both the new and the old file."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
 
 
 def is_device(path: Path) -> bool:
-    """Tells whether something is there that is neither file nor folder."""
+    """Return whether a path exists and is neither a file nor a folder."""
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
 @contextmanager
 def aside_folder(path: Path) -> Iterator[Path]:
-    """Yields an empty folder beside ``path``; whatever is left in it at the end is removed."""
+    """Yield an empty folder beside ``path``, and remove it with its contents at the end."""
     with _parents(path):
         aside = _beside(path)
         aside.mkdir()
@@ -61,7 +61,7 @@ def aside_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _parents(path: Path) -> Iterator[None]:
-    """Makes the folders above ``path``; those it made go again if nothing came into them."""
+    """Make the folders above ``path``, and remove new folders that stay empty."""
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -73,16 +73,16 @@ def _parents(path: Path) -> Iterator[None]:
 
 
 def _beside(path: Path) -> Path:
-    """A name that nothing has, for something new with the rights of anything new.
+    """Return an unused name, for a new file or folder with the usual permissions.
 
-    ``tempfile`` gives rights to the owner alone, and what others have can only be learnt by
-    setting the mask of the process, for all its threads.
+    ``tempfile`` gives permissions only to the owner. The usual permissions can be read only by
+    setting the mask of the process, which affects all its threads.
     """
     return path.parent / f".{path.name[:32]}.{secrets.token_hex(8)}"
 
 
 def move_into_place(aside: Path, path: Path) -> None:
-    """Moves a finished folder to ``path``; what stood there goes only once the new one is whole."""
+    """Move a complete folder to ``path``, and only then remove the old one."""
     if not path.exists():
         aside.rename(path)
         return
@@ -99,20 +99,20 @@ def move_into_place(aside: Path, path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Return the hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of(content: bytes) -> str:
-    """Hex digest of bytes."""
+    """Return the hex digest of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON whose bytes depend on the content alone."""
+    """Write JSON whose bytes depend only on the content."""
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
-    # The name of a file may have bytes that are no UTF-8; replaced so, they are escapes of JSON.
+    # File names may have bytes that are not UTF-8; backslashreplace turns them into JSON escapes.
     path.write_text(text + "\n", "utf-8", "backslashreplace")
 
 

@@ -1,7 +1,7 @@
-"""Python's garbage collection, kept from what is no garbage.
+"""Control of Python's garbage collection while many lasting objects are made.
 
-It goes through every object there is each time their number has grown by a quarter, and once more
-when the process ends. Of what an export imports alone there are a third of a million.
+The collector visits every object each time their number has grown by a quarter, and again when the
+process ends. The imports of an export create a third of a million objects.
 """
 
 import atexit
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Nothing is collected while the block makes what will stay: modules, or lists of a request."""
-    enabled = gc.isenabled()
+    """Pause the collection during the block, which makes lasting objects such as modules."""
+    is_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
+        if is_enabled:
             gc.enable()
 
 
 def no_collection_at_exit() -> None:
-    """The end of the process frees everything anyway."""
+    """Skip the collection at exit: the end of the process frees all memory."""
     atexit.register(gc.freeze)

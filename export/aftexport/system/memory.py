@@ -1,10 +1,10 @@
-"""Memory that was freed, and that the C library keeps."""
+"""Return of freed memory from the C library to the system."""
 
 import ctypes
 import sys
 
 
 def give_back() -> None:
-    """Has glibc give back what was freed, too: it keeps all that lies below memory in use."""
+    """Make glibc return freed memory: by itself it keeps all pages below memory in use."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

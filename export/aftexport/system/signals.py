@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, which end a command and leave nothing half done behind."""
+"""SIGINT and SIGTERM, which end a command after its cleanup."""
 
 import math
 import signal
@@ -11,53 +11,54 @@ from typing import Any
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came."""
+    """The process received SIGTERM."""
 
 
 def exit_status(end: KeyboardInterrupt) -> int:
-    """Of a command that was ended so, as a shell gives it."""
+    """Return the exit status of a command that a signal ended, by the convention of shells."""
     return 128 + (signal.SIGTERM if isinstance(end, TerminatedError) else signal.SIGINT)
 
 
 class Interruption:
-    """Raises where a signal ends a command."""
+    """A signal handler that ends a command by an exception."""
 
     def __init__(self) -> None:
         self._raised: type[KeyboardInterrupt] | None = None
         self._time = -math.inf
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler."""
+        """Raise the exception of a signal, once per second."""
         now = time.monotonic()
-        # Often it comes twice, to the process and to its group: what cleans up is left to do so.
+        # The signal often comes twice, to the process and to its group. The second one must not
+        # interrupt the cleanup.
         if now - self._time > 1:
             self._time = now
             self._raised = TerminatedError if number == signal.SIGTERM else KeyboardInterrupt
             raise self._raised
 
     def check(self) -> None:
-        """Raises once more what a library may have lost, in whose callback it was raised."""
+        """Raise the exception again, since a library may have lost it in a callback."""
         if self._raised is not None:
             raise self._raised
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Lets both signals end the block by an exception; those that are taken otherwise stay so."""
+    """Let both signals end the block by an exception, unless they have other handlers."""
     defaults: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
     }
-    in_main = threading.current_thread() is threading.main_thread()
-    taken = [n for n, default in defaults.items() if in_main and signal.getsignal(n) == default]
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = [n for n, default in defaults.items() if is_main and signal.getsignal(n) == default]
     interruption = Interruption()
-    for number in taken:
+    for number in handled:
         signal.signal(number, interruption)
     try:
         yield interruption
     except KeyboardInterrupt:
-        interruption.check()  # a library may have raised its own in place of ours
+        interruption.check()  # a library may have replaced the exception by its own
         raise
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, defaults[number])

@@ -1,4 +1,4 @@
-"""Zip archives of members that are not compressed: to read one takes no more than its own bytes."""
+"""Zip archives without compression, which can be read in the memory of their own size."""
 
 import zipfile
 
@@ -6,14 +6,14 @@ _ENCRYPTED = 1
 
 
 def unstored_member(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Return why reading an archive could take more memory than the archive has bytes.
+    """Return the reason why an archive could need more memory than its size.
 
     Args:
-        archive: an archive whose directory was read.
-        size: bytes of its file.
+        archive: an open archive.
+        size: the size of its file in bytes.
 
     Returns:
-        A reason that names the member; None where every member is stored once and on its own.
+        A reason that names the member; None if every member is stored once, without overlap.
     """
     names, total = set[str](), 0
     for member in archive.infolist():
@@ -21,11 +21,11 @@ def unstored_member(archive: zipfile.ZipFile, size: int) -> str | None:
             return f"{member.filename} in it is compressed"
         if member.file_size != member.compress_size:
             return (
-                f"{member.filename} in it has {member.compress_size} bytes, which are said to hold "
-                f"{member.file_size}"
+                f"{member.filename} in it must be stored in {member.file_size} bytes, got "
+                f"{member.compress_size}"
             )
         if member.filename in names:
-            return f"{member.filename} stands in it twice"
+            return f"{member.filename} is in it twice"
         names.add(member.filename)
         total += member.file_size
         if total > size:

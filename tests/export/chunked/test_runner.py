@@ -28,7 +28,7 @@ from aftexport.errors import EngineError, InputError
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_flow import WholeOnlyError
+from aftexport.passes.token_flow import NotChunkable
 
 MECHANISMS = ("aft_conv", "aft_local", "aft_simple", "efficient_attention", "fastformer",
               "linear_attention")  # fmt: skip
@@ -212,7 +212,7 @@ class ComputedWeights(MeanOfTokens):
 
 @pytest.mark.parametrize("module", [WeightsByChannel, GatedByAShare, ComputedWeights])
 def test_model_without_summary_is_refused(module: type[MeanOfTokens], tmp_path: Path) -> None:
-    with pytest.raises(WholeOnlyError):
+    with pytest.raises(NotChunkable):
         write_chunked(tmp_path / CHUNKED, lower(capture(module(False))), precision="fp32")
 
 
@@ -308,7 +308,7 @@ def test_plan_pooling_absent_value_is_refused(bundle_folder: Path) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
     assert plan is not None
     wrong = plan.model_copy(update={"pooled": {**plan.pooled, "nothing": "sum"}})
-    with pytest.raises(EngineError, match="pools no nothing"):
+    with pytest.raises(EngineError, match="expected a pooled nothing"):
         ChunkedModel(bundle_folder / CHUNKED, wrong, threads=1).run(np.zeros(10, np.int64))
 
 

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftexport.chunked.summaries import DOMAIN, reach, summary
+from aftexport.chunked.summaries import DOMAIN, summary, window_of
 from aftexport.engines.onnxruntime import OnnxRuntimeEngine
 from aftexport.operators.mechanisms import OPERATORS
 from aftexport.operators.numerics import MASKED
 from aftexport.parity import TOLERANCES
-from aftexport.passes.token_flow import WholeOnlyError
+from aftexport.passes.token_flow import NotChunkable
 
 OPSET = 20
 HEADS, DIM = 2, 8
@@ -91,7 +91,7 @@ def test_summaries_attend_like_their_tokens(
     if name in ("AftLocal", "AftConv"):
         width = window if causal or narrow else 2 * window - 1
         bias = [random.normal(size=(HEADS if narrow else 1, width)).astype(np.float32) * 3]
-    span = reach(node, causal, bias[0] if bias else None)
+    span = window_of(node, causal, bias[0] if bias else None)
 
     def run(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         given = [torch.from_numpy(np.asarray(x, np.float64)) for x in (query, key, value, *bias)]
@@ -140,13 +140,13 @@ def test_few_are_few() -> None:
 
 def test_operator_without_summary_is_named() -> None:
     full = onnx.helper.make_node("AftFull", ["q", "k", "v", "w", "n"], ["y"])
-    with pytest.raises(WholeOnlyError, match="AftFull has no state"):
-        reach(full, False, None)
+    with pytest.raises(NotChunkable, match="AftFull has no summary"):
+        window_of(full, False, None)
     local = node_of("AftLocal", False)
-    with pytest.raises(WholeOnlyError, match="a bias for each of 64 positions"):
-        reach(local, False, np.zeros((64, 5)))
+    with pytest.raises(NotChunkable, match="a bias for each of 64 positions"):
+        window_of(local, False, np.zeros((64, 5)))
     scaling = onnx.helper.make_node(
         "EfficientAttention", ["q", "k", "v", "n"], ["y"], normalization="scaling"
     )
-    with pytest.raises(WholeOnlyError, match="scaling"):
+    with pytest.raises(NotChunkable, match="scaling"):
         summary(scaling, OPSET)

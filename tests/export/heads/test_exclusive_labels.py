@@ -50,7 +50,7 @@ def test_fewer_than_two_labels_are_refused(count: int) -> None:
 
 def test_bundle_of_one_label_is_refused(bundle_copy: Path) -> None:
     changed_manifest(bundle_copy, {"labels": ["a"], "evidence": [0.0]})
-    with pytest.raises(BundleError, match="labels were expected, got 1: scores are a softmax"):
+    with pytest.raises(BundleError, match="at least 2 labels, got 1: scores are a softmax"):
         Bundle.open(bundle_copy)
 
 
@@ -58,7 +58,7 @@ def test_bundle_of_one_label_is_refused(bundle_copy: Path) -> None:
 @pytest.mark.parametrize("form", [dict, SimpleNamespace])
 def test_other_task_of_module_is_refused(form: type, declared: object) -> None:
     module = Configured(form(problem_type=declared))
-    with pytest.raises(UsageError, match=r"Bag.*single_label_classification was expected, got"):
+    with pytest.raises(UsageError, match=r"Bag.*expected .*single_label_classification, got"):
         check_task(Path("model.pt"), module)
 
 
@@ -81,7 +81,7 @@ def test_other_task_of_file_is_refused(place: str, declared: str, tmp_path: Path
     else:
         beside = config if place == "in the file" else {"config": config}
         torch.save({"model": state} | beside, file)
-    with pytest.raises(UsageError, match=rf"was expected, got {declared}; every score") as refused:
+    with pytest.raises(UsageError, match=rf"got {declared}; every score") as refused:
         check_task(file, _load(place, file).module)
     assert refused.value.exit_code == 2
 
@@ -129,7 +129,7 @@ class Probabilities(tiny_models.Bag):
     ],
 )
 def test_probabilities_are_refused(end: Callable[[Tensor], Tensor], operator: str) -> None:
-    with pytest.raises(UsageError, match=f"Logits were expected, got the result of {operator}"):
+    with pytest.raises(UsageError, match=f"Expected logits, got the result of {operator}"):
         check_output(lower(capture(Probabilities(end))))
 
 

@@ -50,7 +50,7 @@ def test_short_cases_are_compared(bundle_folder: Path) -> None:
     ("child", "said"),
     [
         (CRASHING, r"crashes on the model \(SIGSEGV\)"),
-        (HANGING, r"did not run 3 short cases within 1 s"),
+        (HANGING, r"must run 3 short cases within 1 s"),
         (REFUSING, r"cannot run the model: Fail: of the child\."),
     ],
     indirect=["child"],

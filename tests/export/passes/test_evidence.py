@@ -19,7 +19,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.operators.mechanisms import MECHANISMS
 from aftexport.parity.run_cases import verify
-from aftexport.passes.evidence import NoEvidenceError, add_evidence
+from aftexport.passes.evidence import NoEvidence, add_evidence
 from aftexport.passes.finish import finish
 from aftexport.pipeline.export import export
 
@@ -154,10 +154,10 @@ def test_sums_of_other_models(head: str, pool: str) -> None:
         (lambda x: x.sum(1), Scaled(), "the head ends in Div"),
         (lambda x: x.sum(1), OneNumber(), "not in one linear layer"),
         (lambda x: x.sum(1).tanh(), nn.Linear(8, 3), "Tanh"),
-        (lambda x: x.sum(1) * x.sum(1), nn.Linear(8, 3), "no scale of a document"),
+        (lambda x: x.sum(1) * x.sum(1), nn.Linear(8, 3), "one number per document"),
         (lambda x: x.amax(1), nn.Linear(8, 3), "ReduceMax"),
         (lambda x: x[:, 0], nn.Linear(8, 3), "between"),
-        (lambda x: torch.cat([x, x], 1).sum(1), nn.Linear(8, 3), "other tokens"),
+        (lambda x: torch.cat([x, x], 1).sum(1), nn.Linear(8, 3), "does not sum the input"),
     ],
 )
 def test_evidence_obstacle_is_named(
@@ -165,7 +165,7 @@ def test_evidence_obstacle_is_named(
 ) -> None:
     lowered = lower(capture(Pooled(pool, head)))
     before = lowered.SerializeToString()
-    with pytest.raises(NoEvidenceError, match=why):
+    with pytest.raises(NoEvidence, match=why):
         add_evidence(lowered)
     assert lowered.SerializeToString() == before
 

@@ -17,7 +17,7 @@ from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.passes.finish import finish
 from aftexport.passes.position_bias import (
-    LARGEST_RANGE,
+    MAX_RANGE,
     choose_precisions,
     position_biases,
     row_range,
@@ -90,7 +90,7 @@ def test_cheapest_safe_precision_at_every_border(
     precision: str, chosen: list[str], causal: bool
 ) -> None:
     """The precision is checked on both sides of each border."""
-    borders = [LARGEST_RANGE[name] for name in ("int8", "fp16", "bf16")]
+    borders = [MAX_RANGE[name] for name in ("int8", "fp16", "bf16")]
     assert borders == [1.0, 8.0, 75.0]
     below, above = [0.0, *borders], [*borders, 1e30]
     for low, high, expected in zip(below, above, chosen, strict=True):

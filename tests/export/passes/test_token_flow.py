@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from aftexport.capture.capture import capture
-from aftexport.chunked.softmax_as_mean import as_means
+from aftexport.chunked.softmax_as_mean import rewrite_as_means
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import AftSimple, ClassifierConfig, DocumentClassifier
 from aftexport.nn.config import LAYERS
-from aftexport.passes.token_flow import Kind, WholeOnlyError, classify
+from aftexport.passes.token_flow import Kind, NotChunkable, classify
 
 
 class Positions(nn.Module):
@@ -137,7 +137,7 @@ class Filled(Masked):
     ],
 )
 def test_obstacle_to_chunks_is_named(module: type[nn.Module], reason: str) -> None:
-    with pytest.raises(WholeOnlyError, match=reason):
+    with pytest.raises(NotChunkable, match=reason):
         classify(lower(capture(module(), max_tokens=4096)))
 
 
@@ -151,9 +151,9 @@ def test_own_models_have_expected_kinds(mechanism: str) -> None:
     longest = 64 if mechanism == "aft_full" else None
     settings = {"mechanism": mechanism, "window": 3, "max_length": longest}
     model = DocumentClassifier(ClassifierConfig(**tiny_models.CONFIG | settings))
-    lowered = as_means(lower(capture(model, max_tokens=longest)))
+    lowered = rewrite_as_means(lower(capture(model, max_tokens=longest)))
     if mechanism == "dot_product_attention":
-        with pytest.raises(WholeOnlyError):
+        with pytest.raises(NotChunkable):
             classify(lowered)
         return
     kinds = classify(lowered)

@@ -22,7 +22,7 @@ from aftexport.system.stored_archives import unstored_member
 Change = Callable[[Path], object]
 BAD: dict[str, tuple[Change, str]] = {
     "compressed": (lambda path: archives.rewritten(path, "compressed"), "in it is compressed"),
-    "twice": (lambda path: archives.rewritten(path, "twice"), "stands in it twice"),
+    "twice": (lambda path: archives.rewritten(path, "twice"), "is in it twice"),
     "nested": (lambda path: archives.nested(path, 40, 4000), "and its members up to"),
 }
 
@@ -54,7 +54,7 @@ def test_graph_over_message_limit_is_unread(
     assert plan is not None
     model = ChunkedModel(bundle_copy / CHUNKED, plan)
     monkeypatch.setattr("aftexport.chunked.runner._MAX_GRAPH_BYTES", 1000)
-    with pytest.raises(EngineError, match=r"0\.reduce has \d+ bytes, more than 1000"):
+    with pytest.raises(EngineError, match=r"0\.reduce must have at most 1000 bytes, got \d+"):
         model.run(np.arange(3))
 
 
