@@ -159,7 +159,7 @@ def test_a_module_with_dropout_is_compared_in_evaluation_mode(tmp_path: Path) ->
     ("factory", "named"),
     [
         ("toy:DropoutAlwaysOn", ("random", "dropout")),
-        ("toy:RunningMean", ("changes its buffer running", "self.training")),
+        ("toy:RunningMean", ("changes the buffer running", "self.training")),
     ],
 )
 def test_a_forward_that_cannot_be_compared_is_refused(
@@ -177,14 +177,14 @@ def test_a_module_of_fixed_types_is_compared_in_them(
     words = ["--factory", "toy:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
     outcome = run_here(words, capsys)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "PyTorch was run in float32, as" in outcome.out
+    assert "PyTorch ran in float32, because" in outcome.out
     assert "float32 reference" in outcome.out
     assert "Left out, at its default: attention_mask." in outcome.out
     assert Bundle.open(tmp_path / "b").manifest.reference == "float32"
     assert json.loads((tmp_path / "b" / "parity.json").read_text())["reference"] == "float32"
     page = (tmp_path / "b" / "parity.html").read_text("utf-8")
-    assert "against PyTorch in float32" in page
-    assert "PyTorch was run in float32, as" in page
+    assert "compared with PyTorch in float32" in page
+    assert "PyTorch ran in float32, because" in page
     assert run_here([*words, "--force", "--no-verify"], capsys).code == 0
     verified = run_here(["verify", tmp_path / "b", "--factory", "toy:FixedType"], capsys)
     assert (verified.code, "float32 reference" in verified.out) == (0, True)

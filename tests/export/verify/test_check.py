@@ -206,7 +206,7 @@ def test_a_factory_alone_is_the_module_of_a_bundle_that_had_no_file(
         other = run_here([command, bundle_folder, *words], capsys)
         assert_refused(other, "was exported from a file", "--model")
         alone = run_here([command, path, "--allow-pickle"], capsys)
-        assert_refused(alone, "--allow-pickle is for a file", "--model")
+        assert_refused(alone, "--allow-pickle needs a file", "--model")
 
 
 def test_more_tokens_than_a_document_may_have_are_refused(

@@ -113,5 +113,5 @@ def test_what_was_found_is_shown(
     outcome = run_here([*words, "--report", tmp_path / "p.html"], capsys)
     assert outcome.code == 0, outcome.err
     assert "found by the search" in outcome.out
-    assert "worst of 5 tried" in outcome.out
-    assert "worst of 5 tried" in (tmp_path / "p.html").read_text("utf-8")
+    assert "worst of 5 inputs" in outcome.out
+    assert "worst of 5 inputs" in (tmp_path / "p.html").read_text("utf-8")

@@ -8,7 +8,7 @@ import pytest
 from engines import WANTED
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.tensorrt.engine_file import EngineFile, Wanted
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRequirements
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError
 
@@ -26,7 +26,9 @@ def file(tmp_path: Path) -> EngineFile:
 
 
 @pytest.mark.parametrize("wanted", [WANTED, TRT])
-def test_what_was_written_is_read_where_it_fits(file: EngineFile, wanted: Wanted) -> None:
+def test_what_was_written_is_read_where_it_fits(
+    file: EngineFile, wanted: EngineRequirements
+) -> None:
     record = engines.record(wanted=wanted)
     file.write(b"engine", record)
     assert file.read(wanted) == (b"engine", record)
@@ -104,7 +106,5 @@ def test_files_without_a_bound_are_not_read(kind: str, place: str, file: EngineF
         case _:
             path.touch()
             os.truncate(path, (1 << 37) + 1)
-    with pytest.raises(
-        EngineError, match=f"{place} (is not a file|must .*got 137438953473)"
-    ):
+    with pytest.raises(EngineError, match=f"{place} (is not a file|must .*got 137438953473)"):
         file.read(WANTED)
