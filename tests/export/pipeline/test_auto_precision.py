@@ -168,7 +168,7 @@ def test_the_bundle_says_what_was_chosen_and_why(
     ("words", "why"),
     [
         (["--to", "onnx", "--tolerance", "1e-2"], "--precision auto"),
-        (["--to", "onnx", "--precision", "auto", "--tolerance", "0"], "no bound"),
+        (["--to", "onnx", "--precision", "auto", "--tolerance", "0"], "above 0, got 0"),
         (["--to", "trt-rtx", "--precision", "auto"], "one precision"),
     ],
 )
