@@ -361,7 +361,7 @@ def test_the_folder_one_stands_in_can_be_exported(
 def test_labels_that_are_no_list_of_names_are_refused(
     labels: Any, checkpoint_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="labels are not"):
+    with pytest.raises(UsageError, match="labels must be"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
 
