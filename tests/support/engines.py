@@ -7,15 +7,15 @@ import tiny_models
 import torch
 
 from aftexport.capture.capture import capture
-from aftexport.engines.tensorrt.builder import Built
-from aftexport.engines.tensorrt.engine_file import EngineRecord, Wanted
+from aftexport.engines.tensorrt.builder import BuiltEngine
+from aftexport.engines.tensorrt.engine_file import EngineRecord, EngineRequirements
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.lowering.to_onnx import lower
 from aftexport.nn import ClassifierConfig, DocumentClassifier
 from aftexport.passes.finish import finish
 
 SETTINGS = build_settings("trt-rtx", EngineOptions(), precision="fp16", max_tokens=300)
-WANTED = Wanted("1.7", None, SETTINGS, "fp16", "model", None)
+WANTED = EngineRequirements("1.7", None, SETTINGS, "fp16", "model", None)
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -29,5 +29,7 @@ def graph(folder: Path, precision: str = "fp16", **config: object) -> Path:
     return path
 
 
-def record(engine: bytes = b"engine", wanted: Wanted = WANTED) -> EngineRecord:
-    return EngineRecord.of(Built(engine, {"logits": "float16"}, {"AftSimple": "portable"}), wanted)
+def record(engine: bytes = b"engine", wanted: EngineRequirements = WANTED) -> EngineRecord:
+    return EngineRecord.of(
+        BuiltEngine(engine, {"logits": "float16"}, {"AftSimple": "portable"}), wanted
+    )

@@ -36,7 +36,7 @@ Subcommands (see aftexport COMMAND --help):
   aftexport demo                      train, export, serve and query a small model
 
 Exit status:
-  0    the bundle was written
+  0    the bundle or the repository was written
   1    parity is outside tolerance
   2    the input is invalid; nothing was written
   130  interrupted; nothing was written

@@ -175,7 +175,7 @@ def _train(
     console.print(
         f"Trained {parameters:,} parameters in {result.steps} steps, {result.seconds:.0f} s."
     )
-    if result.cut_short:
+    if result.was_cut_short:
         console.print(
             f"[yellow]Training stopped after {MAX_SECONDS:.0f} s, before its {STEPS} steps. "
             "Accuracy may be lower, and another run may give another result.[/]"

@@ -32,12 +32,12 @@ class Training:
     Attributes:
         steps: number of optimizer steps.
         seconds: wall time.
-        cut_short: whether the time limit ended the training before its last step.
+        was_cut_short: whether the time limit ended the training before its last step.
     """
 
     steps: int
     seconds: float
-    cut_short: bool
+    was_cut_short: bool
 
 
 def build(config: ClassifierConfig, seed: int) -> DocumentClassifier:
@@ -107,7 +107,7 @@ def fit(
         progress = _progress(step / steps, (time.monotonic() - start) / max_seconds)
         report(progress, loss.item())
     model.eval()
-    return Training(step, time.monotonic() - start, cut_short=step < steps)
+    return Training(step, time.monotonic() - start, was_cut_short=step < steps)
 
 
 @_one_thread()

@@ -17,7 +17,7 @@ from aftexport.engines.cuda import Device, device
 from aftexport.engines.tensorrt import builder
 from aftexport.engines.tensorrt.cache import engine_cache
 from aftexport.engines.tensorrt.engine import TensorrtEngine
-from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord, Wanted
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord, EngineRequirements
 from aftexport.engines.tensorrt.runtimes import load
 from aftexport.engines.tensorrt.settings import BuildSettings
 from aftexport.errors import EngineError, ParityError, UsageError
@@ -26,7 +26,7 @@ from aftexport.parity.run_cases import verify_engine
 from aftexport.system.files import sha256
 
 
-def wanted_here(bundle: Bundle, settings: BuildSettings) -> Wanted:
+def wanted_here(bundle: Bundle, settings: BuildSettings) -> EngineRequirements:
     """Return the requirements of this machine on an engine of ``bundle``.
 
     Raises:
@@ -34,7 +34,7 @@ def wanted_here(bundle: Bundle, settings: BuildSettings) -> Wanted:
     """
     trt = load(settings.runtime)
     library = plugin_library(settings)
-    return Wanted(
+    return EngineRequirements(
         version=trt.version,
         device=gpu_for(settings),
         settings=settings,
@@ -66,7 +66,7 @@ def gpu_for(settings: BuildSettings) -> Device | None:
 
 def make(
     bundle: Bundle,
-    wanted: Wanted,
+    wanted: EngineRequirements,
     *,
     timing_cache: Path | None,
     parity: bool = True,
@@ -137,7 +137,7 @@ def check_parity(results: Sequence[Comparison]) -> None:
         )
 
 
-def find(bundle: Bundle, wanted: Wanted) -> EngineFile:
+def find(bundle: Bundle, wanted: EngineRequirements) -> EngineFile:
     """Return an engine that may be used here, from the cache or else from the bundle.
 
     Raises:
@@ -213,7 +213,7 @@ def build(
         return cache.put(wanted, engine, record)
 
 
-def _compared(bundle: Bundle, wanted: Wanted, file: EngineFile) -> EngineFile:
+def _compared(bundle: Bundle, wanted: EngineRequirements, file: EngineFile) -> EngineFile:
     """Compare an engine with PyTorch if the comparison was deferred to this machine."""
     content, record = file.read(wanted)
     if record.parity == "checked" or wanted.device is None:

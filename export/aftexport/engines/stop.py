@@ -23,7 +23,7 @@ class Stop:
         self._end: Callable[[], None] | None = None
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether ``request`` was called."""
         return self._requested
 

@@ -35,7 +35,7 @@ class TorchEngine:
 
     def run(self, inputs: Tensors, stop: Stop | None = None) -> dict[str, NDArray[np.generic]]:
         """Run the module once; see ``Engine.run``. A stop has no effect during the run."""
-        if stop is not None and stop.requested:
+        if stop is not None and stop.is_requested:
             raise RunStoppedError
         arguments = [torch.from_numpy(np.asarray(inputs[name])) for name in self.input_names]
         try:

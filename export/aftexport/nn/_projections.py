@@ -37,7 +37,7 @@ def banded_product(row: Tensor, column: Tensor, offsets: range) -> Tensor:
         row, column: ``[T, rank]``.
 
     Returns:
-        ``[T, len(offsets)]``; 0 where the diagonal leaves the matrix.
+        ``[T, len(offsets)]``; entries outside the matrix are 0.
     """
     tokens = row.shape[0]
     left, right = max(-offsets[0], 0), max(offsets[-1], 0)

@@ -7,7 +7,7 @@ from aftexport.nn._projections import bias_factor, check_counts
 
 
 class AftFull(nn.Module):
-    """AFT-full with a factorised position bias w = u v^T (arXiv 2105.14103, eq. 2 and section 4).
+    """AFT-full with a factorized position bias w = u v^T (arXiv 2105.14103, eq. 2 and section 4).
 
     Args:
         dim: channels D.

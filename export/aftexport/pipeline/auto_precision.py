@@ -1,8 +1,8 @@
-"""Which precision each node can have: the cheapest that holds parity, and why.
+"""The choice of the cheapest precision of each node that keeps the model within tolerance.
 
-Greedy: every node begins in the cheapest precision in which, alone, it keeps the model within the
-tolerance; then, until the model is within with all of them together, the node that errs most by
-itself goes to the next wider one.
+The algorithm is greedy. Every node begins in the cheapest precision that keeps the model within
+the tolerance if only this node is changed. While all choices together exceed the tolerance, the
+node with the largest error of its own gets the next wider precision.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ from aftexport.operators.encoder import OPERATORS
 from aftexport.parity.comparison import compare
 
 CHEAPEST_FIRST = ("int8", "bf16", "fp32")
-"""Of the products inside the encoder's kernels."""
+"""The precisions of the products inside the encoder's kernels."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The choices, and what all of them together err.
+    """The precision of each node, and the error of the model with all of them.
 
     Attributes:
-        nodes: in the order of the graph.
-        tolerance: that it holds.
-        error: of the model, over its cases.
+        nodes: the choices in the order of the graph.
+        tolerance: the tolerance of the model.
+        error: the largest error of the model over its cases.
     """
 
     nodes: tuple[NodePrecision, ...]
@@ -40,7 +40,7 @@ class Advice:
 
     @property
     def coarsest(self) -> str:
-        """The cheapest precision that a node has."""
+        """The cheapest precision of any node."""
         chosen = {node.precision for node in self.nodes}
         return next((p for p in CHEAPEST_FIRST if p in chosen), "fp32")
 
@@ -51,42 +51,45 @@ def advise(
     tolerance: float,
     advance: Callable[[], None] = lambda: None,
 ) -> Advice:
-    """Chooses the precision of every encoder node, and sets it.
+    """Choose the precision of every encoder node, and set it.
 
     Args:
-        model: exported in fp32; the ``precision`` of its nodes is changed in place.
-        cases: with the outputs of PyTorch.
-        tolerance: on ``Differences.error`` of the model's own cases.
-        advance: called after each measurement; ``measurements`` says how many there are at most.
+        model: model in fp32; the ``precision`` of its nodes is changed in place.
+        cases: cases with the outputs of PyTorch.
+        tolerance: maximum ``Differences.error`` of the model's own cases.
+        advance: callback after each measurement; ``measurements`` returns their maximum number.
 
     Raises:
-        UsageError: where the fused kernels, which alone round, are not here to be measured.
-        ParityError: where the model is outside the tolerance even in fp32.
+        UsageError: if the fused kernels are not installed; only they round.
+        ParityError: if the model is outside the tolerance even in fp32.
     """
     if why := aftplugins.missing("onnxruntime"):
-        raise UsageError(f"--precision auto measures the fused kernels. {why}", "Build them first.")
+        raise UsageError(
+            f"--precision auto measures the fused kernels. {why}", "Build the kernels first."
+        )
     measure = _Measurement(model, [case for case in cases if case.subject == "model"])
     whole, wide = measure()
     if not whole <= tolerance:
         raise ParityError(
-            f"Even in fp32 the model is off by {whole:.1e}, more than {tolerance:.1e}.",
+            f"Expected an error of at most {tolerance:.1e}, got {whole:.1e} even in fp32.",
             "Give a larger --tolerance.",
         )
     nodes = _nodes(model)
-    alone: list[dict[str, float]] = []
+    node_errors: list[dict[str, float]] = []
     for node in nodes:
         errors = {"fp32": whole}
         for precision in CHEAPEST_FIRST[:-1]:
             _set(node, precision)
             error, outputs = measure()
-            # Without the processor's instructions the kernel rounds nothing, and nothing is known.
+            # Equal outputs mean that the processor lacks the instructions, so nothing was rounded.
             if not all(map(np.array_equal, outputs, wide)):
                 errors[precision] = error
             advance()
         _set(node, "fp32")
-        alone.append(errors)
+        node_errors.append(errors)
     steps = [
-        [p for p in CHEAPEST_FIRST if p in errors and errors[p] <= tolerance] for errors in alone
+        [p for p in CHEAPEST_FIRST if p in errors and errors[p] <= tolerance]
+        for errors in node_errors
     ]
     chosen = [0] * len(nodes)
     for node, ladder in zip(nodes, steps, strict=True):
@@ -95,12 +98,12 @@ def advise(
     while not together <= tolerance:
         widest = max(
             (i for i, ladder in enumerate(steps) if chosen[i] + 1 < len(ladder)),
-            key=lambda i: alone[i][steps[i][chosen[i]]],
+            key=lambda i: node_errors[i][steps[i][chosen[i]]],
         )
         chosen[widest] += 1
         _set(nodes[widest], steps[widest][chosen[widest]])
         together, _ = measure()
-    found = tuple(
+    choices = tuple(
         NodePrecision.model_validate(
             {
                 "node": node.name,
@@ -110,18 +113,18 @@ def advise(
                 "reason": _reason(errors, ladder, rank, tolerance),
             }
         )
-        for node, errors, ladder, rank in zip(nodes, alone, steps, chosen, strict=True)
+        for node, errors, ladder, rank in zip(nodes, node_errors, steps, chosen, strict=True)
     )
-    return Advice(found, tolerance, together)
+    return Advice(choices, tolerance, together)
 
 
 def measurements(model: onnx.ModelProto) -> int:
-    """How many measurements of a node alone there are."""
+    """Return the number of measurements with only one node changed."""
     return len(_nodes(model)) * (len(CHEAPEST_FIRST) - 1)
 
 
 class _Measurement:
-    """The model as it is now: its largest error, and what it puts out."""
+    """A measurement of the model's current largest error and outputs."""
 
     def __init__(self, model: onnx.ModelProto, cases: Sequence[Case]) -> None:
         self._model = model
@@ -130,8 +133,8 @@ class _Measurement:
     def __call__(self) -> tuple[float, list[Array]]:
         engine = OnnxRuntimeEngine(self._model.SerializeToString())
         outputs = [engine.run(case.inputs)["logits"] for case in self._cases]
-        found = zip(self._cases, outputs, strict=True)
-        return max(compare(case, output, "fp32").error for case, output in found), outputs
+        pairs = zip(self._cases, outputs, strict=True)
+        return max(compare(case, output, "fp32").error for case, output in pairs), outputs
 
 
 def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -148,7 +151,7 @@ def _reason(errors: dict[str, float], ladder: Sequence[str], rank: int, toleranc
         if precision not in errors:
             refused.append(f"{precision} cannot be measured on this processor")
         elif precision in ladder:
-            refused.append(f"{precision} is too much together with the other nodes")
+            refused.append(f"{precision} exceeds the tolerance together with the other nodes")
         else:
-            refused.append(f"{precision} alone errs {errors[precision]:.1e}")
-    return "; ".join(refused) or f"the cheapest there is stays within {tolerance:.1e}"
+            refused.append(f"{precision} in this node gives an error of {errors[precision]:.1e}")
+    return "; ".join(refused) or f"the cheapest precision stays within {tolerance:.1e}"

@@ -1,4 +1,4 @@
-"""The operator at which two runs of a captured program part."""
+"""The first operator at which two runs of a captured program differ."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from aftexport.capture.shape_guards import last_own_line
 from aftexport.parity.comparison import Differences
 
 _BOUND = 1e-3
-"""The program may be in float16, and a batch sums in another order."""
+"""Bound of a difference: the program may be in float16, and a batch sums in another order."""
 _LAYOUT = frozenset({"reshape", "flatten", "unflatten", "contiguous", "clone", "cat", "pad",
                      "constant_pad_nd", "to", "_to_copy", "stack", "index_select"})  # fmt: skip
 
@@ -49,7 +49,7 @@ def first_divergence(
         if parts[0] is None or parts[1] is None:
             continue
         compared.add(node)
-        if _differ(parts[0], parts[1]):
+        if _is_different(parts[0], parts[1]):
             differing[node] = shape[0] in node.meta["val"].shape
     node = next((n for n, has_batch in differing.items() if has_batch), None)
     while node is not None:
@@ -61,15 +61,15 @@ def first_divergence(
 
 
 def _mixing(node: fx.Node, compared: Collection[fx.Node]) -> fx.Node:
-    """Return the nearest operator that mixes entries, of those that could not be compared.
+    """Return the nearest operator that mixes entries, among those that could not be compared.
 
-    A tensor of windows has another number of them in either run, so that the first difference
-    shows where the windows are put together again.
+    A tensor of windows has a different number of windows in each run. So the first visible
+    difference is at the operator that joins the windows.
     """
     waiting, seen = [node], {node}
     while waiting:
         candidate = waiting.pop(0)
-        if not _keeps_entries_apart(candidate):
+        if not _is_elementwise_or_layout(candidate):
             return candidate
         before = [n for n in candidate.all_input_nodes if n not in seen and n not in compared]
         waiting += [n for n in before if n.op == "call_function"]
@@ -77,7 +77,7 @@ def _mixing(node: fx.Node, compared: Collection[fx.Node]) -> fx.Node:
     return node
 
 
-def _keeps_entries_apart(node: fx.Node) -> bool:
+def _is_elementwise_or_layout(node: fx.Node) -> bool:
     """Return whether an operator is elementwise, or only moves numbers."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
@@ -86,7 +86,7 @@ def _keeps_entries_apart(node: fx.Node) -> bool:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps each operator's result."""
+    """An interpreter that keeps each operator's result."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -96,7 +96,7 @@ class _Recorder(fx.Interpreter):
         """Run one node."""
         result = super().run_node(n)
         if n.op == "call_function" and isinstance(result, Tensor):
-            self.results[n] = result.clone()  # an operator after it may write to it
+            self.results[n] = result.clone()  # a later operator may write to the tensor
         return result
 
 
@@ -109,7 +109,7 @@ def _results(module: fx.GraphModule, inputs: Mapping[str, Array]) -> dict[fx.Nod
 
 
 def _part(node: fx.Node, result: Tensor, shape: torch.Size, row: int, tokens: int) -> Tensor | None:
-    """Return the document's part of a result; None where axes are other sizes than its own."""
+    """Return the document's part of a result; None if an axis is neither batch nor tokens."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
@@ -123,7 +123,7 @@ def _part(node: fx.Node, result: Tensor, shape: torch.Size, row: int, tokens: in
     return result
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _is_different(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return True
     if not one.is_floating_point():

@@ -22,25 +22,25 @@ from aftexport.passes.position_bias import position_biases
 from aftexport.passes.token_flow import NotChunkable
 from aftexport.pipeline.auto_precision import Advice
 from aftexport.pipeline.options import ExportOptions
-from aftexport.pipeline.trace import Traced
+from aftexport.pipeline.trace import TracedModel
 from aftexport.system.files import sha256
 from aftexport.system.memory import give_back
 
 
 def write_draft(
-    folder: Path, manifest: Manifest, traced: Traced, tokenizer: str | None, *, chunks: bool
+    folder: Path, manifest: Manifest, traced: TracedModel, tokenizer: str | None, *, chunks: bool
 ) -> Bundle:
-    """Write model, golden cases, tokenizer and, where the model can be cut, the chunked graphs.
+    """Write model, golden cases, tokenizer and, if the model allows it, the chunked graphs.
 
     Args:
         folder: an empty folder.
         manifest: the manifest so far.
         traced: the model.
-        tokenizer: the text of a tokenizer.json; None where there is none.
+        tokenizer: the text of a tokenizer.json; None for no tokenizer.
         chunks: whether graphs for documents longer than memory are tried.
 
     Returns:
-        The bundle, whose manifest is not written yet; it says whether documents run in chunks.
+        The bundle; its manifest states whether documents run in chunks, and is not written yet.
     """
     if chunks:
         manifest = _write_chunks(folder / CHUNKED, traced, manifest)
@@ -53,7 +53,7 @@ def write_draft(
 
 def make_manifest(
     checkpoint: Checkpoint,
-    traced: Traced,
+    traced: TracedModel,
     labels: tuple[str, ...],
     options: ExportOptions,
     advice: Advice | None,
@@ -124,10 +124,10 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _write_chunks(path: Path, traced: Traced, manifest: Manifest) -> Manifest:
+def _write_chunks(path: Path, traced: TracedModel, manifest: Manifest) -> Manifest:
     try:
         plan = write_chunked(path, traced.lowered, precision=traced.precision)
-        give_back()  # the graphs that it was cut into
+        give_back()  # release the memory of the chunked graphs
     except NotChunkable as reason:
         path.unlink(missing_ok=True)
         return manifest.model_copy(update={"whole_only": str(reason)})

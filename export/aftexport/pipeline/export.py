@@ -1,4 +1,4 @@
-"""From a model file to a verified bundle."""
+"""The export of a model file to a verified bundle."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ from aftexport.pipeline.auto_precision import Advice, advise, measurements
 from aftexport.pipeline.draft import make_manifest, write_draft
 from aftexport.pipeline.labels import class_names
 from aftexport.pipeline.options import ExportOptions, find_places
-from aftexport.pipeline.trace import Traced, trace
+from aftexport.pipeline.trace import TracedModel, trace
 from aftexport.recognition.report import show_recognition
 from aftexport.report.page import write_page
 from aftexport.report.report import Report, inputs_of
@@ -61,35 +61,36 @@ def export(
     """Export a model file to a bundle and compare it with PyTorch.
 
     Args:
-        path: any of the five kinds that ``aftexport.load`` reads; None for the module as the
-            factory returns it.
-        to: ``onnx``; ``trt`` or ``trt-rtx``, with a TensorRT engine beside the ONNX model.
+        path: any of the five kinds that ``aftexport.load`` reads; None for the module that the
+            factory returns.
+        to: ``onnx``; or ``trt`` or ``trt-rtx``, which add a TensorRT engine to the ONNX model.
         out: the bundle's folder; ``<path without suffix>.bundle`` by default.
-        precision: fp32; fp16, of weights and activations; bf16 or int8, of the products
-            inside the kernels of the encoder. Sums are float32 or wider. For an engine bf16 is
-            of weights and activations too, and there is no int8. AFT-full's exponentials are
-            in 16 bits where ``position_bias.safe_precision`` allows it. auto: of each node of
-            the encoder the cheapest of int8, bf16 and fp32 that holds ``tolerance``.
-        tolerance: on the error of the model, with auto; fp32's by default.
-        max_length: most tokens of a document.
-        vocab_size: token ids are below this; by default as many as the model has rows for.
-        engine: what else an engine is built for.
-        timing_cache: file of TensorRT's kernel timings, read where it exists and written back.
-        opset: of the standard operators.
-        check_parity: compare with PyTorch and fail outside tolerance.
-        batching: whether documents may share a run, which is refused where they would change
-            each other's scores; False gives each a run of its own.
-        force: replace a bundle that stands at ``out``.
+        precision: fp32; fp16, 16-bit weights and activations; bf16 or int8, only the products
+            inside the kernels of the encoder. Sums are float32 or wider. For an engine, bf16
+            applies to weights and activations, and int8 is not supported. AFT-full's exponentials
+            use 16 bits if ``position_bias.safe_precision`` allows it. auto: for each node of
+            the encoder the cheapest of int8, bf16 and fp32 within ``tolerance``.
+        tolerance: maximum error of the model, with auto; that of fp32 by default.
+        max_length: maximum tokens of a document.
+        vocab_size: number of token ids; by default the rows of the model's embedding.
+        engine: further options of an engine.
+        timing_cache: file of TensorRT's kernel timings, which is read if it exists and written
+            back.
+        opset: opset of the standard operators.
+        check_parity: whether the bundle is compared with PyTorch and must be within tolerance.
+        batching: whether documents may share a run. The export fails if documents of one run
+            change each other's scores. False runs each document separately.
+        force: whether an existing bundle at ``out`` is replaced.
         factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: load a pickled module, which runs code from the file.
-        labels: class names, where the file has none.
-        tokenizer: path of a tokenizer.json, where the file has none.
-        console: where progress goes; standard output by default.
+        allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        labels: class names; by default those of the file.
+        tokenizer: path of a tokenizer.json; by default the tokenizer of the file.
+        console: console for the progress; standard output by default.
 
     Raises:
-        AftexportError: CheckpointError, UsageError, TraceError or EngineError with
-            nothing written; ParityError with the bundle kept at ``<out>.failed``, or, with auto,
-            nothing written where fp32 is outside ``tolerance`` too.
+        AftexportError: if the export fails. CheckpointError, UsageError, TraceError and
+            EngineError write nothing. ParityError keeps the bundle at ``<out>.failed``; with
+            auto, it writes nothing if fp32 is outside ``tolerance`` too.
     """
     source, folder = find_places(path, out, factory)
     options = ExportOptions(
@@ -116,7 +117,7 @@ def export(
 
 
 class _Export:
-    """The steps of an export, in the order of ``run``."""
+    """An export, with a method for each step in the order of ``run``."""
 
     def __init__(self, options: ExportOptions, console: Console) -> None:
         self._options = options
@@ -128,11 +129,11 @@ class _Export:
         advice = self._advice(traced)
         settings = self._engine_settings(traced)
         check_output(traced.lowered)
-        given = self._options.labels
+        names = self._options.labels
         labels = class_names(
-            given if given is not None else checkpoint.labels, traced.cases[0].expected
+            names if names is not None else checkpoint.labels, traced.cases[0].expected
         )
-        notes = self._tell(traced)
+        notes = self._print_notes(traced)
         check_vocabulary(traced.spec.vocab_size)
         if tokenizer is not None:
             check_tokenizer(tokenizer, traced.spec.vocab_size)
@@ -142,7 +143,7 @@ class _Export:
                 chunks = self._options.to == "onnx"
                 draft = write_draft(folder, manifest, traced, tokenizer, chunks=chunks)
             cases = traced.cases
-            del checkpoint, traced  # the weights, three times, and an engine is to have them next
+            del checkpoint, traced  # three copies of the weights; an engine needs the memory next
             give_back()
             paths = ort.operator_paths(draft.model_path)
             results = self._verify(draft, cases)
@@ -172,7 +173,7 @@ class _Export:
             check_task(checkpoint.path, checkpoint.module)
             return checkpoint, _tokenizer_text(checkpoint, options.tokenizer)
 
-    def _trace(self, checkpoint: Checkpoint) -> Traced:
+    def _trace(self, checkpoint: Checkpoint) -> TracedModel:
         options = self._options
         with stage(self._console, "Tracing to ONNX") as progress:
             traced = trace(
@@ -185,10 +186,10 @@ class _Export:
                 vocab_size=options.vocab_size,
                 progress=progress,
             )
-            give_back()  # the graphs between
+            give_back()  # release the memory of intermediate graphs
         return traced
 
-    def _advice(self, traced: Traced) -> Advice | None:
+    def _advice(self, traced: TracedModel) -> Advice | None:
         """Return the precision of each node, with ``--precision auto``."""
         if self._options.precision != "auto":
             return None
@@ -198,8 +199,8 @@ class _Export:
             task = bar.add_task("Measuring each node", total=measurements(traced.model))
             return advise(traced.model, traced.cases, bound, lambda: bar.advance(task))
 
-    def _engine_settings(self, traced: Traced) -> BuildSettings | None:
-        """Return the settings of a TensorRT engine, where one is asked for."""
+    def _engine_settings(self, traced: TracedModel) -> BuildSettings | None:
+        """Return the settings of the TensorRT engine; None without an engine."""
         options = self._options
         if options.to == "onnx":
             return None
@@ -210,11 +211,11 @@ class _Export:
             max_tokens=traced.spec.max_tokens,
         )
 
-    def _tell(self, traced: Traced) -> list[str]:
-        """Print what the export does otherwise than a user may expect; return the notes."""
+    def _print_notes(self, traced: TracedModel) -> list[str]:
+        """Print and return the notes on unexpected properties of the export."""
         if self._options.max_length is None and (longest := traced.spec.max_tokens) is not None:
             self._console.print(
-                f"[yellow]Documents of at most {longest} tokens: the model takes no longer.[/]"
+                f"[yellow]Documents may have at most {longest} tokens, the limit of the model.[/]"
             )
         notes = _notes(traced, batching=self._options.batching)
         for note in notes:
@@ -266,7 +267,7 @@ class _Export:
         bundle = Bundle.open(options.out if passed else options.failed_out)
         _print_summary(self._console, bundle, paths, results)
         if not passed:
-            raise _outside(worst(results), bundle.path, options.precision)
+            raise _parity_error(worst(results), bundle.path, options.precision)
         return bundle
 
 
@@ -286,32 +287,32 @@ def _engine_record(manifest: Manifest, compared: Sequence[Comparison]) -> dict[s
     }
 
 
-def _outside(furthest: Comparison, kept: Path, precision: str) -> ParityError:
+def _parity_error(furthest: Comparison, kept: Path, precision: str) -> ParityError:
     return ParityError(
-        f"Parity failed: {furthest.subject}, case {furthest.case!r}: error "
-        f"{furthest.error:.1e}, bound {furthest.bound:.0e}.",
-        f"The bundle is kept at {kept} for a look; "
-        + ("try --precision fp32." if precision != "fp32" else "see its parity.html."),
+        f"Parity failed: expected an error of at most {furthest.bound:.0e}, got "
+        f"{furthest.error:.1e} for {furthest.subject}, case {furthest.case!r}.",
+        ("Try --precision fp32" if precision != "fp32" else "See parity.html in the bundle")
+        + f". The bundle is kept at {kept} for inspection.",
     )
 
 
-def _notes(traced: Traced, *, batching: bool) -> list[str]:
-    """Return what the export does otherwise than a user may expect, a sentence each."""
+def _notes(traced: TracedModel, *, batching: bool) -> list[str]:
+    """Return notes on unexpected properties of the export, one sentence each."""
     notes = []
     if not batching:
-        notes.append("Each document has a run of its own (--no-batching).")
+        notes.append("Each document runs separately (--no-batching).")
     if traced.left_out:
         notes.append(
             f"Left out, at its default: {', '.join(traced.left_out)}. The model is exported for "
             "documents without padding."
             if "lengths" not in traced.spec.names
-            else f"Left out, at its default: {', '.join(traced.left_out)}. Padding is told by "
-            "lengths alone."
+            else f"Left out, at its default: {', '.join(traced.left_out)}. Only lengths marks the "
+            "padding."
         )
     if traced.why_not_float64:
         notes.append(
-            f"PyTorch was run in {traced.reference}, as the model's forward does not run in "
-            f"float64 ({traced.why_not_float64}): its own rounding is part of every error."
+            f"PyTorch ran in {traced.reference}, because the model's forward does not run in "
+            f"float64 ({traced.why_not_float64}). So every error includes PyTorch's rounding."
         )
     return notes
 

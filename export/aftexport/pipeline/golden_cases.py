@@ -1,4 +1,4 @@
-"""The inputs parity is checked on, with PyTorch's answers in float64."""
+"""The cases of the parity check, with PyTorch's outputs in float64."""
 
 import random
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from aftexport.pipeline.independence import DOUBLE_BOUND, breach_error, find_bre
 LONG = 4096
 _MANY_IDS, _FEW_IDS = 1 << 24, 1 << 10
 _OPERATOR_SIZES = {"B": 2, "T": 67, "D": 16, "Tmax": 80, "W": 9, "s": 6, "E": 24, "F": 40, "G": 7}
-"""Of the operator cases: past a block of 64 and of 32, odd, with a window."""
+"""Sizes of the operator cases: beyond blocks of 64 and 32, odd, with a window."""
 
 
 def model_cases(
@@ -34,19 +34,19 @@ def model_cases(
     *,
     batching: bool,
 ) -> list[Case]:
-    """Lengths, batches, padding and extreme tokens, with the module's outputs.
+    """Return cases of lengths, batches, padding and extreme tokens, with the module's outputs.
 
     Args:
         module: the model as trained, a ``ReferenceModule`` or a captured program.
-        spec: what it takes.
-        embedding: its table, ``[vocab, D]``, whose longest and shortest rows make
-            the extreme cases; None leaves those out.
-        program: the captured module, in which an operator over the batch is looked for.
+        spec: the model's inputs.
+        embedding: the embedding table, ``[vocab, D]``, whose rows of largest and smallest norm
+            make the extreme cases; None leaves these cases out.
+        program: the captured module, in which operators over the batch are searched.
         batching: whether documents may share a run.
 
     Raises:
-        TraceError: where the module is random, or where ``batching`` and documents that share a
-            run change each other's logits.
+        TraceError: if the module is random, or if ``batching`` is set and documents in one run
+            change each other's logits.
     """
     reference = TorchEngine(module, spec.names)
     _refuse_random(reference, module, spec)
@@ -87,25 +87,25 @@ def _refuse_random(reference: TorchEngine, module: nn.Module, spec: InputSpec) -
             np.random.set_state(numpy)
 
     def are_equal(first: Array, second: Array) -> bool:
-        # Threads may add in another order.
+        # The order of a sum may depend on the threads.
         return np.allclose(first, second, rtol=1e-4, atol=1e-4, equal_nan=True)
 
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     first = run(0)
     if are_equal(first, run(1)):
         return
-    problem = "The module gives other outputs for the same input: "
+    problem = "Expected equal outputs for the same input, got different ones: "
     if are_equal(first, run(0)):
         raise TraceError(
-            f"{problem}its forward draws random numbers in evaluation mode too.",
-            "Draw them only if self.training; or draw them once, in __init__, and keep them.",
+            f"{problem}the forward draws random numbers in evaluation mode too.",
+            "Draw random numbers only if self.training, or draw them once in __init__.",
         )
     after = dict(module.named_buffers())
     changed = [n for n, old in before.items() if n in after and not torch.equal(after[n], old)]
-    what = f"its buffer {changed[0].removeprefix('module.')}" if changed else "what it keeps"
+    state = f"the buffer {changed[0].removeprefix('module.')}" if changed else "its state"
     raise TraceError(
-        f"{problem}its forward changes {what} in evaluation mode too.",
-        "Change it only if self.training, or keep nothing between documents.",
+        f"{problem}the forward changes {state} in evaluation mode too.",
+        "Change the state only if self.training, or keep no state between documents.",
     )
 
 
@@ -123,7 +123,7 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
         ids = generator.integers(0, spec.vocab_size, sizes, dtype=np.int64)
         if spec.vocab_size <= _MANY_IDS:
             return ids
-        # Clamped, nearly all of so many are the same row.
+        # A model may clamp ids: then nearly all of so many ids would use the same row.
         few = generator.integers(0, rows, sizes, dtype=np.int64)
         return np.where(generator.random(sizes) < 0.5, ids, few)
 
@@ -149,7 +149,7 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
         inputs["largest token repeated"] = whole(np.full((1, width), order[-1], np.int64))
         pattern = np.resize(np.concatenate([order[:8], order[-8:]]), (1, width))
         inputs["extreme tokens"] = whole(pattern.astype(np.int64))
-    # Of some of these x[:, 1:], x[:, 2:] and x[:, ::2] have no token, or one.
+    # In some of these cases, x[:, 1:], x[:, 2:] and x[:, ::2] have no token or one token.
     for number, batch in {"two": 2, "three": 3}.items():
         for length in range(1, fit(3) + 1):
             inputs[f"{number} documents of {length}"] = whole(tokens(batch, length))
@@ -157,11 +157,11 @@ def _inputs(spec: InputSpec, embedding: torch.Tensor | None) -> dict[str, dict[s
 
 
 def operator_cases(model: onnx.ModelProto, dtype: np.dtype[Any]) -> list[Case]:
-    """Each custom operator of ``model`` alone, on keys and biases a model seldom meets.
+    """Return cases of each custom operator of ``model``, with keys and biases of a wide range.
 
     Args:
-        model: the exported graph; the attributes are those of its nodes.
-        dtype: float32 or float16, the operators' type.
+        model: the exported graph, whose nodes give the attributes.
+        dtype: type of the operators, float32 or float16.
     """
     cases = []
     for op_type in operators_in(model):

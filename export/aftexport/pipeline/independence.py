@@ -1,7 +1,7 @@
-"""Whether a document's scores depend on the documents that share its run.
+"""The check that a document's scores do not depend on other documents of the same run.
 
-A server joins documents of several clients in one run, right-padded to the longest. That is exact
-only where the model computes each row of a batch by itself.
+A server joins documents of several clients in one run, right-padded to the longest. The scores are
+exact only if the model computes each row of a batch separately.
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from aftexport.parity.comparison import Differences
 from aftexport.pipeline.divergence import first_divergence
 
 DOUBLE_BOUND = 1e-7
-"""The error of a reference in float64, whose sums take another order in a batch."""
+"""Bound of the error of a float64 reference, whose order of sums differs in a batch."""
 _TOKENS = 33
 _PADDED_TOKENS = 65
 
 
 @dataclass(frozen=True)
 class Breach:
-    """A document whose scores differ alone and beside others.
+    """A document whose scores differ between a batch of one and a larger batch.
 
     Attributes:
         inputs: the batch, ``input_ids`` ``[batch, tokens]`` and ``lengths`` ``[batch]``.
@@ -53,13 +53,13 @@ class Breach:
 def find_breach(
     reference: Engine, spec: InputSpec, embedding: Tensor | None, *, bound: float
 ) -> Breach | None:
-    """Return the first document whose scores differ alone and in a batch, None if all agree.
+    """Return the first document whose scores depend on its batch; None if there is no such one.
 
     Args:
         reference: the PyTorch model.
         spec: the model's inputs.
         embedding: the embedding's table, ``[vocab, D]``, whose longest and shortest rows are
-            among the neighbours; None takes the first and the last token.
+            among the neighbors; None takes the first and the last token.
         bound: the largest difference that counts as equal.
     """
     for inputs in _batches(spec, embedding):
@@ -68,7 +68,7 @@ def find_breach(
             breach = Breach(inputs, row, 0.0)
             alone = reference.run(_chosen(breach.alone(), spec))["logits"]
             if together.shape[1:] != alone.shape[1:] or not np.isfinite(alone).all():
-                continue  # other checks judge these
+                continue  # other checks report these
             error = Differences.between(together[row : row + 1], alone).error
             if error > bound:
                 return Breach(inputs, row, error)
@@ -79,7 +79,7 @@ def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
     """Return the error that names the operator through which documents change each other.
 
     Args:
-        breach: the document and its neighbours.
+        breach: the document and its neighbors.
         program: the captured model.
     """
     operator = first_divergence(program, breach.inputs, breach.row, breach.alone())
@@ -87,21 +87,21 @@ def breach_error(breach: Breach, program: ExportedProgram) -> TraceError:
         named = f": {operator} is the first whose result differs" if operator else ""
         return TraceError(
             "Expected scores that do not depend on padding, got a difference of "
-            f"{breach.error:.1e} where a longer document shares the run{named}.",
-            "Mask the tokens from lengths on, or add --no-batching: each document then has a run "
-            "of its own.",
+            f"{breach.error:.1e} if a longer document shares the run{named}.",
+            "Mask the tokens from lengths on, or add --no-batching, which runs each document "
+            "separately.",
         )
     named = f": {operator} computes over the batch" if operator else ""
     return TraceError(
         "Expected scores that do not depend on the other documents of a batch, got a difference "
         f"of {breach.error:.1e}{named}.",
-        "Compute it for each document by itself, or add --no-batching: each document then has a "
-        "run of its own.",
+        "Compute each document separately, or add --no-batching, which runs each document "
+        "separately.",
     )
 
 
 def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Array]]:
-    """Yield batches of equal lengths, then padded ones where the model takes lengths."""
+    """Yield batches of equal lengths, then padded ones if the model takes lengths."""
     generator = np.random.default_rng(1)
     lowest, highest = 0, spec.vocab_size - 1
     if embedding is not None:
@@ -122,7 +122,7 @@ def _batches(spec: InputSpec, embedding: Tensor | None) -> Iterator[dict[str, Ar
         tokens = min(_PADDED_TOKENS, longest)
         lengths = np.maximum([tokens // 2, tokens, 1, tokens - 1], 1).astype(np.int64)
         ids = documents(tokens)
-        # As a server pads them.
+        # The server pads with 0 as well.
         yield {"input_ids": np.where(np.arange(tokens) < lengths[:, None], ids, 0),
                "lengths": lengths}  # fmt: skip
 

@@ -17,10 +17,10 @@ TARGETS = ("onnx", *ENGINE_TARGETS)
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of ``pipeline.export.export``, under their names there.
+    """The options of ``pipeline.export.export``, under the same names.
 
     Attributes:
-        source: the model file or folder; the name of the factory where there is no file.
+        source: the model file or folder; without a file the name of the factory.
         is_from_factory: whether the factory's own module is exported, without a file.
         out: the folder of the bundle.
     """
@@ -75,7 +75,7 @@ def find_places(
     """
     source = Path((factory or "").rpartition(":")[2] if path is None else path)
     if out is None:
-        # "." has no name of its own to put the suffix on.
+        # "." has no name to which the suffix can be added.
         out = (source if source.name else source.resolve()).with_suffix(".bundle")
     folder = Path(out) if Path(out).name else Path(out).resolve()
     if not folder.name:
@@ -88,20 +88,24 @@ def find_places(
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise UsageError(
-            f"{option} {value!r} is not known.", f"Choose one of {', '.join(choices)}."
+            f"{option} must be one of {', '.join(choices)}, got {value!r}.",
+            f"Choose one of {', '.join(choices)}.",
         )
 
 
 def _check_tolerance(precision: str, tolerance: float | None, *, to: str) -> None:
     if precision != "auto" and tolerance is not None:
-        raise UsageError("--tolerance is for --precision auto.", "Leave it out, or add that.")
+        raise UsageError(
+            f"--tolerance needs --precision auto, got --precision {precision}.",
+            "Leave --tolerance out, or add --precision auto.",
+        )
     if precision == "auto" and to != "onnx":
         raise UsageError(
-            "--precision auto is for --to onnx: an engine has one precision.",
+            f"--precision auto needs --to onnx, got --to {to}: an engine has one precision.",
             "Choose one of fp32, fp16 and bf16.",
         )
     if tolerance is not None and not 0 < tolerance < float("inf"):
         raise UsageError(
             f"--tolerance must be a finite number above 0, got {tolerance}.",
-            "Give such a number, or leave it out.",
+            "Give such a number, or leave --tolerance out.",
         )

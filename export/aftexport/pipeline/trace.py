@@ -1,4 +1,4 @@
-"""A checkpoint's model in ONNX, and the cases that judge it."""
+"""The translation of a checkpoint's model to ONNX, with the cases of its parity check."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,12 +31,20 @@ from aftexport.system.memory import give_back
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A model in ONNX, before and after fusing, and what is needed to judge it.
+class TracedModel:
+    """A model in ONNX, with the inputs and results of its parity check.
 
-    ``evidence`` is what ``add_evidence`` returns, or why there is none. ``reference`` is the type
-    that PyTorch computed the cases in, ``why_not_float64`` the reason where it should have been
-    float64. ``left_out`` are parameters of padding that stay at their defaults.
+    Attributes:
+        lowered: the model before the encoder is fused.
+        model: the model after the encoder is fused.
+        evidence: the result of ``add_evidence``, or the reason why there is no evidence.
+        spec: the model's inputs.
+        precision: precision of the graph.
+        cases: cases of the model and of its operators.
+        recognition: result of the recognition; None for models with aftexport's layers.
+        reference: type in which PyTorch computed the cases.
+        why_not_float64: the reason if that type should be float64 but is not; else empty.
+        left_out: parameters of the forward for padding that keep their defaults.
     """
 
     lowered: onnx.ModelProto
@@ -61,24 +69,27 @@ def trace(
     batching: bool = True,
     vocab_size: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Traced:
-    """Traces a model, and runs PyTorch on the cases.
+) -> TracedModel:
+    """Trace a model, and run PyTorch on the cases.
 
     Args:
-        checkpoint: that holds it.
-        to, precision, max_length, opset, batching, vocab_size: see ``exporter.export``.
+        checkpoint: the checkpoint of the model.
+        to, precision, max_length, opset, batching, vocab_size: see ``pipeline.export.export``.
         progress: see ``recognize``.
 
     Raises:
-        UsageError: where they do not suit the model.
-        TraceError: where it cannot be traced.
+        UsageError: if an option does not suit the model.
+        TraceError: if the model cannot be traced.
     """
     module, program = checkpoint.module, checkpoint.program
     if program is not None:
         if precision != "fp32" or max_length is not None:
+            option = f"--precision {precision}"
+            if max_length is not None:
+                option = f"--max-length {max_length}"
             raise UsageError(
-                "A .pt2 program is exported as it was captured.",
-                "Leave --precision and --max-length out, or export it so from PyTorch.",
+                f"A .pt2 program keeps its precision and its lengths, got {option}.",
+                "Leave --precision and --max-length out, or capture another program in PyTorch.",
             )
         module = program.module()
         types = {t.dtype for t in program.state_dict.values()}
@@ -93,20 +104,20 @@ def trace(
     spec = input_spec(program, vocab_size)
     if max_length is not None and spec.max_tokens is not None and spec.max_tokens < max_length:
         raise UsageError(
-            f"--max-length {max_length} is over the {spec.max_tokens} tokens the model can be "
-            "exported for.",
+            f"--max-length must be at most {spec.max_tokens} for the export of this model, got "
+            f"{max_length}.",
             f"Give {spec.max_tokens} or less.",
         )
     if precision == "auto":
-        precision = "fp32"  # until every node was measured
+        precision = "fp32"  # the pipeline changes it after measuring every node
     lowered = lower(program, opset=opset)
     recognition = None
     if not operators_in(lowered):
-        # No layers of ours: what there is may be other people's.
+        # Without aftexport's layers, the model may contain other implementations to recognize.
         lowered, recognition = _recognize(lowered, progress)
     accumulate_in_float32(lowered)
     embedding = program.state_dict.get(spec.embedding)
-    # In float64 the module takes most memory of all: before there are more graphs of it.
+    # The float64 module needs the most memory, so run it before further graphs are made.
     reference = ReferenceModule(copied(module)) if program is not checkpoint.program else module
     cases = model_cases(reference, spec, embedding, program, batching=batching)
     give_back()
@@ -114,7 +125,7 @@ def trace(
     model = finish(explained, precision=precision, fuse=to == "onnx")
     element = np.dtype(np.float16) if precision == "fp16" else np.dtype(np.float32)
     cases += operator_cases(model, element)
-    return Traced(
+    return TracedModel(
         *(lowered, model, evidence, spec, precision, cases, recognition),
         reference=getattr(reference, "precision", None) or _type_of(program),
         why_not_float64=getattr(reference, "reason", ""),
@@ -123,7 +134,7 @@ def trace(
 
 
 def _type_of(program: ExportedProgram) -> str:
-    """The type that a captured program computes in, of its weights."""
+    """Return the narrowest type of a captured program's weights, in which it computes."""
     types = {t.dtype for t in program.state_dict.values() if t.is_floating_point()}
     narrowest = min(types or {torch.float32}, key=lambda dtype: dtype.itemsize)
     return str(narrowest).removeprefix("torch.")
@@ -133,15 +144,15 @@ def _recognize(
     lowered: onnx.ModelProto, progress: Callable[[int, int, str], None] | None
 ) -> tuple[onnx.ModelProto, Recognition]:
     graph = normalize(lowered)
-    found = recognize(graph, progress)
-    return (ir.to_proto(graph) if found.matches else lowered), found
+    recognition = recognize(graph, progress)
+    return (ir.to_proto(graph) if recognition.matches else lowered), recognition
 
 
 def _explained(
     lowered: onnx.ModelProto, to: str
 ) -> tuple[onnx.ModelProto, tuple[float, ...] | str]:
     if to != "onnx":
-        return lowered, "TensorRT engines put out logits alone"
+        return lowered, "TensorRT engines only output logits"
     explained = onnx.ModelProto()
     explained.CopyFrom(lowered)
     try:
@@ -151,21 +162,22 @@ def _explained(
 
 
 def _max_tokens(module: nn.Module, asked: int | None) -> int | None:
-    found = [getattr(m, "max_length", None) for m in module.modules()]
-    learned = [length for length in found if isinstance(length, int) and length > 0]
+    declared = [getattr(m, "max_length", None) for m in module.modules()]
+    learned = [length for length in declared if isinstance(length, int) and length > 0]
     limit = min(learned, default=None)
-    if asked is None or asked < 1:
-        if asked is not None:
-            raise UsageError(f"--max-length {asked} is no length.", "Give 1 or more.")
+    if asked is None:
         return limit
+    if asked < 1:
+        raise UsageError(f"--max-length must be at least 1, got {asked}.", "Give 1 or more.")
     if asked > MAX_TOKENS:
         raise UsageError(
-            f"--max-length {asked} is over {MAX_TOKENS}, the longest document there can be.",
-            f"Give {limit or MAX_TOKENS} or less, or leave it out.",
+            f"--max-length must be at most {MAX_TOKENS}, got {asked}.",
+            f"Give {limit or MAX_TOKENS} or less, or leave --max-length out.",
         )
     if limit is not None and asked > limit:
         raise UsageError(
-            f"--max-length {asked} is over the {limit} positions the model has learned.",
+            f"--max-length must be at most {limit}, the positions that the model has learned, got "
+            f"{asked}.",
             f"Give {limit} or less.",
         )
     return asked

@@ -1,4 +1,4 @@
-"""What a bundle or a model file holds, for people."""
+"""The printed description of a bundle or a model file."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,10 @@ from aftexport.errors import BundleError, EngineError
 
 
 def show_bundle(path: Path, console: Console) -> None:
-    """Prints a bundle's manifest, its files, and which way each operator runs here.
+    """Print a bundle's manifest, its files, and the path of each operator on this machine.
 
     Raises:
-        BundleError: where the bundle is damaged.
+        BundleError: if the bundle is damaged.
     """
     bundle = Bundle.open(path)
     manifest = bundle.manifest
@@ -35,7 +35,7 @@ def show_bundle(path: Path, console: Console) -> None:
         else "in chunks"
         if manifest.chunked
         else None,
-        "batching": None if manifest.batching else "no: each document has a run of its own",
+        "batching": None if manifest.batching else "no: each document runs separately",
         "evidence": f"no: {manifest.no_evidence}"
         if manifest.no_evidence
         else "of each token"
@@ -63,16 +63,16 @@ def show_bundle(path: Path, console: Console) -> None:
 def show_checkpoint(
     path: Path, console: Console, *, factory: str | None = None, allow_pickle: bool = False
 ) -> None:
-    """Prints what a model file is and how many weights it has.
+    """Print the kind of a model file and the number of its weights.
 
     Args:
         path: any of the five kinds that ``aftexport.load`` reads.
-        console: where it is printed.
+        console: the console of the output.
         factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: load a pickled module, which runs code from the file.
+        allow_pickle: whether a pickled module is loaded, which runs code from the file.
 
     Raises:
-        CheckpointError: where it cannot be read.
+        CheckpointError: if the file cannot be read.
     """
     from aftexport.checkpoint import load
     from aftexport.nn import ClassifierConfig
@@ -130,15 +130,15 @@ def _node_precisions(manifest: Manifest) -> dict[str, object]:
     lines = []
     for node in manifest.node_precisions:
         errors = ", ".join(f"{p} {error:.1e}" for p, error in sorted(node.errors.items()))
-        lines.append(f"{node.node}: {node.precision}: {node.reason} (alone: {errors})")
+        lines.append(f"{node.node}: {node.precision}: {node.reason} (errors: {errors})")
     return {"tolerance": manifest.tolerance, "precision of nodes": "\n".join(lines)}
 
 
 def _position_biases(manifest: Manifest) -> dict[str, object]:
     lines = []
     for bias in manifest.position_biases:
-        reach = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
-        lines.append(f"{bias.node}: range of a row {reach}, exponentials in {bias.precision}")
+        span = "unknown" if bias.row_range is None else f"{bias.row_range:.3g}"
+        lines.append(f"{bias.node}: range of a row {span}, exponentials in {bias.precision}")
     return {"position biases": "\n".join(lines)} if lines else {}
 
 

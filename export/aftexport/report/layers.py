@@ -1,4 +1,4 @@
-"""What a comparison layer by layer found. Needs no torch, as what shows it does not."""
+"""The result of a comparison layer by layer. It needs no torch, so that reports need none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blame:
-    """Where an error comes from.
+    """The origin of an error.
 
     Attributes:
-        tensor: the first to leave tolerance, or one before it whose operator errs more by itself.
-        modules: paths of the PyTorch modules that its operator computes, in order.
-        operator: of the node that gives it.
+        tensor: the first tensor out of tolerance, or an earlier tensor whose operator has a
+            larger error of its own.
+        modules: paths of the PyTorch modules that the operator computes, in order.
+        operator: type of the operator that computes the tensor.
         path: ``fused kernel``, ``portable body`` or ``standard operator``.
         cause: ``kernel``, ``precision`` or ``export``.
-        error: of the operator alone, against PyTorch in float64 on the same inputs.
-        steps: what each form of the operator differs by from the next.
-        findings: sentences that say more.
+        error: the operator's own error against PyTorch in float64 on the same inputs.
+        steps: difference between each form of the operator and the next.
+        findings: sentences with further details.
     """
 
     tensor: str
@@ -33,15 +34,15 @@ class Blame:
 
     @property
     def sentence(self) -> str:
-        """Where and why, in a sentence."""
+        """The place and the cause of the error, in a sentence."""
         inner = [m for m in self.modules if not any(o.startswith(f"{m}.") for o in self.modules)]
         return (
             f"{self.operator} ({self.path}) in {', '.join(inner)}: {_WHY[self.cause]}; "
-            f"alone it is off by {self.error:.1e}."
+            f"its own error is {self.error:.1e}."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """Return JSON-ready values."""
         return {
             **vars(self),
             "modules": list(self.modules),
@@ -53,22 +54,22 @@ class Blame:
 
 _WHY = {
     "kernel": "the fused kernel differs from the operator's portable body",
-    "precision": "the numbers it computes in are too narrow",
-    "export": "what was exported is not what PyTorch computes",
+    "precision": "its number type has too few digits",
+    "export": "the exported formula or weights differ from PyTorch's",
 }
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One tensor of the graph that is served, beside PyTorch's.
+    """The comparison of one tensor of the served graph with PyTorch.
 
     Attributes:
-        tensor: its name in the graph.
-        module: the path of the PyTorch module that computes it.
-        operator: of the node that gives it.
+        tensor: name of the tensor in the graph.
+        module: path of the PyTorch module that computes the tensor.
+        operator: type of the operator that computes the tensor.
         path: ``fused kernel``, ``portable body`` or ``standard operator``.
-        error: as ``Differences.error``.
-        outside: whether that is more than the tolerance.
+        error: the error, as in ``Differences.error``.
+        outside: whether the error exceeds the tolerance.
     """
 
     tensor: str
@@ -79,22 +80,21 @@ class Layer:
     outside: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """Return JSON-ready values."""
         return {**vars(self), "error": _plain(self.error)}
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What a comparison layer by layer found.
+    """The result of a comparison layer by layer.
 
     Attributes:
-        case: what it was run on.
+        case: name of the case.
         bound: the tolerance.
-        layers: in the order of the graph.
-        altered: tensors that could only be seen in a graph that ONNX Runtime fuses otherwise
-            than the one that is served.
+        layers: the tensors in the order of the graph.
+        altered: tensors whose observation changes how ONNX Runtime fuses the served graph.
         unmatched: tensors of the graph that PyTorch's program lacks.
-        blame: whose fault it is; None where everything is within tolerance.
+        blame: origin of the error; None if everything is within tolerance.
     """
 
     case: str
@@ -106,11 +106,11 @@ class Layers:
 
     @property
     def first(self) -> Layer | None:
-        """The first layer that leaves tolerance."""
+        """The first layer out of tolerance."""
         return next((layer for layer in self.layers if layer.outside), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """Return JSON-ready values."""
         return {
             "case": self.case,
             "bound": self.bound,

@@ -18,7 +18,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 def number(value: float) -> str:
-    """``1.2e-05``, or the name of what is no number."""
+    """Return the number as in ``1.2e-05``, or ``nan`` or ``inf``."""
     return f"{value:.1e}"
 
 
@@ -26,7 +26,7 @@ _TEMPLATES.filters["number"] = number
 
 
 def write_page(path: Path, report: Report) -> None:
-    """Writes the report; it needs nothing but the file."""
+    """Write the report as a self-contained HTML page."""
     by_length = [
         (float(c.shape[1]), c.error, f"{c.case}, {c.engine}", c.bound)
         for c in report.comparisons
@@ -34,10 +34,13 @@ def write_page(path: Path, report: Report) -> None:
     ]
     by_layer = None
     if report.layers is not None and report.layers.layers:
-        found, bound = report.layers.layers, report.layers.bound
+        layers, bound = report.layers.layers, report.layers.bound
         by_layer = error_plot(
-            [(i, t.error, f"{i}, {t.tensor} in {t.module}", bound) for i, t in enumerate(found, 1)],
-            names=[layer.tensor for layer in found],
+            [
+                (i, t.error, f"{i}, {t.tensor} in {t.module}", bound)
+                for i, t in enumerate(layers, 1)
+            ],
+            names=[layer.tensor for layer in layers],
         )
     page = _TEMPLATES.get_template("page.html").render(
         report=report,

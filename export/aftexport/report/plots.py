@@ -1,4 +1,4 @@
-"""Where the points of a plot of errors go; the page draws them."""
+"""The layout of a plot of errors, which the page draws."""
 
 import math
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 _WIDTH, _HEIGHT = 640.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 44.0
-_LEAST = 1e-10
-"""Errors below it are drawn there: a logarithm has no place for 0."""
+_MIN_ERROR = 1e-10
+"""Smaller errors are drawn here, because a logarithmic axis has no 0."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One error.
+    """The point of an error.
 
     Attributes:
-        x, y: in the drawing.
-        label: what it is the error of, and how large.
-        outside: of its tolerance.
+        x, y: coordinates in the drawing.
+        label: name and size of the error.
+        outside: whether the error is outside its tolerance.
     """
 
     x: float
@@ -28,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis, and its name."""
+    """A position on an axis and its label."""
 
     at: float
     text: str
@@ -36,15 +36,15 @@ class Tick:
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of errors, in units of the drawing, both axes logarithmic or x by rank.
+    """A plot of errors in units of the drawing, with both axes logarithmic or x by rank.
 
     Attributes:
-        width, height: of the drawing.
-        left, right, top, bottom: of the frame in it.
-        points: in order of x.
-        x_ticks, y_ticks: of the axes.
-        bound: where the tolerance is; None where the points have different ones.
-        bound_text: its name.
+        width, height: size of the drawing.
+        left, right, top, bottom: edges of the frame.
+        points: the points in order of x.
+        x_ticks, y_ticks: the ticks of the axes.
+        bound: position of the tolerance; None if the points have different tolerances.
+        bound_text: label of the tolerance.
     """
 
     width: float
@@ -63,12 +63,11 @@ class Plot:
 def error_plot(
     errors: Sequence[tuple[float, float, str, float]], names: Sequence[str] | None = None
 ) -> Plot:
-    """Places errors.
+    """Return a plot of errors.
 
     Args:
-        errors: x, 1 or more; the error; a label; the bound. At least one.
-        names: of the places on the x axis, where x counts them from 1; None for a
-            logarithmic axis.
+        errors: at least one tuple of x (at least 1), the error, a label and the bound.
+        names: names of the positions x = 1, 2, ... on the x axis; None for a logarithmic axis.
     """
     finite = [e for _, e, _, _ in errors if math.isfinite(e)]
     bounds = {bound for *_, bound in errors}
@@ -94,7 +93,7 @@ def error_plot(
             f"{label}: {error:.1e}",
             not error <= bound,
         )
-        for x, error, label, bound in sorted(errors, key=lambda found: found[0])
+        for x, error, label, bound in sorted(errors, key=lambda entry: entry[0])
     ]
     if names is not None:
         shown = max(1, math.ceil(len(names) / 16))
@@ -123,4 +122,4 @@ def error_plot(
 
 
 def _log(value: float) -> float:
-    return math.log10(max(value, _LEAST))
+    return math.log10(max(value, _MIN_ERROR))

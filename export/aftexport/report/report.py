@@ -1,4 +1,4 @@
-"""What was compared, and whether to ship."""
+"""The result of a parity check and its verdict."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,16 @@ _SHOWN_TOKENS = 64
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared, and whether to ship.
+    """The result of a parity check and its verdict.
 
     Attributes:
-        manifest: of the bundle.
-        comparisons: every case by every engine.
-        against: the reference, PyTorch's outputs stored in the bundle or PyTorch; empty
-            for the former.
-        notes: what was not compared, and why.
-        inputs: of each case of the model, by its name.
-        environment: of the machine it was compared on; none where that is no matter.
-        layers: what a comparison of every tensor between found; None where none was asked for.
+        manifest: manifest of the bundle.
+        comparisons: comparisons of every case on every engine.
+        against: the reference in words; empty for PyTorch's outputs stored in the bundle.
+        notes: notes, such as reasons for missing comparisons.
+        inputs: inputs of each case of the model, by name of the case.
+        environment: software versions and hardware of the machine; empty if they do not matter.
+        layers: comparison of every intermediate tensor; None if it was not requested.
     """
 
     manifest: Manifest
@@ -49,7 +48,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether everything compared is within tolerance, and something was."""
+        """Whether there are comparisons and all are within tolerance."""
         return bool(self.comparisons) and all(c.passed for c in self.comparisons)
 
     @property
@@ -61,51 +60,54 @@ class Report:
 
     @property
     def worst(self) -> Comparison | None:
-        """The comparison furthest over, or least within, its bound."""
+        """The comparison with the largest error relative to its bound."""
         return worst(self.comparisons) if self.comparisons else None
 
     @property
     def reason(self) -> str:
-        """Why, in a sentence."""
+        """The reason of the verdict, in a sentence."""
         furthest = self.worst
         if furthest is None:
-            return "The export was asked not to compare with PyTorch."
+            return "The comparison with PyTorch was turned off in the export."
         count = len(self.comparisons)
         outside = sum(not c.passed for c in self.comparisons)
         place = f"{_subject(furthest)}, case {furthest.case!r}, {furthest.engine}"
         if not outside:
             return (
                 f"All {count} comparisons with PyTorch are within tolerance; the "
-                f"largest error is {_percent(furthest.error / furthest.bound)} of what is allowed "
+                f"largest error is {_percent(furthest.error / furthest.bound)} of the tolerance "
                 f"({place})."
             )
-        how = (
-            f"is off by {furthest.error:.1e} where {furthest.bound:.0e} is allowed"
+        fault = (
+            f"has an error of {furthest.error:.1e}, more than {furthest.bound:.0e}"
             if np.isfinite(furthest.error)
             else "gives numbers that are not finite, or another shape"
         )
-        return f"{outside} of {count} comparisons are outside tolerance: {place} {how}."
+        return f"{outside} of {count} comparisons are outside tolerance: {place} {fault}."
 
     @property
     def blame(self) -> str | None:
-        """What the comparison layer by layer says, in a sentence or two; None where none was."""
+        """The result of the comparison by layer in a few sentences; None without a comparison."""
         if self.layers is None:
             return None
         if self.layers.first is None or self.layers.blame is None:
             count = len(self.layers.layers)
-            return f"All {count} tensors between, on the case {self.layers.case!r}, are within."
+            return (
+                f"All {count} intermediate tensors are within tolerance in the case "
+                f"{self.layers.case!r}."
+            )
         first, blame = self.layers.first, self.layers.blame
         return " ".join(
             [
-                f"The first tensor to leave tolerance, on the case {self.layers.case!r}, is "
-                f"{first.tensor} in {first.module or 'the model itself'}. To blame is the "
+                f"The first tensor out of tolerance, in the case {self.layers.case!r}, is "
+                f"{first.tensor} in {first.module or 'the model itself'}. The cause is the "
                 f"{blame.cause}: {blame.sentence}",
                 *blame.findings,
             ]
         )
 
     def worst_tokens(self) -> list[int] | None:
-        """Token ids of the worst case of the model, its first row, a part where it is long."""
+        """Return the first token ids of the model's worst case, from its first row."""
         cases = [c for c in self.comparisons if c.subject.startswith("model")]
         cases = [c for c in cases if c.case in self.inputs]
         if not cases:
@@ -114,7 +116,7 @@ class Report:
         return [int(token) for token in row[:_SHOWN_TOKENS]]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """Return JSON-ready values."""
         tolerance = tolerance_of(self.manifest)
         return {
             "schema_version": SCHEMA_VERSION,
@@ -136,19 +138,19 @@ class Report:
 
 
 def tolerance_of(manifest: Manifest) -> Tolerance:
-    """What the model of a bundle is judged by: its own tolerance, or the table's."""
+    """Return the tolerance of a bundle's model: its own, or else that of its precision."""
     if manifest.tolerance is not None:
-        return Tolerance(manifest.tolerance, "this was given as --tolerance")
+        return Tolerance(manifest.tolerance, "it was given as --tolerance")
     return TOLERANCES[manifest.precision]
 
 
 def inputs_of(cases: Sequence[Case]) -> dict[str, Mapping[str, Array]]:
-    """The inputs of the model's cases, by name."""
+    """Return the inputs of the model's cases, by name."""
     return {case.name: case.inputs for case in cases if case.subject == "model"}
 
 
 def environment(**versions: str) -> dict[str, str]:
-    """This machine, and the versions that matter on it."""
+    """Return a description of this machine with relevant software versions."""
     return {
         "system": platform.platform(),
         "processor": _processor(),

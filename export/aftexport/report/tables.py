@@ -1,4 +1,4 @@
-"""Parity as a table of the terminal."""
+"""The terminal table of a parity check."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from aftexport.parity import Comparison
 
 
 def parity_table(results: Sequence[Comparison], reference: str) -> Table:
-    """Each case's error beside its bound; ``reference`` is the type PyTorch computed in."""
+    """Return a table of each case's error and bound; ``reference`` is the type of PyTorch."""
     table = plain_table("parity with PyTorch", "input", "error", "bound", "ulps", "flips", "")
     formula = "max |output - reference| / max(1, max |reference|)"
     table.caption = f"error: {formula}, {reference} reference"

@@ -1,1 +1,1 @@
-"""Checks a bundle against PyTorch: ``aftexport verify``."""
+"""The comparison of a bundle with PyTorch: ``aftexport verify``."""

@@ -1,4 +1,4 @@
-"""What ``aftexport verify`` does: every engine a bundle has here, on every case asked for."""
+"""The comparison of all available engines of a bundle with PyTorch on all requested cases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,25 +27,25 @@ from aftexport.report.layers import Layers
 from aftexport.report.report import Report, environment, inputs_of, tolerance_of
 from aftexport.verify.documents import random_documents, read_documents
 
-if TYPE_CHECKING:  # needs torch
+if TYPE_CHECKING:  # the import needs torch
     from aftexport.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to compare.
+    """The options of a comparison.
 
     Attributes:
-        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None for
-            torch where ``model`` or ``factory`` is given.
-        model: the model file the bundle was exported from.
-        factory: ``package.module:callable`` for a bare state dict, or for no file.
-        allow_pickle: load a pickled module, which runs code from the file.
-        data: documents, one JSON object a line.
-        lengths: of random documents.
-        search: how many inputs to try in search of the worst; 0 for no search.
-        layers: compare every tensor between as well.
-        fused: use the fused kernels where they are built.
+        against: ``torch``, or ``golden`` for PyTorch's outputs stored in the bundle; None selects
+            torch if ``model`` or ``factory`` is given.
+        model: the model file of the bundle.
+        factory: ``package.module:callable`` for a bare state dict, or for a model without file.
+        allow_pickle: whether a pickled module is loaded, which runs code from the file.
+        data: file of documents, one JSON object per line.
+        lengths: lengths of random documents.
+        search: number of inputs to try in a search for the largest error; 0 for no search.
+        layers: whether every intermediate tensor is compared as well.
+        fused: whether the fused kernels are used if they are built.
         provider: ONNX Runtime's execution provider.
     """
 
@@ -62,11 +62,11 @@ class Request:
 
 
 def check(bundle: Bundle, request: Request, console: Console) -> Report:
-    """Compares a bundle with PyTorch.
+    """Compare a bundle with PyTorch.
 
     Raises:
-        UsageError: where the request needs the model file, or does not fit the model.
-        EngineError: where an engine or PyTorch fails.
+        UsageError: if the request needs the model file, or does not fit the model.
+        EngineError: if an engine or PyTorch fails.
     """
     source = _source(bundle, request)
     reference = None
@@ -75,23 +75,23 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
         reference = torch_engine(bundle, source, double=True)
     cases = bundle.golden()
-    asked = _asked(bundle, request)
+    asked = _requested_inputs(bundle, request)
     notes = _path_notes(bundle, request)
     if source is not None:
-        notes += _other_parts(bundle, source)
+        notes += _part_notes(bundle, source)
     if reference is not None:
         with stage(console, f"Running PyTorch in {bundle.manifest.reference}"):
-            # An operator alone is no part of the module: its stored reference is the definition.
+            # PyTorch does not run single operators; their stored reference is the definition.
             model_inputs = {**inputs_of(cases), **asked}
             cases = [
                 *(_case(name, inputs, reference) for name, inputs in model_inputs.items()),
                 *(case for case in cases if case.subject != "model"),
             ]
-        notes += _stale(bundle, cases)
+        notes += _stale_notes(bundle, cases)
     if reference is not None and request.search:
-        worst_found = _search(bundle, request, reference, console)
-        cases.insert(0, worst_found)
-        notes.append(f"The case {worst_found.name!r} is the worst of {request.search} tried.")
+        worst_case = _search(bundle, request, reference, console)
+        cases.insert(0, worst_case)
+        notes.append(f"The case {worst_case.name!r} is the worst of {request.search} inputs.")
     with stage(console, "Comparing with PyTorch"):
         results = verify(bundle, cases=cases, fused=request.fused, provider=request.provider)
         built, why_not = _built_engine(bundle, cases)
@@ -101,7 +101,7 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
         notes.append("No stock session ran: ONNX Runtime has no bfloat16 products on the CPU.")
     layers = None
     if request.layers:
-        assert source is not None  # _source sees to it
+        assert source is not None  # _source checks this
         with stage(console, "Comparing layer by layer"):
             layers = _layers(bundle, source, request, cases, results)
     return Report(
@@ -116,25 +116,30 @@ def check(bundle: Bundle, request: Request, console: Console) -> Report:
 
 
 def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
-    """What the bundle was exported from, where it is asked for; refuses what needs it else."""
+    """Return the model of the bundle if it is given.
+
+    Raises:
+        UsageError: if the model is not given and an option needs it.
+    """
     if request.model is None and request.factory is None and not request.allow_pickle:
-        needing = {
+        options = {
             "--against torch": request.against == "torch",
             "--data": request.data is not None,
             "--lengths": bool(request.lengths),
             "--search": bool(request.search),
             "--layers": request.layers,
         }
-        if asked := [option for option, given in needing.items() if given]:
+        if asked := [option for option, is_set in options.items() if is_set]:
             raise UsageError(
-                f"{asked[0]} needs the PyTorch module, which a bundle does not hold.",
-                "Give --model, the file the bundle was exported from; of one exported from "
-                "a factory alone, --factory.",
+                f"{asked[0]} needs the PyTorch module, which a bundle does not contain.",
+                "Give --model with the file of the export, or --factory for an export without a "
+                "file.",
             )
         return None
     if request.against == "golden" and (request.data or request.lengths or request.search):
         raise UsageError(
-            "Stored outputs are of the bundle's own cases alone.", "Leave --against out."
+            "--against golden only has outputs for the bundle's own cases, got further inputs.",
+            "Leave --against out.",
         )
     from aftexport.verify.reference_model import load_source
 
@@ -143,8 +148,8 @@ def _source(bundle: Bundle, request: Request) -> "Checkpoint | None":
     )
 
 
-def _other_parts(bundle: Bundle, source: "Checkpoint") -> list[str]:
-    """What a bundle has otherwise than the file it is of, where no number tells."""
+def _part_notes(bundle: Bundle, source: "Checkpoint") -> list[str]:
+    """Return notes on labels and tokenizer that differ from the file of the export."""
     notes = []
     if source.labels is not None and source.labels != bundle.manifest.labels:
         notes.append(
@@ -159,13 +164,16 @@ def _other_parts(bundle: Bundle, source: "Checkpoint") -> list[str]:
     return notes
 
 
-def _stale(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
-    """Whether the stored outputs, which a server is checked by, are not those of ``cases``."""
+def _stale_notes(bundle: Bundle, cases: Sequence[Case]) -> list[str]:
+    """Return a note for each stored output that differs from PyTorch's in ``cases``.
+
+    The server checks its parity with the stored outputs.
+    """
     now = {case.name: case.expected for case in cases if case.subject == "model"}
     bound = tolerance_of(bundle.manifest).bound
     return [
-        f"The stored outputs of the case {case.name!r} are not PyTorch's: verify without --model, "
-        "and aftserve, go by them. Export the model again."
+        f"The stored outputs of the case {case.name!r} differ from PyTorch's. Export the model "
+        "again, because aftserve and verify without --model compare with them."
         for case in bundle.golden()
         if case.subject == "model"
         and not Differences.between(now[case.name], case.expected).error <= bound
@@ -197,15 +205,15 @@ def _layers(
     return compare_layers(
         bundle.model_path,
         Program.of(source, bundle.manifest),
-        _telling(cases, results),
+        _most_telling_case(cases, results),
         bound=tolerance_of(bundle.manifest).bound,
         fused=request.fused,
         provider=request.provider,
     )
 
 
-def _telling(cases: Sequence[Case], results: Sequence[Comparison]) -> Case:
-    """The smallest case that is outside tolerance, or else the worst."""
+def _most_telling_case(cases: Sequence[Case], results: Sequence[Comparison]) -> Case:
+    """Return the smallest case outside tolerance, or else the case with the largest error."""
     own = {case.name: case for case in cases if case.subject == "model"}
     of_model = [result for result in results if result.subject == "model"]
     outside = [own[result.case] for result in of_model if not result.passed]
@@ -216,11 +224,11 @@ def _telling(cases: Sequence[Case], results: Sequence[Comparison]) -> Case:
     )
 
 
-def _asked(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:
-    found: dict[str, Mapping[str, Array]] = {**random_documents(request.lengths, bundle.manifest)}
+def _requested_inputs(bundle: Bundle, request: Request) -> dict[str, Mapping[str, Array]]:
+    inputs: dict[str, Mapping[str, Array]] = {**random_documents(request.lengths, bundle.manifest)}
     if request.data is not None:
-        found |= read_documents(request.data, bundle.manifest, bundle.tokenizer())
-    return found
+        inputs |= read_documents(request.data, bundle.manifest, bundle.tokenizer())
+    return inputs
 
 
 def _case(name: str, inputs: Mapping[str, Array], reference: Engine) -> Case:
@@ -231,14 +239,14 @@ def _path_notes(bundle: Bundle, request: Request) -> list[str]:
     if not bundle.manifest.operators:
         return []
     if not request.fused:
-        return ["The fused kernels were left out: the portable bodies ran."]
+        return ["The portable bodies ran instead of the fused kernels, as requested."]
     if request.provider == "cpu" and (why := aftplugins.missing("onnxruntime")):
         return [f"The portable bodies ran: {why}"]
     return []
 
 
 def _built_engine(bundle: Bundle, cases: Sequence[Case]) -> tuple[list[Comparison], list[str]]:
-    """The bundle's TensorRT engine, where it runs here; else why it does not."""
+    """Return the comparisons of the bundle's TensorRT engine, and a note if it cannot run here."""
     plan = bundle.manifest.engine
     if plan is None:
         return [], []

@@ -1,4 +1,4 @@
-"""The inputs a user asks to compare on: own documents, and lengths."""
+"""The user's inputs of a comparison: documents from a file, and random documents."""
 
 import json
 from collections.abc import Sequence
@@ -18,87 +18,92 @@ Inputs = dict[str, Array]
 def read_documents(
     path: Path, manifest: Manifest, tokenizer: Tokenizer | None
 ) -> dict[str, Inputs]:
-    """Reads documents, one JSON object a line with ``text`` or ``input_ids``.
+    """Read documents, one JSON object per line with ``text`` or ``input_ids``.
 
     Args:
         path: the file.
-        manifest: what the model takes.
-        tokenizer: of the bundle; None where it has none.
+        manifest: the manifest of the model.
+        tokenizer: the tokenizer of the bundle; None if the bundle has no tokenizer.
 
     Returns:
-        The model's inputs of each document, by a name that tells the line.
+        The model's inputs of each document, by a name with the number of the line.
 
     Raises:
-        UsageError: naming the line that cannot be used.
+        UsageError: if a line is invalid; the message has the number of the line.
     """
     try:
-        # Not splitlines: a JSON string may have line breaks of Unicode in it.
+        # Do not use splitlines, because a JSON string may contain Unicode line breaks.
         lines = path.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text.", "Convert it.") from error
-    found = {}
+        raise UsageError(f"{path} must be UTF-8 text.", "Convert the file to UTF-8.") from error
+    documents = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
+            documents[f"document {number}"] = as_inputs([_ids(line, manifest, tokenizer)], manifest)
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path}, line {number}: {error}.",
                 'Give {"text": "..."} or {"input_ids": [...]} on each line.',
             ) from error
-    if not found:
-        raise UsageError(f"{path} has no documents.", "Give one JSON object a line.")
-    return found
+    if not documents:
+        raise UsageError(f"{path} has no documents.", "Give one JSON object per line.")
+    return documents
 
 
 def _ids(line: str, manifest: Manifest, tokenizer: Tokenizer | None) -> list[int]:
     content = json.loads(line)
     if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("expected a JSON object")
     ids = content.get("input_ids")
     text = content.get("text")
     if ids is None:
         if not isinstance(text, str):
-            raise ValueError("no text" if text is None else "its text is no string")
+            raise ValueError(
+                "expected text or input_ids, got neither"
+                if text is None
+                else f"text must be a string, got {type(text).__name__}"
+            )
         if tokenizer is None:
-            raise ValueError("a text, but the bundle has no tokenizer")
+            raise ValueError("expected input_ids, got text, but the bundle has no tokenizer")
         ids = tokenizer.encode(text).ids
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise ValueError("its input_ids are no list of whole numbers")
+        raise ValueError("input_ids must be a list of whole numbers")
     if not ids:
-        raise ValueError("no tokens")
-    if not all(0 <= token < manifest.vocab_size for token in ids):
-        raise ValueError(f"a token id outside 0 to {manifest.vocab_size - 1}")
+        raise ValueError("expected at least one token, got no tokens")
+    if outside := [token for token in ids if not 0 <= token < manifest.vocab_size]:
+        raise ValueError(f"token ids must be from 0 to {manifest.vocab_size - 1}, got {outside[0]}")
     if manifest.max_tokens is not None and len(ids) > manifest.max_tokens:
-        raise ValueError(f"{len(ids)} tokens, the model takes {manifest.max_tokens}")
+        raise ValueError(f"expected at most {manifest.max_tokens} tokens, got {len(ids)}")
     return ids
 
 
 def random_documents(lengths: Sequence[int], manifest: Manifest) -> dict[str, Inputs]:
-    """One document of random tokens for each length; the same ones every time.
+    """Return one document of random tokens for each length, with a fixed seed.
 
     Raises:
-        UsageError: for a length the model does not take.
+        UsageError: if the model does not accept a length.
     """
     generator = np.random.default_rng(0)
-    most = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
-    found = {}
+    max_tokens = min(manifest.max_tokens or MAX_TOKENS, MAX_TOKENS)
+    documents = {}
     for length in lengths:
-        if length > most:
+        if length > max_tokens:
             raise UsageError(
-                f"{length} tokens are more than the model takes.", f"Give {most} or less."
+                f"--lengths must be at most {max_tokens} for this model, got {length}.",
+                f"Give {max_tokens} or less.",
             )
         ids = generator.integers(0, manifest.vocab_size, length, np.int64)
-        found[f"{length} random tokens"] = as_inputs([ids], manifest)
-    return found
+        documents[f"{length} random tokens"] = as_inputs([ids], manifest)
+    return documents
 
 
 def as_inputs(documents: Sequence[Sequence[int] | Array], manifest: Manifest) -> Inputs:
-    """Documents of token ids as the model takes them, padded on the right."""
+    """Return the model's inputs for documents of token ids, padded on the right."""
     lengths = [len(ids) for ids in documents]
     padded = np.zeros((len(documents), max(lengths)), np.int64)
     for row, ids in zip(padded, documents, strict=True):
         row[: len(ids)] = ids
-    given = {"input_ids": padded, "lengths": np.array(lengths, np.int64)}
-    return {name: given[name] for name in manifest.inputs}
+    inputs = {"input_ids": padded, "lengths": np.array(lengths, np.int64)}
+    return {name: inputs[name] for name in manifest.inputs}

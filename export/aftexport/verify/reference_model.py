@@ -1,4 +1,4 @@
-"""The PyTorch model a bundle was exported from, which the bundle does not hold."""
+"""The PyTorch model of a bundle, which the bundle does not contain."""
 
 from pathlib import Path
 
@@ -9,28 +9,28 @@ from aftexport.checkpoint import Checkpoint, from_factory, load
 from aftexport.engines.torch import TorchEngine
 from aftexport.errors import UsageError
 
-_GIVE_FILE = "Give it by --model."
+_GIVE_FILE = "Give the model file with --model."
 
 
 def load_source(
     bundle: Bundle, path: Path | None, *, factory: str | None = None, allow_pickle: bool = False
 ) -> Checkpoint:
-    """Reads the file a bundle was exported from.
+    """Read the model file of a bundle.
 
     Args:
         bundle: the exported model.
-        path: the file or folder it was exported from, as ``aftexport.load`` reads it; None for
-            the module as the factory returns it, where there was none.
+        path: the model file or folder, as ``aftexport.load`` reads it; None for the module that
+            the factory returns, if the bundle was exported without a file.
         factory: ``package.module:callable`` for a bare state dict.
-        allow_pickle: load a pickled module, which runs code from the file.
+        allow_pickle: whether a pickled module is loaded, which runs code from the file.
 
     Raises:
-        UsageError: as ``Bundle.check_source`` has it.
-        CheckpointError: where the file cannot be read.
+        UsageError: if the file is not that of the bundle; see ``Bundle.check_source``.
+        CheckpointError: if the file cannot be read.
     """
     if path is None:
         if allow_pickle:
-            raise UsageError("--allow-pickle is for a file, and none is given.", _GIVE_FILE)
+            raise UsageError("--allow-pickle needs a file, got none.", _GIVE_FILE)
         if factory is None or bundle.manifest.source.get("sha256") is not None:
             raise UsageError(f"{bundle.path} was exported from a file.", _GIVE_FILE)
         return from_factory(factory)
@@ -41,13 +41,13 @@ def load_source(
 def torch_engine(
     bundle: Bundle, source: Checkpoint, *, threads: int = 0, double: bool = False
 ) -> TorchEngine:
-    """A bundle's source in PyTorch, in the precision it is stored in.
+    """Return an engine of a bundle's PyTorch model, in the precision of its file.
 
     Args:
         bundle: the exported model.
-        source: what it was exported from.
-        threads: of PyTorch; 0 for its own choice.
-        double: run it in float64 where it can, the truth; a captured program cannot.
+        source: the checkpoint of the model.
+        threads: number of threads of PyTorch; 0 for its own choice.
+        double: whether the model runs in float64 as the reference; a captured program cannot.
     """
     module = source.module
     if module is None:

@@ -1,8 +1,8 @@
 """A search for the valid input on which an engine and PyTorch differ most.
 
-Errors grow where a softmax has one key that outweighs all others, where a sum has many equal
-terms, and at the edges of blocks; so it begins with runs, repeated patterns and the tokens whose
-embeddings are longest and shortest, and changes the worst of them on.
+Errors grow if one key outweighs all others in a softmax, if a sum has many equal terms, and at the
+edges of blocks. So the search begins with runs, repeated patterns, and the tokens whose embeddings
+have the largest and the smallest norms. Then it changes the worst inputs further.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,27 +19,45 @@ from aftexport.onnx_io import read_model
 from aftexport.parity.comparison import compare
 from aftexport.verify.documents import as_inputs
 
-LONGEST = 1024
-"""Tokens of a document that is tried."""
+MAX_DOCUMENT_TOKENS = 1024
+"""The maximum tokens of a tried document."""
 _EXTREME = 8
 _KEPT = 4
-_LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, LONGEST)
-"""Around the blocks that kernels and bodies work in."""
-_MOST_DOCUMENTS = 3
+_LENGTHS = (
+    1,
+    2,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    511,
+    513,
+    MAX_DOCUMENT_TOKENS,
+)
+"""Lengths around the block sizes of kernels and bodies."""
+_MAX_DOCUMENTS = 3
 
 Batch = list[NDArray[np.int64]]
-"""Documents of token ids."""
+"""A batch of documents of token ids."""
 
 
 class Search:
-    """Looks for the worst input; the same one every time for the same seed.
+    """A search for the worst input, with the same result for the same seed.
 
     Args:
-        manifest: what the model takes.
-        engine: what is judged.
-        reference: what it is judged by.
-        token_norms: of each token's embedding, ``[vocab]``; None where they are not known.
-        seed: of the inputs that are tried.
+        manifest: the manifest of the model.
+        engine: the engine to judge.
+        reference: the reference engine.
+        token_norms: norm of each token's embedding, ``[vocab]``; None if they are unknown.
+        seed: seed of the tried inputs.
     """
 
     def __init__(
@@ -60,28 +78,28 @@ class Search:
         if token_norms is not None:
             order = np.argsort(token_norms[:count], kind="stable")
         self._extreme = np.unique(np.concatenate([order[:_EXTREME], order[-_EXTREME:]]))
-        self._longest = min(LONGEST, manifest.max_tokens or LONGEST)
+        self._max_tokens = min(MAX_DOCUMENT_TOKENS, manifest.max_tokens or MAX_DOCUMENT_TOKENS)
 
     def run(self, evaluations: int, advance: Callable[[], None] = lambda: None) -> Case:
-        """The worst of so many inputs, with the reference's output for it.
+        """Return the case with the largest error, with the output of the reference.
 
         Args:
-            evaluations: inputs to try, 1 or more.
-            advance: called after each.
+            evaluations: number of inputs to try, at least 1.
+            advance: callback after each input.
 
         Raises:
-            EngineError: where the engine or the reference fails.
+            EngineError: if the engine or the reference fails.
         """
         kept: list[tuple[float, int, Batch, Case]] = []
         for number in range(evaluations):
-            # A quarter begins anew, so that the search is not caught by the first it found.
+            # A quarter of the inputs are new, so that the search leaves local maxima.
             if number < _KEPT or number % 4 == 0:
                 batch = self._fresh()
             else:
                 batch = self._changed(kept[int(self._generator.integers(len(kept)))][2])
             error, case = self._measure(batch)
             kept.append((-error, number, batch, case))
-            kept = sorted(kept, key=lambda found: found[:2])[:_KEPT]
+            kept = sorted(kept, key=lambda entry: entry[:2])[:_KEPT]
             advance()
         return kept[0][3]
 
@@ -95,8 +113,8 @@ class Search:
     def _fresh(self) -> Batch:
         count = 1
         if "lengths" in self._manifest.inputs:
-            count = int(self._generator.integers(1, _MOST_DOCUMENTS + 1))
-        # Without lengths nothing may be padded.
+            count = int(self._generator.integers(1, _MAX_DOCUMENTS + 1))
+        # A model without lengths does not support padding.
         return [self._document(self._length()) for _ in range(count)]
 
     def _document(self, length: int) -> NDArray[np.int64]:
@@ -117,12 +135,12 @@ class Search:
         match int(self._generator.integers(5)):
             case 0:  # a run
                 document[start:end] = self._token()
-            case 1:  # one token alone
+            case 1:  # a single token
                 document[int(self._generator.integers(len(document)))] = self._token()
             case 2:  # another order
                 document[start:end] = document[start:end][::-1].copy()
-            case 3:  # longer by what is there
-                document = np.concatenate([document, document[start:end]])[: self._longest]
+            case 3:  # a repeated part
+                document = np.concatenate([document, document[start:end]])[: self._max_tokens]
             case _:  # another length
                 document = np.resize(document, self._length())
         changed[index] = document
@@ -134,11 +152,11 @@ class Search:
         return int(self._generator.integers(self._manifest.vocab_size))
 
     def _length(self) -> int:
-        return min(int(self._generator.choice(_LENGTHS)), self._longest)
+        return min(int(self._generator.choice(_LENGTHS)), self._max_tokens)
 
 
 def token_norms(model: Path) -> NDArray[np.float64] | None:
-    """The norm of each row of the table that ``input_ids`` are looked up in; None without one."""
+    """Return the norm of each row of the embedding of ``input_ids``; None without an embedding."""
     graph = read_model(model).graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:

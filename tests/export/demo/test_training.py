@@ -49,7 +49,7 @@ def test_building_leaves_the_random_state_alone() -> None:
 def test_training_reports_stop_after_time_limit() -> None:
     model = build(CONFIG, seed=0)
     result = fit(model, *documents(20, seed=1), seed=0, steps=10_000, max_seconds=0.5)
-    assert result.cut_short
+    assert result.was_cut_short
     assert 0 < result.steps < 10_000
     assert result.seconds == pytest.approx(0.5, abs=0.5)
 
@@ -61,5 +61,5 @@ def test_progress_rises_to_one() -> None:
         model, *documents(20, seed=1), seed=0, steps=4, report=lambda *both: reports.append(both)
     )
     assert [progress for progress, _ in reports] == pytest.approx([0.25, 0.5, 0.75, 1.0])
-    assert (result.steps, result.cut_short) == (4, False)
+    assert (result.steps, result.was_cut_short) == (4, False)
     assert not model.training

@@ -158,7 +158,7 @@ def test_dropout_is_compared_in_evaluation_mode(tmp_path: Path) -> None:
     ("factory", "named"),
     [
         ("tiny_models:DropoutAlwaysOn", ("random", "dropout")),
-        ("tiny_models:RunningMean", ("changes its buffer running", "self.training")),
+        ("tiny_models:RunningMean", ("changes the buffer running", "self.training")),
     ],
 )
 def test_incomparable_forward_is_refused(
@@ -176,14 +176,14 @@ def test_module_of_fixed_types_keeps_types(
     words = ["--factory", "tiny_models:FixedType", "--to", "onnx", "--out", tmp_path / "b"]
     outcome = run_here(words, capsys)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "PyTorch was run in float32, as" in outcome.out
+    assert "PyTorch ran in float32, because" in outcome.out
     assert "float32 reference" in outcome.out
     assert "Left out, at its default: attention_mask." in outcome.out
     assert Bundle.open(tmp_path / "b").manifest.reference == "float32"
     assert json.loads((tmp_path / "b" / "parity.json").read_text())["reference"] == "float32"
     page = (tmp_path / "b" / "parity.html").read_text("utf-8")
-    assert "against PyTorch in float32" in page
-    assert "PyTorch was run in float32, as" in page
+    assert "compared with PyTorch in float32" in page
+    assert "PyTorch ran in float32, because" in page
     assert run_here([*words, "--force", "--no-verify"], capsys).code == 0
     verified = run_here(["verify", tmp_path / "b", "--factory", "tiny_models:FixedType"], capsys)
     assert (verified.code, "float32 reference" in verified.out) == (0, True)
@@ -234,7 +234,7 @@ def test_unexportable_module_is_refused(
 ) -> None:
     torch.save(getattr(tiny_models, factory)().state_dict(), tmp_path / "model.pt")
     before = listing(tmp_path)
-    words = [tmp_path / "model.pt", "--to", "onnx", "--factory", f"toy:{factory}"]
+    words = [tmp_path / "model.pt", "--to", "onnx", "--factory", f"tiny_models:{factory}"]
     assert_refused(run_here(words, capsys), said)
     assert listing(tmp_path) == before
 
@@ -376,7 +376,7 @@ def test_current_folder_can_be_exported(
 
 @pytest.mark.parametrize("labels", ["abc", [1, 2, 3], ["a", "b", "\udce4"]])
 def test_malformed_labels_are_refused(labels: Any, checkpoint_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="labels, got"):
+    with pytest.raises(UsageError, match="labels must be"):
         export(checkpoint_file, out=tmp_path / "b", labels=labels)
     assert not list(tmp_path.iterdir())
 

@@ -132,4 +132,4 @@ def test_no_batching_is_recorded(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing is written
     bundle = aftexport.export(factory=factory, out=tmp_path / "m.bundle", batching=False)
     assert not bundle.manifest.batching
-    assert "a run of its own (--no-batching)" in (bundle.path / PARITY_PAGE).read_text()
+    assert "runs separately (--no-batching)" in (bundle.path / PARITY_PAGE).read_text()

@@ -211,7 +211,7 @@ def test_factory_is_module_of_fileless_bundle(
         other = run_here([command, bundle_folder, *words], capsys)
         assert_refused(other, "was exported from a file", "--model")
         alone = run_here([command, path, "--allow-pickle"], capsys)
-        assert_refused(alone, "--allow-pickle is for a file", "--model")
+        assert_refused(alone, "--allow-pickle needs a file", "--model")
 
 
 def test_documents_over_maximum_are_refused(

@@ -42,15 +42,15 @@ def test_lines_end_like_json_lines(
     [
         ("not json", "line 1"),
         ("[" * 100_000, "line 1"),
-        ("[1, 2]", "not a JSON object"),
-        ('{"text": 3}', "its text is no string"),
-        ('{"document": "a"}', "no text"),
+        ("[1, 2]", "expected a JSON object"),
+        ('{"text": 3}', "text must be a string, got int"),
+        ('{"document": "a"}', "expected text or input_ids"),
         ('{"input_ids": []}', "no tokens"),
-        ('{"input_ids": [true]}', "no list of whole numbers"),
-        ('{"input_ids": "ab"}', "no list of whole numbers"),
-        ('{"input_ids": [-1]}', "outside"),
-        (json.dumps({"input_ids": [tiny_models.VOCABULARY]}), "outside"),
-        (json.dumps({"input_ids": [1] * 9}), "9 tokens, the model takes 8"),
+        ('{"input_ids": [true]}', "must be a list of whole numbers"),
+        ('{"input_ids": "ab"}', "must be a list of whole numbers"),
+        ('{"input_ids": [-1]}', "token ids must be from 0"),
+        (json.dumps({"input_ids": [tiny_models.VOCABULARY]}), "token ids must be from 0"),
+        (json.dumps({"input_ids": [1] * 9}), "expected at most 8 tokens, got 9"),
         ("", "no documents"),
     ],
 )
@@ -75,5 +75,5 @@ def test_random_documents_are_reproducible(bundle_folder: Path) -> None:
     np.testing.assert_array_equal(
         first["9 random tokens"]["input_ids"], again["9 random tokens"]["input_ids"]
     )
-    with pytest.raises(UsageError, match="more than the model takes"):
+    with pytest.raises(UsageError, match="--lengths must be at most"):
         random_documents([9], manifest.model_copy(update={"max_tokens": 8}))

@@ -111,5 +111,5 @@ def test_search_shows_findings(
     outcome = run_here([*words, "--report", tmp_path / "p.html"], capsys)
     assert outcome.code == 0, outcome.err
     assert "found by the search" in outcome.out
-    assert "worst of 5 tried" in outcome.out
-    assert "worst of 5 tried" in (tmp_path / "p.html").read_text("utf-8")
+    assert "worst of 5 inputs" in outcome.out
+    assert "worst of 5 inputs" in (tmp_path / "p.html").read_text("utf-8")

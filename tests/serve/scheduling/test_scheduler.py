@@ -343,7 +343,7 @@ def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
 
     def hang(documents: Sequence[Tokens], stop: Stop) -> None:
         stops.append(stop)
-        eventually(lambda: stop.requested, "the run is stopped")
+        eventually(lambda: stop.is_requested, "the run is stopped")
         raise RunStoppedError
 
     def late(self: JobQueue, job: Job) -> bool:
@@ -362,6 +362,6 @@ def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
                 asking.cancel()
                 await asyncio.wait({asking})
                 await until(lambda: bool(stops))
-            await until(lambda: stops[0].requested)
+            await until(lambda: stops[0].is_requested)
 
     asyncio.run(scenario())

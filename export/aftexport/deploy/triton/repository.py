@@ -139,7 +139,7 @@ def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
         raise UsageError(
             f"--out must be a repository, got {out}, a model or a bundle.", "Choose another --out."
         )
-    if folder.is_symlink() or (folder.exists() and not _written_by_us(folder)):
+    if folder.is_symlink() or (folder.exists() and not _is_written_by_aftexport(folder)):
         raise UsageError(
             f"{folder} exists and was not written by aftexport.",
             "Choose another --name or --out.",
@@ -152,7 +152,7 @@ def check_place(out: Path, name: str, mounted: str, force: bool) -> Path:
     return folder
 
 
-def _written_by_us(folder: Path) -> bool:
+def _is_written_by_aftexport(folder: Path) -> bool:
     try:
         return (folder / CONFIG).read_text("utf-8").startswith("# Written by aftexport ")
     except (OSError, UnicodeDecodeError):

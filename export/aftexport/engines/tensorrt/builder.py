@@ -27,7 +27,7 @@ _SMALLER = "Give a smaller --max-length, --max-batch or --workspace."
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltEngine:
     """A serialized engine.
 
     Attributes:
@@ -50,7 +50,7 @@ def build(
     plugins: Path | None = None,
     timing_cache: Path | None = None,
     progress: Progress = lambda phase, done, total: None,
-) -> Built:
+) -> BuiltEngine:
     """Build an engine.
 
     Args:
@@ -99,7 +99,7 @@ def build(
                 _SMALLER,
             )
             check()
-    return Built(bytes(engine), types, operators)
+    return BuiltEngine(bytes(engine), types, operators)
 
 
 def network_types(network: Any) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _parse(trt: TensorRt, network: Any, model: Path) -> dict[str, str]:
 def _check_turing(model: Path, operators: Mapping[str, str]) -> None:
     functions = onnx.load(model, load_external_data=False).functions
     for function in functions:
-        if function.name in operators and _multiplies(function.node):
+        if function.name in operators and _has_products(function.node):
             raise UsageError(
                 f"The portable body of {function.name} multiplies in float32, which "
                 "TensorRT-RTX cannot do on compute capability 75.",
@@ -166,9 +166,9 @@ def _check_turing(model: Path, operators: Mapping[str, str]) -> None:
             )
 
 
-def _multiplies(nodes: Any) -> bool:
+def _has_products(nodes: Any) -> bool:
     return any(
-        node.op_type in _PRODUCTS or any(_multiplies(a.g.node) for a in node.attribute)
+        node.op_type in _PRODUCTS or any(_has_products(a.g.node) for a in node.attribute)
         for node in nodes
     )
 

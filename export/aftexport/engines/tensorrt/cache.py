@@ -9,7 +9,7 @@ from pathlib import Path
 
 import filelock
 
-from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord, Wanted
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRecord, EngineRequirements
 from aftexport.errors import EngineError
 from aftexport.system.files import aside_folder, move_into_place, sha256_of
 
@@ -27,18 +27,18 @@ class EngineCache:
 
     folder: Path
 
-    def entry(self, wanted: Wanted) -> EngineFile:
+    def entry(self, wanted: EngineRequirements) -> EngineFile:
         """Return the place of the engine, whether or not it exists."""
         return _files(self.folder / _key(wanted))
 
-    def others(self, wanted: Wanted) -> list[EngineFile]:
+    def others(self, wanted: EngineRequirements) -> list[EngineFile]:
         """Return the engines for another GPU, version, plugin library or setting."""
         folders = sorted(self.folder.glob("*/")) if self.folder.is_dir() else []
         own = _key(wanted)
         return [_files(f) for f in folders if f.name != own and not f.name.startswith(".")]
 
     @contextmanager
-    def locked(self, wanted: Wanted, wait: Callable[[], None]) -> Iterator[None]:
+    def locked(self, wanted: EngineRequirements, wait: Callable[[], None]) -> Iterator[None]:
         """Hold the lock under which only one process builds an engine.
 
         Args:
@@ -66,7 +66,7 @@ class EngineCache:
         finally:
             lock.release()
 
-    def put(self, wanted: Wanted, engine: bytes, record: EngineRecord) -> EngineFile:
+    def put(self, wanted: EngineRequirements, engine: bytes, record: EngineRecord) -> EngineFile:
         """Store an engine; replace an earlier one only after the new one is complete.
 
         Raises:
@@ -97,7 +97,7 @@ def _files(folder: Path) -> EngineFile:
     return EngineFile(folder / "engine", folder / "record.json")
 
 
-def _key(wanted: Wanted) -> str:
+def _key(wanted: EngineRequirements) -> str:
     """Return a folder name with the runtime, the GPU, and a digest of everything else."""
     settings = wanted.settings
     if settings.compute_capabilities:

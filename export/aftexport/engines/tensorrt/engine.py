@@ -31,7 +31,7 @@ class Profile:
     best: tuple[int, int]
     longest: tuple[int, int]
 
-    def takes(self, batch: int, tokens: int) -> bool:
+    def can_take(self, batch: int, tokens: int) -> bool:
         """Return whether the shape is within the range of the profile."""
         sizes = zip(self.shortest, (batch, tokens), self.longest, strict=True)
         return all(low <= size <= high for low, size, high in sizes)
@@ -45,7 +45,7 @@ def choose_profile(profiles: Sequence[Profile], batch: int, tokens: int) -> int:
     Raises:
         EngineError: if no profile accepts the shape.
     """
-    fitting = [i for i, profile in enumerate(profiles) if profile.takes(batch, tokens)]
+    fitting = [i for i, profile in enumerate(profiles) if profile.can_take(batch, tokens)]
     if not fitting:
         ranges = " or ".join(
             f"{p.shortest[0]} to {p.longest[0]} documents of {p.shortest[1]} to {p.longest[1]}"
@@ -167,7 +167,7 @@ class TensorrtEngine:
         # A batch above the engine's maximum runs in parts.
         parts = []
         for start in range(0, len(ids), self.max_batch):
-            if stop is not None and stop.requested:
+            if stop is not None and stop.is_requested:
                 raise RunStoppedError
             part = {name: a[start : start + self.max_batch] for name, a in arrays.items()}
             parts.append(self._run_part(part))

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.tensorrt.builder import Built
+from aftexport.engines.tensorrt.builder import BuiltEngine
 from aftexport.engines.tensorrt.runtimes import TITLES
 from aftexport.engines.tensorrt.settings import BuildSettings, Count, RuntimeName
 from aftexport.errors import EngineError
@@ -21,7 +21,7 @@ MAX_RECORD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EngineRequirements:
     """The requirements of this machine on an engine for one model.
 
     Attributes:
@@ -43,13 +43,14 @@ class Wanted:
 
 
 class EngineRecord(BaseModel):
-    """The record of an engine: the ``Wanted`` of its build, and the result.
+    """The record of an engine: the ``EngineRequirements`` of its build, and the result.
 
     Attributes:
         runtime, version: the runtime that built the engine; only this version loads it.
         gpu: name of the GPU of the build; None for a portable engine.
         capability: compute capability of that GPU times 10, 90 for 9.0.
-        settings, precision, model, plugins: see ``Wanted``; the engine contains its plugins.
+        settings, precision, model, plugins: see ``EngineRequirements``; the engine contains its
+            plugins.
         types: element types of inputs and outputs, by name.
         operators: ``plugin`` or ``portable`` for each custom operator.
         parity: state of the comparison with PyTorch, which needs a GPU.
@@ -72,7 +73,7 @@ class EngineRecord(BaseModel):
     sha256: str
 
     @classmethod
-    def of(cls, built: Built, wanted: Wanted) -> Self:
+    def of(cls, built: BuiltEngine, wanted: EngineRequirements) -> Self:
         """Return the record of a new engine, which was not compared with PyTorch yet."""
         portable = bool(wanted.settings.compute_capabilities)
         device = None if portable else wanted.device
@@ -93,7 +94,7 @@ class EngineRecord(BaseModel):
             }
         )
 
-    def misfit(self, wanted: Wanted) -> str | None:
+    def misfit(self, wanted: EngineRequirements) -> str | None:
         """Return why this engine must not be used, as a clause; None if it may be used."""
         title = TITLES[self.runtime]
         settings = wanted.settings
@@ -125,7 +126,7 @@ class EngineFile:
     engine: Path
     record: Path
 
-    def read(self, wanted: Wanted) -> tuple[bytes, EngineRecord]:
+    def read(self, wanted: EngineRequirements) -> tuple[bytes, EngineRecord]:
         """Return an engine that may be used here, and its record.
 
         Raises:

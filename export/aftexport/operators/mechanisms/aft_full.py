@@ -33,10 +33,10 @@ from aftexport.operators.schema import Attribute
 _PRECISION = Attribute(
     "precision",
     "fp32",
-    "Of the products: fp32; fp16, bf16 or int8, exp(w) and the keys' terms rounded to float16, "
-    "bfloat16 or 8-bit integers. Sums are float32. The portable body computes in float32, and so "
-    "does the kernel for the CPU where fp16 is asked for; int8 is bf16 on a GPU, in causal form, "
-    "and for a position_bias that spans more than 1 in a row.",
+    "Precision of the products: fp32; or fp16, bf16 or int8, with exp(w) and the keys' terms "
+    "rounded to float16, bfloat16 or 8-bit integers. Sums are float32. The portable body computes "
+    "in float32, and so does the CPU kernel for fp16. int8 means bf16 on a GPU, in the causal "
+    "form, and for a position_bias that spans more than 1 in a row.",
 )
 
 

@@ -39,8 +39,8 @@ from aftexport.operators.schema import Attribute
 NORMALIZATION = Attribute(
     "normalization",
     "softmax",
-    "softmax: of each query over its channels and of each key channel over the tokens; "
-    "scaling: both divided by the square root of the number of keys.",
+    "softmax: each query over its channels, and each key channel over the tokens; "
+    "scaling: query and key are divided by the square root of the number of keys.",
     ("softmax", "scaling"),
 )
 SCALE = Attribute("scale", 1.0, "Factor of the result.")

@@ -1,1 +1,1 @@
-"""Compares two runs tensor by tensor, and finds the step at fault."""
+"""The comparison of two runs tensor by tensor, and the search for the cause of an error."""

@@ -1,15 +1,15 @@
-"""Whose fault is it: the kernel's, the precision's or the export's?
+"""The search for the cause of an error: the kernel, the precision or the export.
 
-The operator in question runs again, alone, on the very inputs it was served with:
+The operator in question runs again, isolated, on the inputs with which it was served:
 
     served   as it was served
-    body     by its portable body, in the precision of the graph
+    body     its portable body, in the precision of the graph
     wide     the body in float64
-    defined  by the operator's definition in float64, with the weights in the graph
-    rounded  PyTorch's own computation in float64, its weights rounded to the graph's type
+    defined  the operator's definition in float64, with the weights in the graph
+    rounded  PyTorch's own computation in float64, with weights rounded to the graph's type
     exact    the same with the weights as they were trained
 
-Each differs from the next in one thing alone, so the largest step names the cause.
+Each run differs from the next in exactly one property, so the largest step gives the cause.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,17 +47,17 @@ def find_blame(
     Args:
         model: the graph as it is served.
         program: PyTorch's side.
-        observed: the inputs, and every tensor that was seen.
+        observed: the inputs, and every observed tensor.
         first: the name of the first tensor that leaves tolerance.
         path: the path of each tensor's operator, such as ``fused kernel``.
-        counting: the numbers of each tensor that count; None for all.
+        counting: mask of the compared numbers of each tensor; None for all.
         bound: the tolerance.
         provider: the execution provider that ran the graph.
     """
-    suspects = {name: _alone(program, observed, name, counting[name]) for name in path}
+    suspects = {name: _own_error(program, observed, name, counting[name]) for name in path}
     names = list(path)
     earlier = names[: names.index(first) + 1]
-    # An error may be small where it is made, and grow on its way.
+    # An error may be small at its origin and grow in later operators.
     tensor = max(reversed(earlier), key=lambda name: _ancestral(model, name, first, suspects))
     known = {name: value for name, value in observed.items() if name != tensor}
     runs = _Runs(
@@ -79,7 +79,7 @@ def find_blame(
             f"It overflows: {lost} of its {served.size} numbers are beyond {served.dtype}."
         )
     if suspects[tensor] <= bound:
-        findings.append("Alone it is within tolerance; the errors before it add up.")
+        findings.append("Isolated, it is within tolerance; earlier errors add up.")
     return Blame(
         tensor,
         span.modules,
@@ -94,7 +94,7 @@ def find_blame(
 
 @dataclass(frozen=True)
 class _Runs:
-    """The runs of one operator, each on the inputs that it was served with."""
+    """The runs of one operator, each on the inputs with which it was served."""
 
     subgraph: Subgraph
     program: Program
@@ -111,13 +111,13 @@ class _Runs:
         return self.program.run([self.tensor], self.known, exact=False)[self.tensor]
 
     def measure(self, observed: Array, served: Array) -> Steps:
-        """Return how far each run is from the next."""
+        """Return the error between each run and the next."""
         plain = self.subgraph.in_float32() if self.fused else None
         narrowest = plain.run(fused=True, provider=self.provider) if plain else served
         body = self.subgraph.run(fused=False, provider=self.provider)
         wide, defined = self.subgraph.run_wide(), self.subgraph.run_defined()
         rounded, exact = self.rounded(), self.program.run([self.tensor], self.known)[self.tensor]
-        own = _own(self.program, self.tensor, self.known)
+        own = _run_torch(self.program, self.tensor, self.known)
         return Steps(
             served_again=self.apart(observed, served),
             kernel=self.apart(narrowest, body) if self.fused else 0.0,
@@ -135,45 +135,45 @@ class _Runs:
             return []
         if verdict.loses_digits:
             return [
-                f"PyTorch computes it in the same types to {steps.torch_in_same_types:.1e}: "
-                "the formula in the file loses digits."
+                "The formula in the file loses digits: PyTorch computes it in the same types with "
+                f"an error of {steps.torch_in_same_types:.1e}."
             ]
         findings = _weights(self.subgraph, self.program, span)
         findings = findings or _transposed(self.subgraph, self.rounded(), self.apart)
         if not self.fused and steps.body > steps.definition:
-            findings.append("Its portable body in the file is not the operator's definition.")
+            findings.append("Its portable body in the file differs from the definition.")
         return findings or [
-            "Its weights are those of PyTorch: an axis, an attribute or an input is wrong."
+            "Its weights equal those of PyTorch: an axis, an attribute or an input is wrong."
         ]
 
     def apart(self, a: Array, b: Array) -> float:
         return _apart(a, b, self.counting)
 
 
-def _own(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | None:
+def _run_torch(program: Program, tensor: str, known: Mapping[str, Array]) -> Array | None:
     try:
         return program.run_own(tensor, known)
-    except RuntimeError:  # PyTorch has no such operator for float16 on the CPU
+    except RuntimeError:  # PyTorch lacks this operator for float16 on the CPU
         return None
 
 
-def _alone(program: Program, observed: Mapping[str, Array], name: str, counting: Mask) -> float:
-    """What the operator errs by itself: against PyTorch on the inputs it was served with."""
+def _own_error(program: Program, observed: Mapping[str, Array], name: str, counting: Mask) -> float:
+    """Return the operator's own error against PyTorch, on the inputs with which it was served."""
     known = {other: value for other, value in observed.items() if other != name}
     with np.errstate(all="ignore"):
         exact = program.run([name], known)[name]
     if not np.isfinite(exact).all():
-        return 0.0  # what it was given was lost before
+        return 0.0  # its inputs were already lost
     return Differences.between(observed[name], exact, counting).error
 
 
 def _ancestral(
     model: onnx.ModelProto, name: str, first: str, suspects: Mapping[str, float]
 ) -> float:
-    return suspects[name] if name == first or _leads_to(model, name, first) else -1.0
+    return suspects[name] if name == first or _has_path(model, name, first) else -1.0
 
 
-def _leads_to(model: onnx.ModelProto, start: str, end: str) -> bool:
+def _has_path(model: onnx.ModelProto, start: str, end: str) -> bool:
     reached = {start}
     for node in model.graph.node:
         if reached & set(node.input):
@@ -182,7 +182,7 @@ def _leads_to(model: onnx.ModelProto, start: str, end: str) -> bool:
 
 
 def _apart(a: Array, b: Array, counting: Mask) -> float:
-    """The error of ``a``; where both are infinite, or no number, they agree."""
+    """Return the error of ``a``; two numbers that are not finite count as equal."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.shape == second.shape:
         lost = ~np.isfinite(first) & ~np.isfinite(second)
@@ -191,14 +191,14 @@ def _apart(a: Array, b: Array, counting: Mask) -> float:
 
 
 def _overflowed(array: Array) -> int:
-    """How many numbers are not finite, or stand at the largest there is."""
+    """Return the count of numbers that are not finite or at the limit of the type."""
     limits: Any = np.finfo(array.dtype)
     wide = np.abs(array.astype(np.float64))
     return int((~(wide < float(limits.max))).sum())
 
 
 def _weights(subgraph: Subgraph, program: Program, span: Span) -> list[str]:
-    """Which parameters of PyTorch's the graph has otherwise."""
+    """Return findings on PyTorch's parameters whose values in the graph differ."""
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in subgraph.model.graph.initializer}
     floats = {name: array for name, array in stored.items() if array.dtype.kind == "f"}
     findings = []
@@ -221,28 +221,31 @@ def _weights(subgraph: Subgraph, program: Program, span: Span) -> list[str]:
 
 
 def _differing(array: Array, wanted: Array) -> tuple[int, float] | None:
-    """How many numbers differ, and by how much, the way round that fits better."""
+    """Return the count of different numbers and their largest difference.
+
+    A matrix is compared as it is and transposed; the better match counts.
+    """
     ways = [wanted.T, wanted] if wanted.ndim == 2 else [wanted.reshape(-1)]
     flat = array if wanted.ndim == 2 else array.reshape(-1)
-    found = []
+    matches = []
     for way in ways:
         if way.shape == flat.shape:
             with np.errstate(all="ignore"):
                 rounded = way.astype(flat.dtype)
                 apart = np.abs(flat.astype(np.float64) - rounded.astype(np.float64))
             differs = flat != rounded
-            found.append((int(differs.sum()), float(apart[differs].max(initial=0))))
-    return min(found, default=None)
+            matches.append((int(differs.sum()), float(apart[differs].max(initial=0))))
+    return min(matches, default=None)
 
 
 def _transposed(
     subgraph: Subgraph, rounded: Array, apart: Callable[[Array, Array], float]
 ) -> list[str]:
-    """Which square weight, turned round, makes the difference go."""
+    """Return a finding on the square weight whose transposition removes the difference."""
     before = apart(subgraph.run_defined(), rounded)
     for tensor in subgraph.model.graph.initializer:
         if len(tensor.dims) == 2 and tensor.dims[0] == tensor.dims[1] > 1:
             turned = subgraph.transposed(tensor.name).run_defined()
             if apart(turned, rounded) < before / 100:
-                return [f"{tensor.name} is transposed: turned round, the difference is gone."]
+                return [f"{tensor.name} is transposed: the other way, the difference disappears."]
     return []

@@ -1,4 +1,4 @@
-"""Every tensor between, compared with PyTorch's; and the first that leaves tolerance."""
+"""The comparison of every intermediate tensor with PyTorch, and the first one out of tolerance."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,22 +29,22 @@ def compare_layers(
     fused: bool = True,
     provider: Provider = "cpu",
 ) -> Layers:
-    """Compares every tensor of the served graph that PyTorch has too.
+    """Compare every tensor of the served graph that PyTorch computes too.
 
     Args:
-        path: of ``model.onnx``.
-        program: PyTorch's side.
-        case: of the model.
+        path: path of ``model.onnx``.
+        program: the captured PyTorch program.
+        case: a case of the model.
         bound: the tolerance.
-        fused: use the fused kernels where they are built.
-        provider: what runs the graph.
+        fused: whether the fused kernels are used if they are built.
+        provider: the execution provider of the graph.
 
     Raises:
-        EngineError: where the runtime refuses the graph.
+        EngineError: if the runtime refuses the graph.
     """
     model = read_model(path)
     if has_bfloat16(model):
-        widen(model)  # as it runs
+        widen(model)  # ONNX Runtime runs bfloat16 graphs in float32
     names = [name for node in model.graph.node for name in node.output if name in program]
     expected = program.run(names, case.inputs)
     probe = _Probe(model, case.inputs, fused=fused, provider=provider)
@@ -85,7 +85,7 @@ def compare_layers(
 
 
 class _Probe:
-    """Looks at tensors inside a graph that runs as it is served."""
+    """An observer of the tensors inside a graph that runs as it is served."""
 
     def __init__(
         self,
@@ -102,20 +102,20 @@ class _Probe:
         self._served = self._run([])[OUTPUT]
 
     def observe(self, names: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
-        """The tensors of these names, in order, and which needed another fusion to be seen.
+        """Return the tensors of these names in order, and the tensors that change the fusion.
 
-        An output cannot be fused away. So where marking tensors as outputs changes the
-        result, the half that does is looked for, and half of that, until one tensor is left.
+        An output cannot be fused away. If marking tensors as outputs changes the result, the
+        tensors are halved repeatedly until single tensors are left.
         """
         seen, altered = dict[str, Array](), list[str]()
         left = [[name for name in names if name != OUTPUT]]
         while left:
             marked = left.pop()
-            found = self._run(marked)
-            same = np.array_equal(found.pop(OUTPUT), self._served, equal_nan=True)
-            if same or len(marked) == 1:
-                seen |= found
-                altered += [] if same else marked
+            tensors = self._run(marked)
+            is_same = np.array_equal(tensors.pop(OUTPUT), self._served, equal_nan=True)
+            if is_same or len(marked) == 1:
+                seen |= tensors
+                altered += [] if is_same else marked
             else:
                 half = len(marked) // 2
                 left += [marked[half:], marked[:half]]

@@ -1,4 +1,4 @@
-"""A model in float64, by the ONNX standard's own reference evaluator."""
+"""The evaluation of a model in float64 with the reference evaluator of ONNX."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +22,13 @@ _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def run_bodies(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
-    """The model's first output, custom operators by their bodies."""
-    # An attribute that a body refers to is a number only once the body is inlined.
+    """Return the model's first output; custom operators run as their bodies."""
+    # Inline the bodies, because the evaluator does not resolve their attribute references.
     return _run(onnx.inliner.inline_local_functions(model), inputs, [])
 
 
 def run_definitions(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Array:
-    """The model's first output, custom operators by their definitions in PyTorch."""
+    """Return the model's first output; custom operators run as their definitions in PyTorch."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.functions[:]
@@ -40,13 +40,13 @@ def _run(model: onnx.ModelProto, inputs: Mapping[str, Array], own: list[type[OpR
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     widen(wide, _NARROW, TensorProto.DOUBLE)
-    given = {
+    wide_inputs = {
         name: value.astype(np.float64) if value.dtype.kind == "f" else value
         for name, value in inputs.items()
     }
-    with np.errstate(all="ignore"):  # weights that overflowed are infinite
+    with np.errstate(all="ignore"):  # overflowed weights are infinite
         evaluator = onnx.reference.ReferenceEvaluator(wide, new_ops=[Scan, _GELU, *own])
-        outputs: Any = evaluator.run(None, given)
+        outputs: Any = evaluator.run(None, wide_inputs)
     return np.asarray(outputs[0])
 
 
@@ -66,11 +66,14 @@ def _gelu(self: Any, x: Array, approximate: str = "none") -> tuple[Array]:
 
 
 _GELU = type("Gelu", (OpRun,), {"op_domain": "", "_run": _gelu})
-"""Which the reference evaluator lacks."""
+"""The operator Gelu, which the reference evaluator lacks."""
 
 
 class Scan(op_scan.Scan):
-    """The evaluator's own goes along the first axis alone, and forwards."""
+    """A Scan along any axis and in both directions.
+
+    The evaluator's own Scan only runs forwards along the first axis.
+    """
 
     op_domain = ""
 
@@ -91,18 +94,18 @@ class Scan(op_scan.Scan):
             np.moveaxis(array, axis, 0)[::step]
             for array, (axis, step) in zip(args[states:], self._inputs, strict=True)
         ]
-        forwards: Any = super()._run  # which has no types
-        found = forwards(*args[:states], *scanned, **given)
+        forwards: Any = super()._run  # the method has no type annotations
+        results = forwards(*args[:states], *scanned, **given)
         stacked = [
             np.moveaxis(array[::step], 0, axis)
-            for array, (axis, step) in zip(found[states:], self._outputs, strict=True)
+            for array, (axis, step) in zip(results[states:], self._outputs, strict=True)
         ]
-        return (*found[:states], *stacked)
+        return (*results[:states], *stacked)
 
 
 def _ways(
     axes: list[int] | None, directions: list[int] | None, count: int
 ) -> list[tuple[int, int]]:
-    """The axis and the step, 1 or -1, of each tensor that is scanned."""
+    """Return the axis and the step, 1 or -1, of each scanned tensor."""
     steps = [-1 if backwards else 1 for backwards in directions or [0] * count]
     return list(zip(axes or [0] * count, steps, strict=True))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 _FAR = 10
-"""Times the rounding of a body that a kernel may differ from it."""
+"""Maximum difference of a correct kernel from the body, in multiples of the body's rounding."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Steps:
         body: the body in float64, and the operator's definition.
         definition: the definition, and PyTorch with the weights of the graph.
         weight_precision: PyTorch with the weights of the graph, and with those that were trained.
-        torch_in_same_types: PyTorch in the types of the graph, and in float64; infinite where
+        torch_in_same_types: PyTorch in the types of the graph, and in float64; infinite if
             PyTorch lacks an operator for them.
     """
 
@@ -67,8 +67,8 @@ def judge(steps: Steps, bound: float, *, fused: bool) -> Verdict:
         fused: whether a fused kernel served the operator.
     """
     kernel = max(steps.kernel, steps.served_again)
-    # Two kernels that are both right differ by their rounding, and where numbers overflow both
-    # may lose different ones.
+    # Two correct kernels differ by their rounding. If numbers overflow, they may lose
+    # different ones.
     rounding = max(steps.body_precision, steps.weight_precision)
     broken = fused and kernel > max(bound, _FAR * rounding)
     formula = _lost_by_formula(steps, bound)
@@ -84,6 +84,6 @@ def judge(steps: Steps, bound: float, *, fused: bool) -> Verdict:
 
 
 def _lost_by_formula(steps: Steps, bound: float) -> float:
-    """Return the error of the body that its types are not the reason for; 0 where they are."""
+    """Return the error of the body if its types do not explain the error, else 0."""
     lost, own = steps.body_precision, steps.torch_in_same_types
     return lost if own <= min(bound, lost / _FAR) else 0.0

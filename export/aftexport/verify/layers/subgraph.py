@@ -11,16 +11,16 @@ from aftexport.verify.layers.float64 import run_bodies, run_definitions
 
 
 class Subgraph:
-    """What computes one tensor of a model from others, as a model of its own.
+    """A separate model that computes one tensor of a model from others.
 
     Args:
-        model: with its weights.
-        target: the tensor.
-        given: what it starts from, with the values; those that are not needed are left out.
+        model: the model with its weights.
+        target: name of the computed tensor.
+        given: the starting tensors with their values; unneeded ones are left out.
 
     Attributes:
-        model: with an input for each of ``given`` that is needed.
-        inputs: their values.
+        model: the separate model, with an input for each needed tensor of ``given``.
+        inputs: the values of the inputs.
     """
 
     def __init__(self, model: onnx.ModelProto, target: str, given: Mapping[str, Array]) -> None:
@@ -48,39 +48,39 @@ class Subgraph:
 
     @property
     def node(self) -> onnx.NodeProto:
-        """The node whose result the tensor is."""
-        found: onnx.NodeProto = next(n for n in self.model.graph.node if self._target in n.output)
-        return found
+        """The node that computes the tensor."""
+        node: onnx.NodeProto = next(n for n in self.model.graph.node if self._target in n.output)
+        return node
 
     def run(self, *, fused: bool, provider: Provider = "cpu") -> Array:
-        """Computes the tensor in ONNX Runtime; see ``OnnxRuntimeEngine``."""
+        """Compute the tensor in ONNX Runtime; see ``OnnxRuntimeEngine``."""
         engine = OnnxRuntimeEngine(self.model.SerializeToString(), fused=fused, provider=provider)
         return engine.run(self.inputs)[self._target]
 
     def run_wide(self) -> Array:
-        """Computes the tensor in float64, custom operators by their bodies."""
+        """Compute the tensor in float64; custom operators run as their bodies."""
         return run_bodies(self.model, self.inputs)
 
     def run_defined(self) -> Array:
-        """Computes the tensor in float64, custom operators by their definitions."""
+        """Compute the tensor in float64; custom operators run as their definitions."""
         return run_definitions(self.model, self.inputs)
 
     def in_float32(self) -> "Subgraph | None":
-        """The same with its products in float32; None where all of them are."""
+        """Return a copy with products in float32; None if all products already are."""
         changed = self._copy()
-        found = [
+        narrow = [
             attribute
             for node in changed.model.graph.node
             if node.domain == DOMAIN
             for attribute in node.attribute
             if attribute.name == "precision" and attribute.s != b"fp32"
         ]
-        for attribute in found:
+        for attribute in narrow:
             attribute.s = b"fp32"
-        return changed if found else None
+        return changed if narrow else None
 
     def transposed(self, weight: str) -> "Subgraph":
-        """The same with a square weight transposed."""
+        """Return a copy with a square weight transposed."""
         changed = self._copy()
         for tensor in changed.model.graph.initializer:
             if tensor.name == weight:
@@ -97,7 +97,7 @@ class Subgraph:
 
 
 def _nodes(graph: onnx.GraphProto, target: str, known: Collection[str]) -> list[onnx.NodeProto]:
-    """The nodes that ``target`` depends on down to what is ``known``, in order."""
+    """Return the nodes that compute ``target`` from ``known`` tensors, in order."""
     producers = {name: i for i, node in enumerate(graph.node) for name in node.output}
     needed, left = set[int](), [target]
     while left:

@@ -1,7 +1,7 @@
 """PyTorch's side of a comparison by layer: every tensor of the captured program, in float64.
 
-A value of the exported graph keeps the name of the ``torch.export`` node it came from, so that
-the program captured again, as it was for the export, tells what each is and what it should be.
+A value of the exported graph keeps the name of its ``torch.export`` node. A second capture, as in
+the export, gives the module and the correct value of each tensor.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -28,11 +28,11 @@ _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Span:
-    """What of the PyTorch module is computed between some tensors and another.
+    """The part of the PyTorch module that computes a tensor from other tensors.
 
     Attributes:
         modules: paths of the innermost modules, in order.
-        parameters: names of the parameters and buffers that are read.
+        parameters: names of the used parameters and buffers.
     """
 
     modules: tuple[str, ...]
@@ -43,8 +43,8 @@ class Program:
     """A captured program that runs in float64, whole or in part.
 
     Args:
-        program: as ``lowering.decomposed`` gives it.
-        exact: its parameters, buffers and constants as they were trained; the program's own
+        program: the result of ``lowering.to_onnx.decomposed``.
+        exact: parameters, buffers and constants as they were trained; those of the program
             are rounded to its type.
     """
 
@@ -71,10 +71,10 @@ class Program:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, manifest: Manifest) -> "Program":
-        """Captures a model again as it was for the export.
+        """Capture a model again, as in the export.
 
         Raises:
-            TraceError: where it cannot be.
+            TraceError: if the model cannot be captured.
         """
         if checkpoint.program is not None:
             program = decomposed(checkpoint.program, opset=manifest.opset)
@@ -97,36 +97,36 @@ class Program:
         max_tokens: int | None = None,
         opset: int = DEFAULT_OPSET,
     ) -> "Program":
-        """Captures a module; see ``capture.capture`` and ``lowering.lower``."""
+        """Capture a module; see ``capture.capture`` and ``lowering.to_onnx.lower``."""
         program = decomposed(capture(module, dtype=dtype, max_tokens=max_tokens), opset=opset)
         wide = prepared(module, torch.float64)
         exact = dict[str, Tensor]([*wide.named_parameters(remove_duplicate=False)])
         exact |= wide.named_buffers(remove_duplicate=False)
-        # Numbers written in the forward have no name in the module.
+        # Constants in the code of the forward have no name in the module.
         return cls(program, {**program.constants, **exact})
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes and self._nodes[name].op == "call_function"
 
     def parameter(self, name: str) -> Double:
-        """A parameter or buffer as it was trained."""
+        """Return a parameter or buffer as it was trained."""
         return self._weights[True][name].numpy()
 
     def module(self, name: str) -> str:
-        """The path of the innermost module that computes a tensor; empty for the model itself."""
+        """Return the path of the innermost module that computes a tensor; empty for the model."""
         return _module(self._nodes[name])
 
     def counting(self, name: str, given: Mapping[str, Array]) -> NDArray[np.bool_] | None:
-        """Which numbers of a tensor belong to no padding, in its own shape; None for all.
+        """Return the mask of a tensor's numbers outside the padding; None if all are outside.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             given: the model's inputs.
         """
         if "lengths" not in given:
             return None
         tokens = self._nodes["input_ids"].meta["val"].shape[1]
-        # A dimension that happens to be as long as the document is not that of its tokens.
+        # Compare symbolic sizes: another axis may happen to have the length of the document.
         sizes = self._nodes[name].meta["val"].shape
         axes = [i for i, size in enumerate(sizes) if i and str(size) == str(tokens)]
         batch, length = given["input_ids"].shape
@@ -145,13 +145,13 @@ class Program:
         *,
         exact: bool = True,
     ) -> dict[str, Double]:
-        """Computes tensors in float64.
+        """Compute tensors in float64.
 
         Args:
-            names: of the tensors, as in the exported graph; those of another kind than
+            names: names of the tensors in the exported graph; tensors that are not
                 floating-point are left out.
-            given: the model's inputs, and tensors to go on from in place of what computes them.
-            exact: by the parameters as they were trained, not as they were rounded.
+            given: the model's inputs, and intermediate tensors that are used as they are.
+            exact: whether the parameters are used as trained instead of rounded.
         """
         known = {
             self._nodes[name]: _widened(torch.from_numpy(np.array(value)))
@@ -169,10 +169,10 @@ class Program:
         }
 
     def run_own(self, name: str, given: Mapping[str, Array]) -> Double:
-        """Computes a tensor as PyTorch does in the types of the program, and widens the result.
+        """Compute a tensor as PyTorch does in the types of the program, and widen the result.
 
         Raises:
-            RuntimeError: where PyTorch lacks an operator for such a type.
+            RuntimeError: if PyTorch lacks an operator for such a type.
         """
         target = self._nodes[name]
         known = {
@@ -188,7 +188,7 @@ class Program:
         return result.double().numpy()
 
     def span(self, name: str, given: Collection[str]) -> Span:
-        """What is computed between tensors ``given`` and another."""
+        """Return the part of the module that computes a tensor from the tensors ``given``."""
         known = {self._nodes[other] for other in given if other != name and other in self._nodes}
         nodes = [n for n in self._needed({self._nodes[name]}, known) if n not in known]
         called = [n for n in nodes if n.op == "call_function" and _is_float(n)]
@@ -196,7 +196,7 @@ class Program:
         return Span(tuple(dict.fromkeys(map(_module, called))), tuple(dict.fromkeys(parameters)))
 
     def _needed(self, wanted: set[fx.Node], known: set[fx.Node]) -> Iterator[fx.Node]:
-        """The nodes that ``wanted`` depend on, themselves included, in order."""
+        """Return ``wanted`` and the nodes on which they depend, in order."""
         needed, left = set[fx.Node](), list(wanted)
         while left:
             node = left.pop()
@@ -209,7 +209,7 @@ class Program:
     def _compute(
         self, node: fx.Node, values: Mapping[fx.Node, object], exact: bool | None
     ) -> object:
-        """The value of a node in float64, see ``run``; in its own type where ``exact`` is None."""
+        """Return the value of a node in float64, or in its own type if ``exact`` is None."""
         if node.op == "placeholder":
             weights = self._own if exact is None else self._weights[exact]
             return weights[self._parameter_of[node.name]]

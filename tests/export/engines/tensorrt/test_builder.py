@@ -8,7 +8,7 @@ import engines
 import onnx
 import pytest
 
-from aftexport.engines.tensorrt.builder import Built, build, network_types
+from aftexport.engines.tensorrt.builder import BuiltEngine, build, network_types
 from aftexport.engines.tensorrt.runtimes import LOGIT_TYPES, TensorRt, load
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError, UsageError
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return engines.graph(tmp_path_factory.mktemp("model"))
 
 
-def built(rtx: TensorRt, model: Path, precision: str, **options: object) -> Built:
+def built(rtx: TensorRt, model: Path, precision: str, **options: object) -> BuiltEngine:
     asked = EngineOptions(**options)  # type: ignore[arg-type]
     settings = build_settings("trt-rtx", asked, precision=precision, max_tokens=300)
     return build(rtx, model, settings, precision=precision)

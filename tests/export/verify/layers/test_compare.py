@@ -199,8 +199,8 @@ def test_command_names_layer_and_cause(
     words += ["--json", tmp_path / "p.json", "--report", tmp_path / "p.html"]
     outcome = run_here(words, capsys)
     assert outcome.code == 1
-    assert "first tensor to leave tolerance" in outcome.out
-    assert "is logits in head. To blame is the export" in outcome.out
+    assert "first tensor out of tolerance" in outcome.out
+    assert "is logits in head. The cause is the export" in outcome.out
     assert "head.bias: the graph's head.bias differs in 3 of 3" in outcome.out
     record = json.loads((tmp_path / "p.json").read_text("utf-8"))["layers"]
     assert (record["first"], record["blame"]["cause"]) == ("logits", "export")
@@ -213,7 +213,7 @@ def test_command_reports_all_within(
     words = ["verify", bundle_folder, "--model", checkpoint_file, "--layers", "--portable"]
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
-    assert "tensors between" in outcome.out
+    assert "intermediate tensors" in outcome.out
 
 
 class LogGate(nn.Module):
@@ -242,4 +242,4 @@ def test_formula_losing_digits_is_export_fault(tmp_path: Path) -> None:
     minus.op_type, soft.op_type = "Identity", "Sigmoid"
     result.op_type = "Log"
     found = good.compare(model, tmp_path)
-    check(found, Fault("formula", lambda _: None, "", "export", "the formula in the file"))
+    check(found, Fault("formula", lambda _: None, "", "export", "The formula in the file"))
