@@ -1,4 +1,4 @@
-"""Classifiers around attention as other people write it, for ``--factory third_party_models:NAME``."""
+"""Classifiers around attention of other projects, for ``--factory third_party_models:NAME``."""
 
 import torch
 from torch import Tensor, nn

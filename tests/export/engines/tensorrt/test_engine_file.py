@@ -8,7 +8,7 @@ import pytest
 from engines import WANTED
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRequirements
+from aftexport.engines.tensorrt.engine_file import EngineFile
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError
 
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> EngineFile:
 
 
 @pytest.mark.parametrize("wanted", [WANTED, TRT])
-def test_fitting_engine_is_read(file: EngineFile, wanted: Wanted) -> None:
+def test_fitting_engine_is_read(file: EngineFile, wanted: EngineRequirements) -> None:
     record = engines.record(wanted=wanted)
     file.write(b"engine", record)
     assert file.read(wanted) == (b"engine", record)
