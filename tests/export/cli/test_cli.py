@@ -358,7 +358,8 @@ def test_terminal_without_unicode_works(bundle_copy: Path, tmp_path: Path) -> No
 def test_model_limit_is_shown_and_kept(
     factory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--factory", f"tiny_models:{factory}", "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
+    factory_of = f"tiny_models:{factory}"
+    words = ["--factory", factory_of, "--to", "onnx", "--out", tmp_path / "b", "--no-verify"]
     outcome = run_here(words, capsys)
     assert outcome.code == 0, outcome.err
     most = Bundle.open(tmp_path / "b").manifest.max_tokens

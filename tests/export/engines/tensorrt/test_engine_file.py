@@ -8,7 +8,7 @@ import pytest
 from engines import WANTED
 
 from aftexport.engines.cuda import Device
-from aftexport.engines.tensorrt.engine_file import EngineFile
+from aftexport.engines.tensorrt.engine_file import EngineFile, EngineRequirements
 from aftexport.engines.tensorrt.settings import EngineOptions, build_settings
 from aftexport.errors import EngineError
 
