@@ -39,7 +39,9 @@ def match(subject: Subject) -> Rewrite | None:
     _refuse_one_softmax(numerators[0], normalizers)
     if len(bound) < 2 or len(normalizers) != 2 or len(inner) + len(outer) != 2:
         return None
-    _refuse_one_exponential(numerators[0], summed_tokens(subject, numerators[0]))
+    # Where every size is fixed, tokens and channels look alike.
+    dynamic = {a for a in summed_tokens(subject, numerators[0]) if not a.is_fixed}
+    _refuse_one_exponential(numerators[0], dynamic)
     if len(inner) != 1:
         raise NearMissFound("the two softmaxes are not over the query's channels and the tokens")
     queries, keys = aligned(outer[0], body, bound), aligned(inner[0], body, bound)
