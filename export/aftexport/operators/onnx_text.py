@@ -171,6 +171,29 @@ def finite_maximum(maximum: str, result: str) -> str:
     """
 
 
+def largest_pair(logit: str, key: str, bias: str, result: str) -> str:
+    """Define the largest ``<result>_logit`` over axis 1, with its ``_key`` and ``_bias``.
+
+    Of equal logits the largest key counts, and then the largest bias. ``ArgMax`` with
+    ``GatherElements`` would be shorter, but onnx's evaluator gathers from 64 elements at most.
+
+    Args:
+        logit: name of the sum of key and bias, ``[B, T, ...]``.
+        key, bias: names of tensors that broadcast to it.
+        result: the beginning of the names of the results, ``[B, 1, ...]``.
+    """
+    return f"""
+        {result}_logit = ReduceMax <keepdims = 1> ({logit}, axis1)
+        {result}_is_largest = Equal({logit}, {result}_logit)
+        {result}_keys = Where({result}_is_largest, {key}, masked)
+        {result}_key = ReduceMax <keepdims = 1> ({result}_keys, axis1)
+        {result}_has_key = Equal({key}, {result}_key)
+        {result}_is_pair = And({result}_is_largest, {result}_has_key)
+        {result}_biases = Where({result}_is_pair, {bias}, masked)
+        {result}_bias = ReduceMax <keepdims = 1> ({result}_biases, axis1)
+    """
+
+
 def guarded_division(exact: str) -> str:
     """Define ``mean``: the quotient of ``numerator`` and ``denominator`` if no term was lost.
 

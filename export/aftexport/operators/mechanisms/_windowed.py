@@ -122,13 +122,7 @@ def _window_body() -> str:
         window_key = Gather <axis = 1> (half_window_logits, window)
         window_v = Gather <axis = 1> (window_values, window)
         window_logit = Add(window_key, window_bias)
-        window_shape = Shape(window_logit)
-        window_bias_of_all = Expand(window_bias, window_shape)
-        window_best = ArgMax <axis = 1> (window_logit)
-        window_max = GatherElements <axis = 1> (window_logit, window_best)
-        window_best_key = GatherElements <axis = 1> (window_key, window_best)
-        window_best_bias = GatherElements <axis = 1> (window_bias_of_all, window_best)
-    """
+    """ + text.largest_pair("window_logit", "window_key", "window_bias", "window_best")
 
 
 def _relative_body(sides: tuple[str, ...]) -> str:
@@ -141,8 +135,8 @@ def _relative_body(sides: tuple[str, ...]) -> str:
         """
     logits = ", ".join(f"{side}_logit" for side in sides)
     lines += f"""
-        largest = Max(window_max, {logits})
-        in_window = Equal(window_max, largest)
+        largest = Max(window_best_logit, {logits})
+        in_window = Equal(window_best_logit, largest)
         best_key = Where(in_window, window_best_key, largest)
         best_bias = Where(in_window, window_best_bias, zero_f)
         window_key_part = Sub(window_key, best_key)

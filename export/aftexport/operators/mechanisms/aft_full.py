@@ -173,13 +173,13 @@ def _exact_body() -> str:
     step = """
         row = Unsqueeze(bias_row, axis1)
         half_logit = Add(half_key, row)
-        best = ArgMax <axis = 1> (half_logit)
-        some_best_key = GatherElements <axis = 1> (half_key, best)
-        best_key = Max(some_best_key, half_lowest)
-        some_best_bias = Gather(bias_row, best)
-        best_bias = Max(some_best_bias, half_lowest)
-        key_part = Sub(half_key, best_key)
-        bias_part = Sub(row, best_bias)
+    """
+    step += text.largest_pair("half_logit", "half_key", "row", "best")
+    step += """
+        best_key_kept = Max(best_key, half_lowest)
+        best_bias_kept = Max(best_bias, half_lowest)
+        key_part = Sub(half_key, best_key_kept)
+        bias_part = Sub(row, best_bias_kept)
         half_relative = Add(key_part, bias_part)
         relative = Add(half_relative, half_relative)
     """
