@@ -91,9 +91,11 @@ def wrong_lengths(model: onnx.ModelProto) -> None:
 
 def wrong_pooling(model: onnx.ModelProto) -> None:
     """The sums of blocks and of the blocks become maxima."""
-    last = node_giving(model, "sum_1")
-    for node in (last, node_giving(model, last.input[0])):
-        node.op_type = "ReduceMax"
+    node = node_giving(model, "sum_1")
+    while node.op_type != "Reshape":  # of the tokens into blocks
+        if node.op_type == "ReduceSum":
+            node.op_type = "ReduceMax"
+        node = node_giving(model, node.input[0])
 
 
 def pooled_with_padding(model: onnx.ModelProto) -> None:
