@@ -194,7 +194,7 @@ def test_a_run_that_is_ended_leaves_what_was_there(
 
 TERMINATED_MEANWHILE = """
 import os, signal, sys, time
-from aftexport.interruption import exit_status
+from aftexport.system.signals import exit_status
 from aftserve.ray.cluster import connected, resolve
 
 address = resolve(None)
