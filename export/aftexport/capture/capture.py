@@ -39,16 +39,16 @@ def capture(
     model = prepared(model, dtype)
     limit = max_tokens or MAX_TOKENS
     captured = attempt_export(model, names, limit)
-    if isinstance(captured, ExportedProgram):
-        return captured
-    if parts := scripted_parts(model):
+    if not isinstance(captured, ExportedProgram) and (parts := scripted_parts(model)):
         raise _scripted(f"{', '.join(parts)} in the model") from captured[-1].error
-    if (bound := find_bound(model, names, captured, limit)) is not None:
+    # torch.export may name a bound that is one too large, and the next attempt the bound itself.
+    while not isinstance(captured, ExportedProgram):
+        bound = find_bound(model, names, captured, limit)
+        if bound is None:
+            raise explain(model, names, captured, limit) from captured[-1].error
         limit = bound
-        captured = attempt_export(model, names, bound)
-        if isinstance(captured, ExportedProgram):
-            return captured
-    raise explain(model, names, captured, limit) from captured[-1].error
+        captured = attempt_export(model, names, limit)
+    return captured
 
 
 def _scripted(subject: str) -> TraceError:
