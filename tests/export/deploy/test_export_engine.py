@@ -91,7 +91,7 @@ REFUSED = {
     "float32 on Turing": (["trt-rtx", "--compute-capability", "75"], "fp16"),
     "int8": (["trt", "--precision", "int8"], "fp16"),
     "lengths that fall": (["trt", "--min-length", "9", "--opt-length", "8"], "--opt-length"),
-    "more than was learned": (["trt-rtx", "--max-length", "999"], "100 positions"),
+    "more than was learned": (["trt-rtx", "--max-length", "999"], "at most 100, the positions"),
 }
 
 

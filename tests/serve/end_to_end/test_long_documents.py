@@ -211,7 +211,7 @@ def test_a_document_that_finds_no_space_says_so_and_others_are_answered(
     with serving(bundle_folder, log, *budget, program=_SMALL_FILES) as (address, _):
         refused = post(address, document(30_000))
         assert refused.status_code == 507
-        assert "cannot be kept" in refused.json()["detail"]
+        assert "cannot be stored" in refused.json()["detail"]
         assert "Traceback" not in log.read_text("utf-8")
         for tokens in (WHOLE, 2 * WHOLE):
             assert post(address, document(tokens)).status_code == 200
