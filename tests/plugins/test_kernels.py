@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sampling import fewer
 
-from .checks import OPS, attributes_of, check
+from .checks import BOUND, OPS, attributes_of, check, rounding_effect
 from .runner import random_inputs, run
 
 NORMALIZED = [op for op in OPS if op.endswith("NormalizedLinearAttention")]
@@ -236,6 +236,9 @@ def test_any_shape_and_scale(op: str, data: st.DataObject) -> None:
         ),
         seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
     )
-    # Fastformer's large logits are sums in float32, so that NumPy in float32 errs as much.
-    is_coarse = op.endswith("Fastformer") and scale >= 100
-    check(op, inputs, bound=1e-3 if is_coarse else None, **attributes_of(op, heads))
+    bound, attributes = BOUND[np.dtype(np.float32)], attributes_of(op, heads)
+    if op.endswith("Fastformer"):
+        # Its second logits are cubic in the inputs: at scale 1,000 the definition itself may move
+        # by 3e-3 with the last bit of the inputs.
+        bound = max(bound, 2 * rounding_effect(op, inputs, **attributes))
+    check(op, inputs, bound=bound, **attributes)
