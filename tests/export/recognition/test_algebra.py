@@ -42,3 +42,13 @@ def test_summed_axes_keep_creation_order() -> None:
     )
     assert isinstance(total, Sum)
     assert [axis.sizes[0] for axis in total.axes] == list(range(2, 8))
+
+
+def test_merged_sum_keeps_coefficient_and_exponent() -> None:
+    outer, inner = Axis((2, 3)), Axis((4, 5))
+    leaf = as_product(Leaf(ir.val("x"), ((outer,), (inner,))))
+    body = Product(leaf.factors, coefficient=2.0, exponent=3.0)
+    merged = sum_over((outer,), as_product(Sum((inner,), body)))
+    whole = sum_over((outer, inner), body)
+    assert (merged.coefficient, merged.exponent) == (2.0, 3.0)
+    assert key(merged) == key(whole)

@@ -159,7 +159,11 @@ def sum_over(axes: Iterable[Axis], product: Product) -> Product:
         if exponent == 1.0 and isinstance(atom, Sum) and free(as_product(atom)) & bound:
             bound |= set(flat(atom.axes))
             pending += [*atom.body.factors]
-            product = Product((), product.coefficient * atom.body.coefficient, product.exponent)
+            product = Product(
+                (),
+                product.coefficient * atom.body.coefficient,
+                product.exponent + atom.body.exponent,
+            )
         else:
             (inside if free(as_product(atom)) & bound else outside).append((atom, exponent))
     # A sum that was merged later may bind axes of factors already put outside.

@@ -46,7 +46,7 @@ class Operand:
         formula: the formula of the tensor.
         groups: the dims of the tensor.
         weights: the factors whose logarithm is added to the formula.
-        floored: whether it may hold -inf, which the operators do not accept.
+        floored: whether it may hold -inf, which the lowest finite logit then replaces.
         beside: the first channels of the additional head.
         is_spread: whether to repeat it along fixed axes of ``groups`` that the formula lacks.
     """
