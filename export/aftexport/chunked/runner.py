@@ -3,6 +3,7 @@
 import copy
 import io
 import shutil
+import weakref
 import zipfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
@@ -54,6 +55,22 @@ class _Document:
         return inputs
 
 
+def _open_archive(path: Path) -> zipfile.ZipFile:
+    """Open an archive until it is collected: a file that replaces it does not change the model."""
+    with ExitStack() as closing:
+        file = closing.enter_context(path.open("rb"))
+        try:
+            archive = zipfile.ZipFile(file)
+            reason = unstored_member(archive, path.stat().st_size)
+        except DAMAGED as error:
+            raise EngineError(f"{path}: {error}.", "Export the model again.") from error
+        if reason is not None:
+            raise EngineError(f"{path}: {reason}.", "Export the model again.")
+        # In a cycle of references, the file may be collected before the archive can close it.
+        weakref.finalize(archive, closing.pop_all().close)
+        return archive
+
+
 class ChunkedModel:
     """A model for one document of any length.
 
@@ -87,14 +104,7 @@ class ChunkedModel:
         chunk_tokens: int | None = None,
     ) -> None:
         self.whole_tokens = max(1, memory_budget // plan.token_bytes)
-        # The archive stays open: if the file is replaced, the model keeps the old one.
-        try:
-            self._archive = zipfile.ZipFile(archive)
-            reason = unstored_member(self._archive, archive.stat().st_size)
-        except DAMAGED as error:
-            raise EngineError(f"{archive}: {error}.", "Export the model again.") from error
-        if reason is not None:
-            raise EngineError(f"{archive}: {reason}.", "Export the model again.")
+        self._archive = _open_archive(archive)
         self._name = archive.name
         self._plan = plan
         self._threads = threads

@@ -1,9 +1,11 @@
 """A document in chunks has the answer of the whole document."""
 
 import gc
+import io
 import os
 import shutil
 import tracemalloc
+import warnings
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -310,6 +312,23 @@ def test_plan_pooling_absent_value_is_refused(bundle_folder: Path) -> None:
     wrong = plan.model_copy(update={"pooled": {**plan.pooled, "nothing": "sum"}})
     with pytest.raises(EngineError, match="expected a pooled nothing"):
         ChunkedModel(bundle_folder / CHUNKED, wrong, threads=1).run(np.zeros(10, np.int64))
+
+
+def test_archive_in_a_cycle_is_closed(bundle_folder: Path) -> None:
+    plan = Bundle.open(bundle_folder).manifest.chunked
+    assert plan is not None
+    model = ChunkedModel(bundle_folder / CHUNKED, plan)
+    readers = (o for o in gc.get_objects() if type(o) is io.BufferedReader)
+    (file,) = (r for r in readers if Path(r.name) == bundle_folder / CHUNKED)
+    cycle: list[object] = [model]
+    cycle.append(cycle)
+    del model
+    gc.collect()  # puts the archive after its file, which is not reached through the list alone
+    del file, cycle
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    assert not caught
 
 
 def test_archive_cut_while_open_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
