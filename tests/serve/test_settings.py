@@ -14,18 +14,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flag_overrides_environment_and_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_PORT", "2")
     monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "20")
     settings = Settings.read(["bundle", "--config", str(file), "--max-tokens", "30"])
     assert (settings.host, settings.port, settings.max_tokens) == ("0.0.0.0", 2, 30)
 
 
-def test_the_environment_can_name_the_file_and_the_bundle(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_CONFIG", str(file))
     monkeypatch.setenv("AFTSERVE_BUNDLE", "model.bundle")
     settings = Settings.read([])
@@ -42,15 +38,13 @@ def test_the_environment_can_name_the_file_and_the_bundle(
         ("port =", "aftserve.toml"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_what_is_wrong(
-    content: str, mentioned: str, file: Path
-) -> None:
+def test_invalid_file_names_the_cause(content: str, mentioned: str, file: Path) -> None:
     file.write_text(content)
     with pytest.raises(UsageError, match=mentioned):
         Settings.read(["bundle", "--config", str(file)])
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
         Settings.read(["bundle", "--config", str(tmp_path / "absent.toml")])
 
@@ -73,7 +67,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--model-name", "organisation/model"],
     ],
 )
-def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
+def test_value_out_of_range_names_flag(words: list[str]) -> None:
     with pytest.raises(UsageError, match=words[0]):
         Settings.read(["bundle", *words])
 
@@ -81,7 +75,7 @@ def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "words", [[""], *(["bundle", f"--{name}", ""] for name in ("spill", "api-keys", "reference"))]
 )
-def test_an_empty_path_is_not_taken_for_the_current_folder(words: list[str]) -> None:
+def test_empty_path_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match=f"{(words[1:] or ['bundle'])[0]}: the path is empty"):
         Settings.read(words)
 
@@ -90,9 +84,7 @@ def test_an_empty_path_is_not_taken_for_the_current_folder(words: list[str]) -> 
     "given",
     ["https://a.example,http://b.example:81", '["https://a.example","http://b.example:81"]'],
 )
-def test_origins_are_listed_in_the_environment_as_in_a_flag(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origins_are_read_from_environment(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ["https://a.example", "http://b.example:81"]
     assert Settings.read(["bundle", "--cors-origins", given]).cors_origins == expected
     monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
@@ -112,23 +104,19 @@ def test_origins_are_listed_in_the_environment_as_in_a_flag(
         "https://a, *",
     ],
 )
-def test_what_no_browser_sends_as_an_origin_is_refused(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_origin_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
     with pytest.raises(UsageError, match="--cors-origins"):
         Settings.read(["bundle"])
 
 
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"api_keys"}))
-def test_an_empty_variable_is_one_that_is_not_set(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AFTSERVE_{name.upper()}", "")
     assert Settings.read([]) == Settings()
 
 
-def test_an_empty_variable_opens_no_server_that_is_to_have_keys(
+def test_empty_api_keys_variable_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AFTSERVE_API_KEYS", "")
@@ -136,13 +124,13 @@ def test_an_empty_variable_opens_no_server_that_is_to_have_keys(
         Settings.read(["bundle"])
 
 
-def test_a_variable_that_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_table_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_RAY", "{")
     with pytest.raises(UsageError, match="ray"):
         DeploymentSettings.read(["bundle"])
 
 
-def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
+def test_kubernetes_service_variables_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = {
@@ -173,7 +161,7 @@ def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
         ("AFTSERVE_SOMETHING", "aftserve --help"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_refused(
+def test_unknown_variable_is_refused(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
@@ -181,13 +169,13 @@ def test_a_variable_that_is_no_setting_is_refused(
         Settings.read(["bundle"])
 
 
-def test_a_link_is_taken_for_one_of_kubernetes_in_the_port_alone(
+def test_only_port_may_be_kubernetes_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AFTSERVE_HOST", "tcp://10.0.0.1:80")
     assert Settings.read(["bundle"]).host == "tcp://10.0.0.1:80"
 
 
-def test_a_variable_of_a_setting_is_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_names_ignore_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("aftserve_port", "81")
     assert Settings.read(["bundle"]).port == 81

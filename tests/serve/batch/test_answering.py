@@ -42,7 +42,7 @@ def assert_right(outcome: Outcome, document: Document) -> None:
     assert outcome.tokens_total == outcome.tokens_used == len(document.ids)
 
 
-def test_each_is_answered_as_alone(
+def test_batch_answers_equal_single_answers(
     offline: OfflineClassifier, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -61,7 +61,7 @@ def test_each_is_answered_as_alone(
     assert sum(sizes) == 2 * len(documents)
 
 
-def test_one_that_cannot_be_answered_has_its_error_and_others_their_answers(
+def test_invalid_document_does_not_affect_others(
     offline: OfflineClassifier, documents: list[Document]
 ) -> None:
     unread = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
@@ -74,7 +74,7 @@ def test_one_that_cannot_be_answered_has_its_error_and_others_their_answers(
     assert outcomes[3].error == str(unread)
 
 
-def test_one_that_the_engine_fails_on_fails_alone(
+def test_engine_failure_affects_one_document(
     offline: OfflineClassifier, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classify = Classifier.classify
@@ -97,7 +97,7 @@ def test_one_that_the_engine_fails_on_fails_alone(
 
 
 @pytest.mark.parametrize("policy", ["exact", "reject", "head", "tail"])
-def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
+def test_policy_applies_over_memory_budget(
     policy: str, bundle_folder: Path, documents: list[Document]
 ) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
@@ -119,14 +119,12 @@ def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
             assert outcome.answer.scores == pytest.approx(expected.scores, abs=BOUND)
 
 
-def test_a_bundle_outside_its_bound_answers_nothing(bundle_copy: Path) -> None:
+def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
     with pytest.raises(ParityError, match="golden"):
         OfflineClassifier(Settings.read([str(always(bundle_copy))]))
 
 
-def test_no_more_texts_are_held_than_one(
-    offline: OfflineClassifier, documents: list[Document]
-) -> None:
+def test_answering_holds_one_text(offline: OfflineClassifier, documents: list[Document]) -> None:
     alive: list[weakref.ref[Text]] = []
 
     def read() -> Iterator[str]:
@@ -148,7 +146,7 @@ class Text(str):
     __slots__ = ("__weakref__",)
 
 
-def test_of_a_file_with_more_than_a_text_may_have_no_more_is_read(tmp_path: Path) -> None:
+def test_oversized_text_file_is_refused(tmp_path: Path) -> None:
     files = {"long": "\N{GRINNING FACE}" * 10, "too long": "a" * 41}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -158,7 +156,7 @@ def test_of_a_file_with_more_than_a_text_may_have_no_more_is_read(tmp_path: Path
     assert isinstance(too_long, DocumentTooLongError)
 
 
-def test_one_that_finds_no_space_between_layers_fails_alone(
+def test_failed_spill_affects_long_documents_only(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     (tmp_path / "spill").mkdir()

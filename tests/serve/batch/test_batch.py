@@ -71,7 +71,7 @@ def assert_answered(row: dict[str, Any], answer: dict[str, Any]) -> None:
     assert {name: row[name] for name in same} == {name: answer[name] for name in same}
 
 
-def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_error(
+def test_folder_rows_equal_server_answers(
     ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
 ) -> None:
     marked = [b"\xef\xbb\xbf" + texts[0].encode(), *texts[1:]]  # by a byte order mark
@@ -100,7 +100,7 @@ def test_a_folder_is_answered_as_the_server_does_and_what_cannot_be_has_its_erro
         assert [by_number[number][name] for name in ("label", "scores", "truncated")] == [None] * 3
 
 
-def test_parquet_is_answered_in_its_order(
+def test_parquet_rows_keep_their_order(
     ray: dict[str, str], bundle_folder: Path, texts: list[str], client: httpx.Client, tmp_path: Path
 ) -> None:
     columns = {"body": [*texts, None], "name": [f"document {n}" for n in range(301)]}
@@ -163,7 +163,7 @@ def kill_at_work(ray: dict[str, str]) -> bool:
     return found != []
 
 
-def test_a_process_that_dies_is_replaced_and_nothing_is_lost(
+def test_killed_worker_loses_no_document(
     ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path
 ) -> None:
     folder_of(["a long document ..." * 20] * many, tmp_path / "documents")
@@ -176,7 +176,7 @@ def test_a_process_that_dies_is_replaced_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("end", ["processes that die again and again", "SIGINT", "SIGTERM"])
-def test_a_run_that_is_ended_leaves_what_was_there(
+def test_aborted_run_keeps_previous_output(
     end: str, ray: dict[str, str], bundle_folder: Path, many: int, tmp_path: Path
 ) -> None:
     folder_of(["a long document ..." * 20] * many, tmp_path / "documents")
@@ -215,9 +215,7 @@ except KeyboardInterrupt as end:
 """
 
 
-def test_told_to_stop_while_ray_starts_it_ends_as_it_is_told(
-    ray: dict[str, str], tmp_path: Path
-) -> None:
+def test_sigterm_during_ray_start_ends_run(ray: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python("-c", TERMINATED_MEANWHILE, cwd=tmp_path, **ray)
     assert outcome.code == 143, outcome.err
     assert "SIGTERM received" not in outcome.err  # that was a handler which may abort
@@ -239,7 +237,7 @@ sys.exit(main())
 """
 
 
-def test_a_ray_that_does_not_start_in_time_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+def test_ray_startup_timeout_is_reported(bundle_folder: Path, tmp_path: Path) -> None:
     folder_of(["a"], tmp_path / "documents")
     words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
     outcome = run_python("-c", NOT_IN_TIME, *words, cwd=tmp_path)
@@ -266,7 +264,7 @@ sys.exit(main())
     ("kind", "count"),
     [("jsonl", 1), ("parquet", 300)],  # written when it is closed, and before
 )
-def test_an_output_that_finds_no_room_is_named_and_leaves_what_was_there(
+def test_oversized_output_keeps_previous_file(
     kind: str, count: int, ray: dict[str, str], bundle_folder: Path, tmp_path: Path
 ) -> None:
     folder_of(["a document"] * count, tmp_path / "documents")
@@ -281,7 +279,7 @@ def test_an_output_that_finds_no_room_is_named_and_leaves_what_was_there(
     assert {path.name for path in tmp_path.iterdir()} == {"documents", f"out.{kind}"}
 
 
-def test_a_disk_that_is_full_once_the_rows_are_written_is_named(
+def test_full_disk_keeps_previous_output(
     ray: dict[str, str], bundle_folder: Path, tmp_path: Path
 ) -> None:
     # Some file systems find room when a file is written out, and not before.
@@ -300,7 +298,7 @@ def test_a_disk_that_is_full_once_the_rows_are_written_is_named(
     assert {path.name for path in tmp_path.iterdir()} == {"documents", "out.jsonl"}
 
 
-def test_a_bundle_outside_its_bound_answers_nothing(
+def test_bundle_outside_tolerance_writes_no_output(
     ray: dict[str, str], bundle_copy: Path, tmp_path: Path
 ) -> None:
     folder_of(["a"], tmp_path / "documents")
@@ -310,7 +308,7 @@ def test_a_bundle_outside_its_bound_answers_nothing(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_without_ids_the_rows_are_numbered(tmp_path: Path) -> None:
+def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     columns = output.schema(["yes", "no"], None)
     marks: Any = {"policy": "exact", "bundle": "digest"}
     with output.Writer(tmp_path / "out", Path("out.jsonl"), columns, numbered=True) as writer:
@@ -344,9 +342,7 @@ def strings(*values: bytes) -> pa.Array:
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )
-def test_whatever_the_ids_are_the_lines_are_json(
-    ids: pa.Array, shown: list[Any], tmp_path: Path
-) -> None:
+def test_ids_of_any_type_become_json(ids: pa.Array, shown: list[Any], tmp_path: Path) -> None:
     columns = output.schema(["yes", "no"], ids.type)
     marks: Any = {"policy": "exact", "bundle": "digest"}
     rows = output.table(pa.chunked_array([ids]), [Outcome(error="no")] * len(ids), columns, **marks)
@@ -361,14 +357,14 @@ def test_whatever_the_ids_are_the_lines_are_json(
     assert [json.loads(line, parse_constant=none)["id"] for line in lines] == shown
 
 
-def test_a_text_that_is_not_utf8_has_an_error_of_its_own() -> None:
+def test_invalid_utf8_fails_one_document() -> None:
     block = pa.table({"text": strings(b"a", b"a\xff", b"b")})
     one, broken, other = documents.texts_of(block, 100)
     assert (one, other) == ("a", "b")
     assert "not UTF-8 at byte 1" in str(broken)
 
 
-def test_an_empty_path_is_not_taken_for_the_current_folder(
+def test_empty_input_path_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -397,7 +393,7 @@ def test_an_empty_path_is_not_taken_for_the_current_folder(
         (["documents", "--output", "/proc/out.jsonl"], "/proc/out.jsonl"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_ray_is_asked(
+def test_invalid_arguments_are_refused_without_ray(
     words: list[str], said: str, bundle_folder: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -422,7 +418,7 @@ def test_what_cannot_be_run_is_refused_before_ray_is_asked(
 
 
 @pytest.mark.parametrize("module", ["ray", "pyarrow"])
-def test_without_ray_it_names_the_extra(module: str, bundle_folder: Path, tmp_path: Path) -> None:
+def test_missing_package_names_the_extra(module: str, bundle_folder: Path, tmp_path: Path) -> None:
     folder_of(["a"], tmp_path / "documents")
     words = ("batch", bundle_folder, "documents", "--output", "out.jsonl")
     outcome = without([module], "aftserve", *words, cwd=tmp_path)
@@ -439,7 +435,7 @@ def test_without_ray_it_names_the_extra(module: str, bundle_folder: Path, tmp_pa
         ("ray://:10001", "host:port"),
     ],
 )
-def test_a_ray_that_is_not_there_is_named(
+def test_unreachable_ray_is_reported(
     address: str, said: str, bundle_folder: Path, tmp_path: Path
 ) -> None:
     folder_of(["a"], tmp_path / "documents")
@@ -449,6 +445,6 @@ def test_a_ray_that_is_not_there_is_named(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_bundle_of_a_commands_name_is_reached_by_its_path(tmp_path: Path) -> None:
+def test_bundle_named_like_command_needs_path(tmp_path: Path) -> None:
     for name in ("batch", "deploy", "key"):
         assert_refused(run_python("-m", "aftserve", f"./{name}", cwd=tmp_path), f"{name}: ")

@@ -17,7 +17,7 @@ COSTS = CostModel(
 
 
 @given(st.lists(st.integers(1, 3000), max_size=80), st.booleans())
-def test_each_is_in_one_run_that_pays(lengths: list[int], masks_padding: bool) -> None:
+def test_every_document_is_in_one_run(lengths: list[int], masks_padding: bool) -> None:
     runs = list(shared_runs(lengths, COSTS, budget_tokens=BUDGET, masks_padding=masks_padding))
     assert sorted(index for run in runs for index in run) == list(range(len(lengths)))
     for run in filter(lambda run: len(run) > 1, runs):
@@ -28,7 +28,7 @@ def test_each_is_in_one_run_that_pays(lengths: list[int], masks_padding: bool) -
         assert COSTS.batch(len(run), longest) < (1 - MIN_BATCH_GAIN) * alone
 
 
-def test_what_is_cheaper_together_is_not_run_alone() -> None:
+def test_cheaper_documents_share_runs() -> None:
     assert list(shared_runs([5] * 20, COSTS, budget_tokens=BUDGET, masks_padding=True)) == [
         list(range(8)), list(range(8, 16)), list(range(16, 20))
     ]  # fmt: skip

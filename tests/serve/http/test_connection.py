@@ -64,7 +64,7 @@ def running(app: Any, seconds: float = 60, **options: Any) -> Iterator[uvicorn.S
         thread.join()
 
 
-def test_after_a_fault_the_client_is_told_that_the_connection_closes() -> None:
+def test_server_error_closes_the_connection() -> None:
     app = FastAPI()
     handle_problems(app)
 
@@ -84,7 +84,7 @@ def parsed(server: uvicorn.Server) -> list[bytes]:
     return [getattr(found, "url", b"") for found in server.server_state.connections]
 
 
-def test_a_request_begins_with_its_first_byte() -> None:
+def test_request_starts_at_first_byte() -> None:
     begun = list[float]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -118,9 +118,7 @@ sys.exit(main())
 )
 
 
-def test_as_many_connect_as_the_system_lets_and_then_the_log_says_so(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_open_file_limit_is_logged_once(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, program=_FEW_FILES) as (address, process):
         opened = Path(f"/proc/{process.pid}/fd")
@@ -161,16 +159,14 @@ def refused(address: str, sent: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /infer HT", b"GET /readyz HTTP/1.1\r\nHost: x\r\n"])
-def test_headers_that_do_not_arrive_close_the_connection(start: bytes, address: str) -> None:
+def test_incomplete_headers_get_408(start: bytes, address: str) -> None:
     status, problem = refused(address, start)
     assert status == 408
     assert "5 s" in problem
 
 
 @pytest.mark.parametrize("asked", [(), ("Connection: upgrade", "Upgrade: h2c")])
-def test_the_time_of_a_request_begins_with_its_headers(
-    asked: tuple[str, ...], address: str
-) -> None:
+def test_body_timeout_starts_with_headers(asked: tuple[str, ...], address: str) -> None:
     start, end = head(100, *asked)[:-2], head(100, *asked)[-2:]
     with raw_connection(address) as connection:
         started = time.monotonic()
@@ -185,7 +181,7 @@ def test_the_time_of_a_request_begins_with_its_headers(
 
 
 @pytest.mark.parametrize("ahead", [b"", GET[:10]])
-def test_a_connection_kept_for_a_second_request_is_watched_too(ahead: bytes, address: str) -> None:
+def test_kept_connection_has_header_timeout(ahead: bytes, address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(GET + ahead)
         assert response(connection)[0] == 200
@@ -194,7 +190,7 @@ def test_a_connection_kept_for_a_second_request_is_watched_too(ahead: bytes, add
         assert response(connection)[0] == 408
 
 
-def test_a_connection_is_kept_for_longer_than_a_request_may_take() -> None:
+def test_idle_connection_outlives_request_timeout() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204})
         await send({"type": "http.response.body"})
@@ -209,9 +205,7 @@ def test_a_connection_is_kept_for_longer_than_a_request_may_take() -> None:
             time.sleep(pause)
 
 
-def test_a_connection_is_kept_as_long_as_the_setting_says(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_keep_alive_setting_is_obeyed(bundle_folder: Path, tmp_path: Path) -> None:
     options = ("--keep-alive-seconds", "1")
     with (
         serving(bundle_folder, tmp_path / "log", *options) as (address, _),
@@ -232,14 +226,14 @@ def test_a_connection_is_kept_as_long_as_the_setting_says(
     ],
     ids=["header", "path", "chunk", "trailer"],
 )
-def test_what_never_ends_is_refused(start: bytes, address: str) -> None:
+def test_oversized_head_or_chunk_gets_431(start: bytes, address: str) -> None:
     with raw_connection(address) as connection:
         with suppress(OSError):  # it may be refused while it is sent
             connection.sendall(start + b"a" * (MIB // 4))
         assert response(connection)[0] == 431
 
 
-def test_many_headers_are_as_bad_as_a_long_one(address: str) -> None:
+def test_too_many_headers_get_431(address: str) -> None:
     with raw_connection(address) as connection:
         with suppress(OSError):
             connection.sendall(GET[:-2] + b"X: a\r\n" * 50_000)
@@ -267,7 +261,7 @@ def test_many_headers_are_as_bad_as_a_long_one(address: str) -> None:
         head(None) + b"x\r\n",
     ],
 )
-def test_what_is_no_http_is_refused_and_counted(sent: bytes, address: str) -> None:
+def test_malformed_request_is_refused_and_counted(sent: bytes, address: str) -> None:
     series = {"path": "other", "status": "400"}
     before = metric(address, "aftserve_responses_total", **series)
     status, problem = refused(address, sent)
@@ -288,13 +282,13 @@ CHUNKED = b"Transfer-Encoding: chunked"
         b"Upgrade: h2c\r\nConnection: upgrade\r\nTransfer-Encoding: gzip, chunked",
     ],
 )
-def test_a_transfer_coding_that_is_not_known_is_said_so(coding: bytes, address: str) -> None:
+def test_unknown_transfer_coding_gets_501(coding: bytes, address: str) -> None:
     status, problem = refused(address, head(None).replace(CHUNKED, coding) + b"0\r\n\r\n")
     assert status == 501
     assert "without other codings" in problem
 
 
-def test_a_body_in_chunks_is_read_however_its_coding_is_written(address: str) -> None:
+def test_chunked_header_ignores_case_and_spaces(address: str) -> None:
     for coding in (b"Transfer-Encoding:Chunked", b"transfer-encoding: chunked "):
         with raw_connection(address) as connection:
             start = head(None).replace(CHUNKED, coding)
@@ -302,19 +296,19 @@ def test_a_body_in_chunks_is_read_however_its_coding_is_written(address: str) ->
             assert response(connection)[0] == 200
 
 
-def test_a_url_without_a_path_is_refused(address: str) -> None:
+def test_url_without_path_is_refused(address: str) -> None:
     status, problem = refused(address, GET.replace(b"/healthz", b"http://x"))
     assert status == 400
     assert "without a path" in problem
 
 
-def test_http_1_0_needs_no_host(address: str) -> None:
+def test_http10_needs_no_host(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert everything(connection).endswith(ANSWER)
 
 
-def test_http_1_0_knows_of_no_interim_answer(address: str) -> None:
+def test_http10_gets_no_interim_response(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(
             b"POST /infer HTTP/1.0\r\nContent-Type: application/json\r\n"
@@ -323,7 +317,7 @@ def test_http_1_0_knows_of_no_interim_answer(address: str) -> None:
         assert everything(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_requests_ahead_of_their_answers_are_answered_in_order(address: str) -> None:
+def test_pipelined_requests_are_answered_in_order(address: str) -> None:
     count = 1000
     ahead = b"".join(GET[:-2] + b"X-Request-ID: %d\r\n\r\n" % index for index in range(count))
     with raw_connection(address) as connection:
@@ -335,15 +329,13 @@ def test_requests_ahead_of_their_answers_are_answered_in_order(address: str) -> 
 
 
 @pytest.mark.parametrize("bad", [b"nonsense\r\n\r\n", head(None) + b"ZZ\r\n"])
-def test_a_bad_request_does_not_cost_those_before_it_their_answers(
-    bad: bytes, address: str
-) -> None:
+def test_bad_request_keeps_earlier_answers(bad: bytes, address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(GET * 20 + bad + GET)
         assert everything(connection).count(ANSWER) == 20
 
 
-def test_who_asks_for_another_protocol_gets_an_answer_in_this_one(address: str) -> None:
+def test_upgrade_request_is_answered_as_http(address: str) -> None:
     body = b'{"text": "a"}'
     asks = head(len(body), "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c") + body
     with raw_connection(address) as connection:
@@ -354,7 +346,7 @@ def test_who_asks_for_another_protocol_gets_an_answer_in_this_one(address: str) 
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_who_asks_for_another_protocol_and_the_end_gets_both(version: bytes, address: str) -> None:
+def test_upgrade_with_close_ends_connection(version: bytes, address: str) -> None:
     body = b'{"text": "a"}'
     asks = head(len(body), "Connection: close, Upgrade", "Upgrade: h2c") + body
     with raw_connection(address) as connection:
@@ -363,7 +355,7 @@ def test_who_asks_for_another_protocol_and_the_end_gets_both(version: bytes, add
         assert connection.recv(1) == b""
 
 
-def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
+def test_slow_parsing_keeps_pipelined_request() -> None:
     """One that is ahead of its turn, whose headers are still parsed when that comes."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -384,7 +376,7 @@ def test_headers_that_are_parsed_in_turns_are_a_request_in_time() -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_who_leaves_is_gone_for_the_request_that_runs_and_not_for_its_last_alone(
+def test_disconnect_cancels_running_request(
     at_once: bool,
 ) -> None:
     runs, left = threading.Event(), threading.Event()
@@ -434,7 +426,7 @@ def test_half_closed_client_gets_its_answers(sent: bytes, answers: int, address:
         assert everything(connection).count(b"HTTP/1.1 200 ") == answers
 
 
-def test_half_closed_client_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_closed_client_gets_interim_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets interim responses meanwhile, which a client that has left would refuse."""
     monkeypatch.setattr(departure_probe, "_PROBE_SECONDS", 0.05)
     go_on, left = threading.Event(), threading.Event()
@@ -481,9 +473,7 @@ def test_half_closed_client_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch
         POST.replace(b"POST /infer", b"GET /healthz"),  # 200
     ],
 )
-def test_connection_outlives_body_that_is_not_wanted(
-    request_: bytes, apart: bool, address: str
-) -> None:
+def test_unwanted_body_keeps_connection_open(request_: bytes, apart: bool, address: str) -> None:
     top, _, body = request_.partition(b"\r\n\r\n")
     with raw_connection(address) as connection:
         for _ in range(2):
@@ -496,7 +486,7 @@ def test_connection_outlives_body_that_is_not_wanted(
         assert response(connection)[0] == 200
 
 
-def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
+def test_body_in_tiny_chunks_is_read(address: str) -> None:
     body = json.dumps({"text": "a" * 20_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     with raw_connection(address) as connection:
@@ -506,14 +496,14 @@ def test_a_body_of_tiny_chunks_is_a_body(address: str) -> None:
     assert json.loads(content)["tokens_total"] > 0
 
 
-def test_who_reads_no_answers_is_cut_off(address: str) -> None:
+def test_client_that_reads_nothing_is_disconnected(address: str) -> None:
     requests = GET.replace(b"/healthz", b"/openapi.json") * 1_000_000
     with raw_connection(address) as connection, pytest.raises(ConnectionError):
         connection.sendall(requests)
 
 
 @pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"])
-def test_who_does_not_read_the_end_of_an_answer_is_cut_off(last: bytes) -> None:
+def test_unread_last_answer_ends_connection(last: bytes) -> None:
     answered = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -539,7 +529,7 @@ def test_who_does_not_read_the_end_of_an_answer_is_cut_off(last: bytes) -> None:
         eventually(lambda: not server.server_state.connections, "the connection ends")
 
 
-def test_whoever_sends_endless_tiny_chunks_does_not_hold_up_the_others(address: str) -> None:
+def test_endless_chunks_do_not_delay_others(address: str) -> None:
     """Eight of them; parsed as they come, each turn of theirs took a second and more."""
     ended = threading.Event()
 

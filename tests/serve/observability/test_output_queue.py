@@ -62,7 +62,7 @@ def answers(address: str, path: str = "/healthz") -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
-def test_full_output_stops_no_server(
+def test_full_output_does_not_stop_server(
     number: signal.Signals, code: int, full_pipe: int, bundle_folder: Path
 ) -> None:
     """It starts, answers and ends, also where its loop stands still."""
@@ -119,7 +119,7 @@ def test_full_output_does_not_block(write: str, full_pipe: int) -> None:
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_reader_that_leaves_ends_nothing(stream: str, left_pipe: int) -> None:
+def test_departed_reader_does_not_end_program(stream: str, left_pipe: int) -> None:
     program = (
         "import sys; print('a', file=sys.stdout); print('b', file=sys.stderr); flush_output();"
         "sys.exit(40 + dropped_lines())"
@@ -130,7 +130,7 @@ def test_reader_that_leaves_ends_nothing(stream: str, left_pipe: int) -> None:
         assert "standard output cannot be written (Broken pipe)" in other
 
 
-def test_lines_are_written_whole_and_in_order() -> None:
+def test_lines_stay_whole_and_ordered() -> None:
     program = "import os\nfor n in range(1000): print(n, '-' * 50)\nos.write(2, b'native')"
     code, output = run(program)
     assert code == 0
@@ -138,7 +138,7 @@ def test_lines_are_written_whole_and_in_order() -> None:
     assert output.endswith("native")
 
 
-def test_dropped_lines_are_reported_once_it_is_read() -> None:
+def test_dropped_lines_are_reported_later() -> None:
     reading, writing = os.pipe()
     program = (
         "import sys; [print('a' * 999) for _ in range(1000)];"
@@ -159,7 +159,7 @@ def test_dropped_lines_are_reported_once_it_is_read() -> None:
     assert dropped > 500
 
 
-def test_closed_streams_are_not_taken_by_other_files() -> None:
+def test_closed_streams_are_not_reused() -> None:
     program = "import os, socket; os._exit(40 + socket.socket().fileno())"
     closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable]
     done = subprocess.run(

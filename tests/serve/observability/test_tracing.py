@@ -46,7 +46,7 @@ def attributes(span: Span) -> dict[str, object]:
     }
 
 
-def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
+def test_request_span_has_stage_spans(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with collector() as (address, received):
@@ -103,7 +103,7 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         ("access%5Ftoken=a&evidence=%31", "evidence=1&REDACTED"),
     ],
 )
-def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
+def test_unknown_query_parameters_are_redacted(query: str, left: str) -> None:
     assert redacted(query) == left
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -117,7 +117,7 @@ def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/infer?key=s", "/infer%3Fkey=s", "/infer;key=s", "/a%3bs"])
-def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
+def test_query_behind_encoded_mark_is_redacted(path: str) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(QueryRedaction())
@@ -130,7 +130,7 @@ def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
         assert str(value).endswith("REDACTED")
 
 
-def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
+def test_silent_collector_does_not_block_shutdown(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -147,9 +147,7 @@ def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
 @pytest.mark.parametrize(
     "variables", [{}, {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
 )
-def test_where_nobody_receives_traces_the_sdk_is_not_imported(
-    variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_sdk_is_not_imported_without_collector(variables: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys; from aftserve.server import Server; "
         "from aftserve.observability import tracing; "
@@ -168,9 +166,7 @@ def test_where_nobody_receives_traces_the_sdk_is_not_imported(
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "aftexport[otel]"),
     ],
 )
-def test_without_the_extra_it_says_so_and_goes_on(
-    variables: dict[str, str], mentioned: str, tmp_path: Path
-) -> None:
+def test_missing_extra_is_logged(variables: dict[str, str], mentioned: str, tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
         "from aftserve.observability import tracing; assert tracing.configure().provider is None",
@@ -188,7 +184,7 @@ def test_without_the_extra_it_says_so_and_goes_on(
         {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
     ],
 )
-def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_path: Path) -> None:
+def test_unsupported_exporter_is_logged(variables: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "from aftserve.observability import tracing; "
         "assert tracing.configure().provider is None",
@@ -207,9 +203,7 @@ def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_
         ("", "traceparent tracestate baggage"),
     ],
 )
-def test_a_propagator_that_is_not_installed_is_left_out(
-    given: str, left: str, tmp_path: Path
-) -> None:
+def test_missing_propagator_is_left_out(given: str, left: str, tmp_path: Path) -> None:
     fields = "from opentelemetry import propagate; print(*propagate.get_global_textmap().fields)"
     outcome = run_python(
         "-c", f"from aftserve.cli import main; assert main(['key', 'a']) == 0; {fields}",

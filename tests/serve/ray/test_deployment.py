@@ -83,7 +83,7 @@ def documents(bundle_folder: Path) -> list[Document]:
     return make_documents(bare_engine(bundle_folder, 1), 60, shortest=64, longest=16_384)
 
 
-def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
+def test_deployment_has_the_servers_routes(address: str, bundle_folder: Path) -> None:
     assert http.get(f"{address}/readyz").json() == {"status": "ready"}
     assert http.get(f"{address}/parity").json()["within"]
     assert http.get(f"{address}/v2/models/model").json()["name"] == "model"
@@ -97,7 +97,7 @@ def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
     assert http.post(f"{address}/infer", json={"text": 1}).status_code == 422
 
 
-def test_a_request_has_one_name(address: str) -> None:
+def test_request_has_one_id(address: str) -> None:
     for path in ("/healthz", "/nothing"):
         answer = http.get(f"{address}{path}", headers={"X-Request-ID": "order-7"})
         assert answer.headers.get_list("x-request-id") == ["order-7"]
@@ -105,7 +105,7 @@ def test_a_request_has_one_name(address: str) -> None:
         assert name
 
 
-def test_the_options_of_the_file_arrive(address: str, ray: dict[str, str], tmp_path: Path) -> None:
+def test_config_options_reach_ray(address: str, ray: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python("-c", _OPTIONS, cwd=tmp_path, **ray)
     assert outcome.code == 0, outcome.err
     for name, value in {
@@ -120,7 +120,7 @@ def test_the_options_of_the_file_arrive(address: str, ray: dict[str, str], tmp_p
         assert re.search(rf'"{name}": {value}\b', outcome.out), (name, outcome.out)
 
 
-def test_a_replica_that_is_killed_under_load_loses_no_document(
+def test_killed_replica_loses_no_document(
     address: str, ray: dict[str, str], documents: list[Document]
 ) -> None:
     before = replicas(ray)
@@ -149,7 +149,7 @@ def test_a_replica_that_is_killed_under_load_loses_no_document(
     eventually(lambda: len(set(replicas(ray)) - {before[0]}) == 2, "another takes its place")
 
 
-def test_deployed_again_with_a_short_queue_it_says_429_itself(
+def test_redeployment_with_short_queue_sends_429(
     address: str, ray: dict[str, str], bundle_folder: Path, place: str, tmp_path: Path
 ) -> None:
     before = replicas(ray)
@@ -172,7 +172,7 @@ def test_deployed_again_with_a_short_queue_it_says_429_itself(
     assert "take" in refused.json()["detail"]
 
 
-def test_a_bundle_outside_its_bound_is_never_ready(
+def test_bundle_outside_tolerance_is_never_ready(
     ray: dict[str, str], bundle_copy: Path, tmp_path: Path
 ) -> None:
     config = "threads = 1\n[ray]\nmax_constructor_retry_count = 1\n"
@@ -203,7 +203,7 @@ def test_a_bundle_outside_its_bound_is_never_ready(
         ("[ray", "ray.toml"),
     ],
 )
-def test_a_bad_config_is_refused(
+def test_bad_config_is_refused(
     section: str, said: str, bundle_folder: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_bad_config_is_refused(
     assert_refused(Outcome(code, captured.out, captured.err), said)
 
 
-def test_a_bad_bundle_is_refused(
+def test_bad_bundle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -223,13 +223,13 @@ def test_a_bad_bundle_is_refused(
     assert "absent" in capsys.readouterr().err
 
 
-def test_without_ray_it_names_the_extra(bundle_folder: Path, tmp_path: Path) -> None:
+def test_missing_ray_names_the_extra(bundle_folder: Path, tmp_path: Path) -> None:
     words = ("deploy", bundle_folder, "--engine", "ray")
     outcome = without(["ray"], "aftserve", *words, cwd=tmp_path)
     assert_refused(outcome, "needs ray", "pip install 'aftexport[ray]'")
 
 
-def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> None:
+def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> None:
     place, log, mark = free_place(), tmp_path / "log", f"AFT_TEST={uuid.uuid4().hex}"
     (tmp_path / "ray.toml").write_text(f"port = {place.split(':')[1]}\nthreads = 1\n")
     words = ["-m", "aftserve", "deploy", str(bundle_folder), "--engine", "ray"]

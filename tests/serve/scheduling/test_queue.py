@@ -47,7 +47,7 @@ def take(queue: JobQueue) -> Sequence[Job]:
     return run.batch if run else ()
 
 
-def test_the_oldest_comes_first_and_what_is_put_back_before_it(
+def test_requeued_jobs_come_first(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     waiting, jobs = JobQueue(), [job(loop) for _ in range(4)]
@@ -58,7 +58,7 @@ def test_the_oldest_comes_first_and_what_is_put_back_before_it(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(1e-6, 1e3)), max_size=50))
-def test_its_seconds_are_those_of_its_jobs(
+def test_backlog_is_sum_of_jobs(
     loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, float]]
 ) -> None:
     waiting, kept = JobQueue(), list[Job]()
@@ -73,14 +73,14 @@ def test_its_seconds_are_those_of_its_jobs(
     assert waiting.close() == kept
 
 
-def test_what_was_taken_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
+def test_taken_job_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     waiting.put(one)
     assert take(waiting) == [one]
     assert not waiting.remove(one)
 
 
-def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
+def test_take_blocks_while_queue_is_paused(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     waiting, one = JobQueue(), job(loop)
@@ -94,7 +94,7 @@ def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
         assert taken.result(30) == [one]
 
 
-def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
+def test_wait_reports_jobs_despite_pause(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     waiting, one = JobQueue(), job(loop)
@@ -111,7 +111,7 @@ def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
     assert not waiting.wait(0)
 
 
-def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> None:
+def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken = JobQueue(), list[Sequence[Job]]()
     thread = threading.Thread(target=lambda: taken.append(take(waiting)))
     thread.start()
@@ -121,7 +121,7 @@ def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> 
     assert waiting.wait(math.inf)
 
 
-def test_every_job_is_taken_or_removed_and_none_twice(loop: asyncio.AbstractEventLoop) -> None:
+def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
 
     def take_all() -> None:
@@ -147,7 +147,7 @@ def part_of(loop: asyncio.AbstractEventLoop) -> Job:
     return one
 
 
-def test_a_document_with_parts_left_returns_to_the_front(loop: asyncio.AbstractEventLoop) -> None:
+def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
     queue, long, other = JobQueue(), part_of(loop), job(loop)
     queue.put(long)
     run = queue.take(first)
@@ -163,7 +163,7 @@ def test_a_document_with_parts_left_returns_to_the_front(loop: asyncio.AbstractE
     assert queue.close() == [long, other]
 
 
-def test_an_abandoned_document_with_parts_left_is_not_queued_again(
+def test_cancelled_unfinished_document_is_not_requeued(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     queue, long = JobQueue(), part_of(loop)
@@ -177,7 +177,7 @@ def test_an_abandoned_document_with_parts_left_is_not_queued_again(
     assert len(queue) == 0
 
 
-def test_memory_is_released_once_after_the_last_run(loop: asyncio.AbstractEventLoop) -> None:
+def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> None:
     queue = JobQueue()
     assert queue.begin_release(release) is None
     queue.put(job(loop))
@@ -194,7 +194,7 @@ def test_memory_is_released_once_after_the_last_run(loop: asyncio.AbstractEventL
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_memory_of_a_replaced_model_is_not_released(
+def test_replaced_models_memory_is_not_released(
     running: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
     queue = JobQueue()

@@ -105,7 +105,7 @@ def wait_for_documents(address: str, count: int) -> None:
     eventually(lambda: metric(address, "aftserve_waiting_documents") == count, f"{count} wait")
 
 
-def test_short_documents_that_wait_share_runs(
+def test_waiting_short_documents_share_runs(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     documents = np.random.default_rng(0).integers(0, 200, (24, 16)).tolist()
@@ -119,9 +119,7 @@ def test_short_documents_that_wait_share_runs(
     assert grown(RUNS) < 24 + 24
 
 
-def test_short_lines_of_a_request_share_runs(
-    address: str, pool: ThreadPoolExecutor, grown: Grown
-) -> None:
+def test_short_lines_share_runs(address: str, pool: ThreadPoolExecutor, grown: Grown) -> None:
     lines = b"".join(json.dumps({"input_ids": [n] * 16}).encode() + b"\n" for n in range(24))
     kind = {"Content-Type": "application/x-ndjson"}
     with asking(address, [ENDLESS]):
@@ -131,9 +129,7 @@ def test_short_lines_of_a_request_share_runs(
     assert grown(RUNS) < 24
 
 
-def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
-    address: str, grown: Grown
-) -> None:
+def test_disconnect_stops_run_and_queued_documents(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS], *[[5] * 400] * 3):
         assert metric(address, "aftserve_waiting_documents") == 3
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
@@ -142,7 +138,7 @@ def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
     assert post(address, [5]).status_code == 200
 
 
-def test_a_client_that_leaves_while_it_waits_delays_nobody(
+def test_departed_waiting_client_delays_no_request(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     with asking(address, [ENDLESS]):
@@ -154,9 +150,7 @@ def test_a_client_that_leaves_while_it_waits_delays_nobody(
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
 
 
-def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
-    address: str, grown: Grown
-) -> None:
+def test_shared_run_lasts_until_last_disconnect(address: str, grown: Grown) -> None:
     def left() -> float:
         return metric(address, "aftserve_responses_total", path="/infer", status="499")
 
@@ -173,16 +167,14 @@ def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
     eventually(lambda: grown(STOPPED) == 2, "the run is stopped")
 
 
-def test_a_deadline_ends_the_wait_and_the_run(address: str, grown: Grown) -> None:
+def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
     deadline = {"Deadline-Seconds": "5"}  # a busy machine takes some of it to begin
     assert post(address, [ENDLESS], **deadline).status_code == 504
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
     assert post(address, [5]).status_code == 200
 
 
-def test_a_deadline_ends_the_wait_of_a_document_that_no_run_has_taken(
-    address: str, grown: Grown
-) -> None:
+def test_deadline_ends_wait_in_queue(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS]):
         # Of a run that is late by less, an answer within the deadline is still expected.
         assert post(address, [5], **{"Deadline-Seconds": "5"}).status_code == 504
@@ -192,7 +184,7 @@ def test_a_deadline_ends_the_wait_of_a_document_that_no_run_has_taken(
     eventually(lambda: idle(address), "the other run is stopped")
 
 
-def test_a_poisoned_document_fails_alone(
+def test_poisoned_document_fails_alone(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     documents = [[number] * 16 for number in range(15)] + [[POISON] * 16]
@@ -205,14 +197,12 @@ def test_a_poisoned_document_fails_alone(
     assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_a_request_with_a_poisoned_document_fails_whole(address: str) -> None:
+def test_poisoned_document_fails_its_request(address: str) -> None:
     assert post(address, [5], [POISON], [6], [POISON]).status_code == 500
     assert post(address, [5], [6]).status_code == 200
 
 
-def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
-    hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_stalled_run_is_stopped(hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, _):
         hopeless = pool.submit(post, address, [ENDLESS])
         eventually(lambda: not idle(address), "it runs")
@@ -221,7 +211,7 @@ def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
         assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(
+def test_unstoppable_run_ends_the_process(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, process):
@@ -234,9 +224,7 @@ def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(
     assert "cannot be stopped" in (tmp_path / "log").read_text("utf-8")
 
 
-def test_many_clients_that_come_and_go_leave_nothing_behind(
-    address: str, pool: ThreadPoolExecutor
-) -> None:
+def test_many_disconnects_leave_no_documents(address: str, pool: ThreadPoolExecutor) -> None:
     def one(seed: int) -> int | None:
         generator = np.random.default_rng(seed)
         ids = generator.integers(0, 200, int(generator.integers(1, 3000))).tolist()
@@ -291,7 +279,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("never happened")
 
 
-def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
+def test_abandoned_texts_are_not_tokenized(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
@@ -318,7 +306,7 @@ def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
     asyncio.run(scenario())
 
 
-def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
+def test_short_texts_overtake_waiting_long_texts(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
@@ -336,7 +324,7 @@ def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
     asyncio.run(scenario())
 
 
-def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
+def test_cancellation_at_run_start_stops_run(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove, stops = JobQueue.remove, list[Stop]()
