@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow, or never end."""
+"""Bodies that are too large, too slow, or without end."""
 
 import json
 import socket
@@ -60,7 +60,7 @@ def test_gigabyte_body_leaves_memory_unchanged(address: str) -> None:
     before = resident_mib(address)
     with raw_connection(address) as connection:
         connection.sendall(head(None))
-        with suppress(OSError):  # it is listened to for two seconds, which may not suffice
+        with suppress(OSError):  # the server reads for two seconds, which may not suffice
             send_chunks(connection, 1024 * MIB)
     assert resident_mib(address) - before < 8
     assert http.get(f"{address}/readyz").status_code == 200
@@ -109,7 +109,8 @@ def test_total_buffered_bytes_are_limited(address: str) -> None:
         for connection in connections:
             connection.close()
     eventually(
-        lambda: http.post(f"{address}/infer", json={"text": "a"}).status_code == 200, "it recovers"
+        lambda: http.post(f"{address}/infer", json={"text": "a"}).status_code == 200,
+        "the server recovers",
     )
 
 
