@@ -1,3 +1,5 @@
+"""Settings from flags, environment variables and a file, in this order of precedence."""
+
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("content", "mentioned"),
+    ("content", "message"),
     [
         ("colour = 1", "colour in the file of --config is not a setting"),
         ("max_token = 1", "max_tokens"),
@@ -38,9 +40,9 @@ def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.Monke
         ("port =", "aftserve.toml"),
     ],
 )
-def test_invalid_file_names_the_cause(content: str, mentioned: str, file: Path) -> None:
+def test_invalid_file_names_the_cause(content: str, message: str, file: Path) -> None:
     file.write_text(content)
-    with pytest.raises(UsageError, match=mentioned):
+    with pytest.raises(UsageError, match=message):
         Settings.read(["bundle", "--config", str(file)])
 
 
@@ -133,7 +135,7 @@ def test_malformed_table_variable_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_kubernetes_service_variables_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = {
+    variables = {
         "AFTSERVE_SERVICE_HOST": "10.0.0.1",
         "AFTSERVE_SERVICE_PORT": "80",
         "AFTSERVE_SERVICE_PORT_HTTP": "80",
@@ -145,13 +147,13 @@ def test_kubernetes_service_variables_are_ignored(
         "AFTSERVE_V2_PORT": "tcp://10.0.0.2:80",
         "AFTSERVE_V2_SERVICE_HOST": "10.0.0.2",
     }
-    for name, value in said.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert Settings.read(["bundle"]).port == Settings.model_fields["port"].default
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggestion"),
     [
         ("AFTSERVE_API_KEY", "AFTSERVE_API_KEYS"),
         ("aftserve_max_token", "AFTSERVE_MAX_TOKENS"),
@@ -162,10 +164,10 @@ def test_kubernetes_service_variables_are_ignored(
     ],
 )
 def test_unknown_variable_is_refused(
-    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+    name: str, suggestion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
-    with pytest.raises(UsageError, match=meant):
+    with pytest.raises(UsageError, match=suggestion):
         Settings.read(["bundle"])
 
 

@@ -1,4 +1,4 @@
-"""What killed runs leave beside an output goes with the next one, and what lives is let be."""
+"""Files of killed runs beside an output: the next run removes only those."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ with replacing(Path(sys.argv[1])) as aside:
 
 @contextmanager
 def writing(out: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has half of its output, and waits."""
+    """Yield a process that has written half of its output and waits."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITING, str(out)],
         env=environment(),
@@ -81,16 +81,17 @@ def test_unrelated_file_stays(name: str, tmp_path: Path) -> None:
     if name.endswith("1" * 16):
         other.mkdir()
     elif name.endswith("2" * 16):
-        (tmp_path / "elsewhere").write_text("of another")
+        (tmp_path / "elsewhere").write_text("unrelated")
         other.symlink_to("elsewhere")
     else:
-        other.write_text("of another")
+        other.write_text("unrelated")
     with replacing(tmp_path / "out.jsonl"):
         pass
     assert os.path.lexists(other)
 
 
 def test_shared_long_name_prevents_removal(tmp_path: Path) -> None:
+    """The file beside an output has only the beginning of a long name."""
     names = [f"{'labels' * 6} {number}.jsonl" for number in range(2)]
     with replacing_file(tmp_path / names[0]) as other, replacing(tmp_path / names[1]):
         assert other.exists()

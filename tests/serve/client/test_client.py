@@ -60,8 +60,8 @@ def test_answers_keep_order_around_failure(asking: Client) -> None:
 
 
 def test_oversized_request_is_split(asking: Client) -> None:
-    documents = ["x" * (number + 1) for number in range(299)]  # in one request, more than it takes
-    documents[20] = "x" * (17 << 20)  # more than any request may have
+    documents = ["x" * (number + 1) for number in range(299)]  # too many for one request
+    documents[20] = "x" * (17 << 20)  # too large for any request
     answers = list(asking.infer_each(documents, at_once=len(documents)))
     too_long = answers.pop(20)
     assert isinstance(too_long, TooLongError)
@@ -74,12 +74,12 @@ def test_split_request_keeps_first_answers(
     server: str,
 ) -> None:
     class Handler(Stub):
-        """The real server's answers, but to one document at a time, and none to the last."""
+        """Pass single documents to the real server, except the last; refuse several at once."""
 
         def post(self, body: bytes) -> None:
             status, content = 413, b'{"detail": "too large"}'
             if body == b'{"text": "last"}':
-                status, content = 401, b'{"detail": "no more"}'
+                status, content = 401, b'{"detail": "not allowed"}'
             elif b"\n" not in body:
                 kind = {"Content-Type": self.headers["Content-Type"]}
                 answer = http.post(f"{server}/infer", content=body, headers=kind)

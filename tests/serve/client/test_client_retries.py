@@ -1,4 +1,4 @@
-"""The Python client against servers that are busy, away, slow, or no aftserve."""
+"""The Python client and servers that are busy, unreachable, slow, or not aftserve."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ from aftserve.client import client as client_module
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the client would wait; it goes on at once."""
+    """Return the list of the client's pauses in seconds; the client does not sleep."""
     seconds: list[float] = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds
@@ -34,10 +34,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def answering(
     *statuses: int,
     wait: str | None = "1",
-    content: bytes = b'{"detail": "as it is"}',
+    content: bytes = b'{"detail": "the reason"}',
     encoding: str = "identity",
 ) -> Iterator[tuple[str, list[float]]]:
-    """A server that answers so, one after the other, and the deadlines it was given."""
+    """Yield a server that sends these statuses in turn, and the list of received deadlines."""
     deadlines: list[float] = []
     left = iter(statuses)
 
@@ -73,27 +73,27 @@ def test_retry_after_header_is_obeyed(
         assert all(2 <= wait <= 2.2 for wait in waits)
 
 
-@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "always"])
 def test_only_busy_lines_are_retried(lasting: bool, server: str, waits: list[float]) -> None:
     busy = b'{"detail": "later", "status": 429, "retry_after": 7}'
-    asked: list[list[bytes]] = []
+    requests: list[list[bytes]] = []
 
     class Handler(Stub):
-        """The real server's answers, but of every second line one that it is busy."""
+        """Pass lines to the real server, and replace every second answer by status 429."""
 
         def post(self, body: bytes) -> None:
             kind = {"Content-Type": self.headers["Content-Type"]}
             answers = http.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
-            if lasting or not asked:
+            if lasting or not requests:
                 answers[1::2] = [busy] * len(answers[1::2])
-            asked.append(body.split(b"\n"))
+            requests.append(body.split(b"\n"))
             content = b"\n".join(answers)
             self.answer(200, content)
 
     with listening(Handler) as address, Client(address, retries=1) as client:
         answers = list(client.infer_each(["x" * (n + 1) for n in range(8)] + [[10**9]]))
-    assert [len(lines) for lines in asked] == [9, 4]
-    assert asked[1] == asked[0][1::2]
+    assert [len(lines) for lines in requests] == [9, 4]
+    assert requests[1] == requests[0][1::2]
     assert all(7 <= wait <= 7.7 for wait in waits)
     assert len(waits) == 1
     failed = [answer for answer in answers if isinstance(answer, ServerError)]
@@ -108,7 +108,7 @@ def test_only_busy_lines_are_retried(lasting: bool, server: str, waits: list[flo
 )
 def test_long_or_unknown_delay_prevents_retry(wait: str | None, deadline: float) -> None:
     with answering(503, 503, wait=wait) as (address, deadlines), Client(address) as client:
-        with pytest.raises(UnavailableError, match="as it is"):
+        with pytest.raises(UnavailableError, match="the reason"):
             client.infer("a", deadline=deadline)
         assert len(deadlines) == 1
 
@@ -120,8 +120,8 @@ def test_long_or_unknown_delay_prevents_retry(wait: str | None, deadline: float)
 def test_proxy_error_without_delay_is_retried(
     status: int, error: type[ServerError], waits: list[float]
 ) -> None:
-    lost = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
-    with lost as (address, deadlines), Client(address) as client:
+    proxy = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
+    with proxy as (address, deadlines), Client(address) as client:
         with pytest.raises(error, match=f"{status}: Internal Server Error"):
             client.infer("a")
         assert len(deadlines) == 5
@@ -131,17 +131,21 @@ def test_proxy_error_without_delay_is_retried(
 @pytest.mark.parametrize("content", [b"<html>maintenance</html>", b'{"detail": "maintenance"}'])
 def test_proxy_retry_after_is_obeyed(content: bytes, waits: list[float]) -> None:
     date = formatdate(time.time() + 30, usegmt=True)
-    for wait, least, most in (("7", 7, 7.7), (date, 20, 33), (formatdate(0, usegmt=True), 0, 0)):
+    for wait, shortest, longest in (
+        ("7", 7, 7.7),
+        (date, 20, 33),
+        (formatdate(0, usegmt=True), 0, 0),
+    ):
         waits.clear()
-        away = answering(*[503] * 9, wait=wait, content=content)
+        proxy = answering(*[503] * 9, wait=wait, content=content)
         with (
-            away as (address, _),
+            proxy as (address, _),
             Client(address, retries=1) as client,
             pytest.raises(UnavailableError),
         ):
             client.infer("a")
         assert len(waits) == 1
-        assert least <= waits[0] <= most
+        assert shortest <= waits[0] <= longest
 
 
 def test_redirect_is_reported_not_followed() -> None:
@@ -180,7 +184,7 @@ def test_foreign_responses_are_refused(content: bytes) -> None:
 
 
 def test_missing_answers_fail_the_request() -> None:
-    line = b'{"detail": "as it is", "status": 422}\n'
+    line = b'{"detail": "the reason", "status": 422}\n'
     with answering(200, content=line) as (address, deadlines), Client(address) as client:
         with pytest.raises(ServerError, match="1 answers to 2 documents"):
             list(client.infer_each(["a", "b"]))

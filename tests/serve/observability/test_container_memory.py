@@ -1,3 +1,5 @@
+"""The memory limit of a container, and the warning if a document may exceed it."""
+
 from pathlib import Path
 
 import pytest

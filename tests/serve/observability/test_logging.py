@@ -1,3 +1,5 @@
+"""Log lines and metrics of requests."""
+
 import json
 import re
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ def address(bundle_folder: Path, log: Path) -> Iterator[str]:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    """Every line the server has logged; what it printed before it began to serve is none."""
+    """Return the lines that the server has logged; earlier output is not JSON."""
     return [json.loads(line) for line in log.read_text("utf-8").splitlines() if line[0] == "{"]
 
 
@@ -68,8 +70,8 @@ def test_message_cannot_forge_log_line(tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import logging; from aftserve.observability.logging import configure_logging; "
         "configure_logging('text'); "
-        "said = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
-        "logging.error('it says %s', said, extra={'fields': {'c': '\\r'}})",
+        "message = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
+        "logging.error('it says %s', message, extra={'fields': {'c': '\\r'}})",
         cwd=tmp_path,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -85,7 +87,7 @@ def test_unknown_paths_share_one_series(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "counted"),
+    ("path", "route"),
     [
         ("/v2", "/v2"),
         ("/v2/health/ready", "/v2/health/ready"),
@@ -95,13 +97,13 @@ def test_unknown_paths_share_one_series(address: str) -> None:
     ],
 )
 def test_response_is_counted_by_route(
-    asked: str, counted: str, address: str, bundle_folder: Path
+    path: str, route: str, address: str, bundle_folder: Path
 ) -> None:
-    before = metric(address, "aftserve_responses_total", path=counted, status="200")
+    before = metric(address, "aftserve_responses_total", path=route, status="200")
     name = bundle_folder.name.removesuffix(".bundle")
-    for ask in (httpx.get, httpx.head):
-        assert ask(address + asked.replace("MODEL", name)).status_code == 200
-    after = metric(address, "aftserve_responses_total", path=counted, status="200")
+    for request in (httpx.get, httpx.head):
+        assert request(address + path.replace("MODEL", name)).status_code == 200
+    after = metric(address, "aftserve_responses_total", path=route, status="200")
     assert after == before + 2
 
 

@@ -1,4 +1,4 @@
-"""Traces, as a collector on the loopback interface receives them."""
+"""Traces that a collector on the loopback interface receives."""
 
 import gzip
 import socket
@@ -54,10 +54,10 @@ def test_request_span_has_stage_spans(
         with serving(bundle_folder, tmp_path / "log") as (server, process):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"texts": ["An invoice.", "abc"]}
-            asked = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
-            answer = http.post(asked, json=body, headers=headers)
+            url = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
+            answer = http.post(url, json=body, headers=headers)
             assert answer.status_code == 200
-            process.terminate()  # what was not sent yet is sent then
+            process.terminate()  # the server sends its last spans as it ends
             assert process.wait(30) == 0
     assert not [request for request in received if SECRET.encode() in request.SerializeToString()]
     assert SECRET not in (tmp_path / "log").read_text("utf-8")
@@ -75,7 +75,7 @@ def test_request_span_has_stage_spans(
         "infer", "infer", "queue", "queue", "receive", "tokenize"
     ]  # fmt: skip
     for span in stages:
-        slack = 5_000_000  # clocks of two kinds, in nanoseconds
+        slack = 5_000_000  # nanoseconds between two clocks
         assert request.start_time_unix_nano - slack <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= request.end_time_unix_nano + slack
@@ -160,20 +160,20 @@ def test_sdk_is_not_imported_without_collector(variables: dict[str, str], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("variables", "mentioned"),
+    ("variables", "message"),
     [
         ({ENDPOINT: "http://127.0.0.1:1"}, "aftexport[otel]"),
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "aftexport[otel]"),
     ],
 )
-def test_missing_extra_is_logged(variables: dict[str, str], mentioned: str, tmp_path: Path) -> None:
+def test_missing_extra_is_logged(variables: dict[str, str], message: str, tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
         "from aftserve.observability import tracing; assert tracing.configure().provider is None",
         cwd=tmp_path, **variables,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert mentioned in outcome.err
+    assert message in outcome.err
 
 
 @pytest.mark.parametrize(

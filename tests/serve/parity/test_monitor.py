@@ -1,4 +1,4 @@
-"""The server against PyTorch: at start, on demand, and in passing."""
+"""Comparisons of the server with PyTorch: at its start, on request, and of live documents."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def post(address: str, ids: list[int]) -> httpx.Response:
 
 
 def reference_of(server_id: int) -> int | None:
-    """The process of a server's PyTorch reference."""
+    """Return the process of a server's PyTorch reference; None if none runs."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -94,7 +94,7 @@ def test_document_is_compared_with_pytorch(document: dict[str, object], address:
     assert [output["label"] for output in check["outputs"]] == ["invoice", "contract", "letter"]
     for output in check["outputs"]:
         assert output["difference"] == abs(output["served"] - output["reference"])
-        # PyTorch's, in float64, and not a copy of the engine's.
+        # The reference computes in float64; a copy of the engine's output would be float32.
         assert output["served"] == float(np.float32(output["served"]))
         assert output["reference"] != float(np.float32(output["reference"]))
 
@@ -127,14 +127,14 @@ def test_killed_reference_restarts_without_failed_requests(
         number = reference_of(process.pid)
         assert number is not None
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(post, address, [5] * 1000) for _ in range(50)]
+            requests = [pool.submit(post, address, [5] * 1000) for _ in range(50)]
             os.kill(number, signal.SIGKILL)
-            assert {answer.result().status_code for answer in asked} == {200}
-        eventually(lambda: reference_of(process.pid) is None, "it is gone")
+            assert {answer.result().status_code for answer in requests} == {200}
+        eventually(lambda: reference_of(process.pid) is None, "the reference has ended")
         assert compare(address, text="a").status_code == 200
         assert reference_of(process.pid) not in (None, number)
         last = reference_of(process.pid)
-    eventually(lambda: not Path(f"/proc/{last}").exists(), "it ends with the server")
+    eventually(lambda: not Path(f"/proc/{last}").exists(), "the reference ends with the server")
 
 
 def test_reference_supports_many_classes(tmp_path: Path) -> None:
@@ -181,13 +181,16 @@ def test_live_breach_makes_server_unready(
         within = {"kind": "reference", "verdict": "within"}
         assert post(address, [5, 6]).status_code == 200
         eventually(
-            lambda: metric(address, "aftserve_parity_checks_total", **within) == 1, "it is compared"
+            lambda: metric(address, "aftserve_parity_checks_total", **within) == 1,
+            "the document is compared",
         )
         assert http.get(f"{address}/readyz").status_code == 200
         assert post(address, [5] * 65_537).status_code == 200
         assert metric(address, "aftserve_skipped_parity_checks_total") == 1
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert "PyTorch" in http.get(f"{address}/readyz").json()["status"]
         assert post(address, [5]).status_code == 503
 
@@ -199,13 +202,15 @@ def test_shared_run_is_compared_with_single(bundle_copy: Path, tmp_path: Path) -
         http.post(
             f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
         )
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert "single run" in http.get(f"{address}/readyz").json()["status"]
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
 
 def test_golden_breach_makes_server_unready(bundle_copy: Path, tmp_path: Path) -> None:
-    bundle = rounded(bundle_copy)
+    bundle = rounding_bundle(bundle_copy)
     with serving(bundle, tmp_path / "log") as (address, _):
         assert not http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/readyz").status_code == 503
@@ -215,7 +220,7 @@ def test_golden_breach_makes_server_unready(bundle_copy: Path, tmp_path: Path) -
 
 
 def test_golden_breach_falls_back_if_configured(bundle_copy: Path, tmp_path: Path) -> None:
-    bundle = rounded(bundle_copy)
+    bundle = rounding_bundle(bundle_copy)
     with serving(bundle, tmp_path / "log", "--on-breach", "fallback") as (address, _):
         assert http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/info").json()["safe"]
@@ -229,11 +234,13 @@ def test_live_breach_falls_back_if_configured(
     options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
     with serving(bundle, tmp_path / "log", *options) as (address, _):
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/info").json()["safe"], "it falls back")
+        eventually(lambda: http.get(f"{address}/info").json()["safe"], "the server falls back")
         assert post(address, [5]).status_code == 200
-        # Here the portable bodies are off too, and there is nothing to fall back to.
+        # The portable bodies are wrong too, and no other fallback is left.
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "nothing is left")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
 
 
 def test_failed_fallback_makes_server_unready(
@@ -245,12 +252,14 @@ def test_failed_fallback_makes_server_unready(
         assert compare(address, text="a").status_code == 200
         (bundle / "model.onnx").unlink()
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it says so")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert post(address, [5]).status_code == 503
 
 
-def rounded(bundle: Path) -> Path:
-    """A bundle whose fused kernels are outside the bound on this machine."""
+def rounding_bundle(bundle: Path) -> Path:
+    """Return a bundle whose fused kernels exceed the tolerance on this machine."""
     if aftplugins.library("onnxruntime") is None:
         pytest.skip("no fused kernels are built here")
     coarse_kernels(bundle)

@@ -1,4 +1,4 @@
-"""Who is let in: by the seconds of work before a request, and by its deadline."""
+"""Admission of requests: by the seconds of queued work, and by their deadline."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that lets nobody wait, with work that never ends; without kernels it is slow."""
+    """A server that allows 0 s of queued work; without fused kernels its runs are slow."""
     folder = tmp_path_factory.mktemp("admission")
     bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
     options = ("--max-queue-seconds", "0", "--deadline-seconds", "100", "--stall-seconds", "300")
@@ -41,13 +41,13 @@ def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def busy(address: str) -> Iterator[str]:
-    """The same while it is at a run."""
+    """The same server during a run."""
     body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
     with raw_connection(address) as connection:
         connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
         yield address
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
 
 
 def post(address: str, documents: list[list[int]], **headers: str) -> httpx.Response:
@@ -70,22 +70,23 @@ def test_full_queue_refuses_before_reading_body(busy: str) -> None:
 
 
 def lines(*documents: list[int]) -> bytes:
-    """The rest of a chunked body, or some of it."""
+    """Return a chunk of a body, with one line for each document."""
     content = b"".join(json.dumps({"input_ids": ids}).encode() + b"\n" for ids in documents)
     return f"{len(content):x}\r\n".encode() + content + b"\r\n"
 
 
 def test_lines_of_one_request_may_wait(address: str) -> None:
+    """Lines wait for lines of their own request; other requests are refused meanwhile."""
     with raw_connection(address) as connection:
         connection.sendall(head(None).replace(b"application/json", LINES))
         connection.sendall(lines([ENDLESS]))
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
         connection.sendall(lines(*[[5] * 1000] * 6))
-        eventually(lambda: metric(address, "aftserve_waiting_documents") == 6, "they wait")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") == 6, "6 lines wait")
         connection.sendall(lines(*[[5] * 1000] * 6))
-        eventually(lambda: metric(address, "aftserve_waiting_documents") == 12, "more wait")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") == 12, "12 lines wait")
         assert post(address, [[5]]).status_code == 429
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
 
 
 def test_lines_behind_other_request_get_429(address: str) -> None:
@@ -93,11 +94,13 @@ def test_lines_behind_other_request_get_429(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(None).replace(b"application/json", LINES))
         connection.sendall(lines([5]))
-        eventually(lambda: metric(address, "aftserve_run_documents_count") > runs, "it is answered")
+        eventually(
+            lambda: metric(address, "aftserve_run_documents_count") > runs, "the line is run"
+        )
         body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
         with raw_connection(address) as other:
             other.sendall(head(len(body)) + body)
-            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the run begins")
             connection.sendall(lines([5], [6]) + b"0\r\n\r\n")
             status, content = response(connection)
     assert status == 200
@@ -105,7 +108,7 @@ def test_lines_behind_other_request_get_429(address: str) -> None:
     assert [line.get("status", 200) for line in found] == [200, 429, 429]
     assert "other requests" in found[1]["detail"]
     assert found[1]["retry_after"] >= 1
-    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "it is stopped")
+    eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")
 
 
 def test_empty_queue_admits_request(address: str) -> None:
@@ -114,7 +117,7 @@ def test_empty_queue_admits_request(address: str) -> None:
 
 @pytest.fixture(scope="module")
 def slow(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that takes each token for 100 s of work, whatever was measured."""
+    """A server that predicts 100 s for each token."""
     folder = tmp_path_factory.mktemp("slow")
     bundle = hanging_bundle(Path(shutil.copytree(bundle_folder, folder / "model.bundle")))
     options = ("--max-queue-seconds", "300", "--stall-seconds", "300")
@@ -134,7 +137,7 @@ def test_queue_longer_than_deadline_gets_429(slow: str) -> None:
     body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
     with raw_connection(slow) as connection:
         connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(slow, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(slow, "aftserve_running_documents") == 1, "the run begins")
         answer = post(slow, [[5]], **{"Deadline-Seconds": "150"})
     assert answer.status_code == 429
     assert "the deadline is in 1" in answer.json()["detail"]

@@ -1,3 +1,5 @@
+"""The choice of documents that share a run."""
+
 import asyncio
 from collections.abc import Iterator
 from itertools import accumulate
@@ -13,11 +15,11 @@ from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.job import Job
 
 RUN, TOKEN = 1e-3, 1e-6
-"""Seconds of a run, and more for each token of it: short documents gain by company."""
+"""Seconds of a run, and seconds for each of its tokens: short documents gain by sharing."""
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
 COSTS = CostModel(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
-NEVER = CostModel(
+NO_GAIN = CostModel(
     [
         *(Measurement(1, t, t * TOKEN) for t in LENGTHS),
         *(Measurement(n, t, n * t * TOKEN) for n in (2, 4) for t in LENGTHS),
@@ -63,7 +65,7 @@ def test_documents_of_two_models_run_apart(loop: asyncio.AbstractEventLoop) -> N
 
 
 def test_no_batch_is_made_without_gain(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 20, 20, costs=NEVER), NEVER) == [0]
+    assert chosen(waiting(loop, 20, 20, 20, costs=NO_GAIN), NO_GAIN) == [0]
 
 
 def test_document_of_other_length_waits(loop: asyncio.AbstractEventLoop) -> None:
@@ -114,8 +116,8 @@ def test_batch_has_oldest_and_keeps_limits(
     width = max(job.tokens for job in batch)
     assert len(batch) == 1 or len(batch) * width <= budget
     assert len(batch) == 1 or width <= 1.5 * min(job.tokens for job in batch)
-    alone = sum(job.seconds for job in batch)
-    assert len(batch) == 1 or COSTS.batch(len(batch), width) < alone
+    single = sum(job.seconds for job in batch)
+    assert len(batch) == 1 or COSTS.batch(len(batch), width) < single
 
 
 def test_overtaking_delays_one_batch_at_most(loop: asyncio.AbstractEventLoop) -> None:
@@ -132,5 +134,5 @@ def test_overtaking_delays_one_batch_at_most(loop: asyncio.AbstractEventLoop) ->
             queue.remove(job)
             finished[job.promised] = now
     assert len(finished) == len(jobs)
-    # Overtaking costs nobody more than the batch that overtook it.
+    # A document that is overtaken ends at most one batch after its promise.
     assert all(end <= promise + COSTS.batch(8, 4096) for promise, end in finished.items())

@@ -1,3 +1,5 @@
+"""The queue of jobs between the server and the engine's thread."""
+
 import asyncio
 import math
 import threading
@@ -141,14 +143,14 @@ def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
     assert set(taken) | set(removed) | set(left) == set(jobs)
 
 
-def part_of(loop: asyncio.AbstractEventLoop) -> Job:
+def partly_run_job(loop: asyncio.AbstractEventLoop) -> Job:
     one = job(loop, seconds=0.4)
     one.progress = Progress(ANY, left=4)
     return one
 
 
 def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long, other = JobQueue(), part_of(loop), job(loop)
+    queue, long, other = JobQueue(), partly_run_job(loop), job(loop)
     queue.put(long)
     run = queue.take(first)
     assert run is not None
@@ -166,7 +168,7 @@ def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -
 def test_cancelled_unfinished_document_is_not_requeued(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    queue, long = JobQueue(), part_of(loop)
+    queue, long = JobQueue(), partly_run_job(loop)
     queue.put(long)
     run = queue.take(first)
     assert run is not None
@@ -183,7 +185,7 @@ def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> N
     queue.put(job(loop))
     run = queue.take(first)
     assert run is not None
-    assert queue.begin_release(release) is None  # while it runs
+    assert queue.begin_release(release) is None  # a run is in progress
     queue.end_run()
     released = queue.begin_release(release)
     assert released is not None

@@ -1,4 +1,4 @@
-"""One engine, many clients: who waits, who leaves, and who fails alone."""
+"""One engine and many clients: shared runs, disconnects, deadlines and failures."""
 
 import asyncio
 import json
@@ -34,9 +34,9 @@ FAILED = "aftserve_failed_runs_total"
 Grown = Callable[[str], float]
 
 SOON = ("--stall-seconds", "5", "--max-queue-seconds", "300")
-"""A run is given up, but not before others wait for it, however busy the machine is."""
+"""A stalled run is given up, late enough for other requests to queue on a busy machine."""
 POISON = 300
-"""An id that the manifest lets through and the model's embedding does not have."""
+"""A token id within the manifest's vocabulary, but beyond the model's embedding."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model is a real one, and hangs on documents that begin with a certain token."""
+    """A bundle whose model hangs on documents that begin with a certain token."""
     folder = tmp_path_factory.mktemp("hanging") / "hanging.bundle"
     shutil.copytree(bundle_folder, folder)
     changed_manifest(folder, {"vocab_size": POISON + 1})
@@ -57,7 +57,7 @@ def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("scheduling") / "log"
-    # A run that goes on and on is predicted to take as long again: on a busy machine, too long.
+    # A late run is predicted to last as long again: on a busy machine, beyond the defaults.
     patient = ("--stall-seconds", "300", "--max-queue-seconds", "300")
     with serving(hanging, log, *patient) as (address, _):
         yield address
@@ -68,8 +68,8 @@ def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def grown(address: str) -> Grown:
-    """By how much a counter has grown since the test began, after all of the one before."""
-    eventually(lambda: idle(address), "the last run of the test before has ended")
+    """Return the growth of a counter since the start of the test, when the server was idle."""
+    eventually(lambda: idle(address), "the run of the previous test ends")
     started = {name: metric(address, name) for name in (RUNS, STOPPED, FAILED)}
     return lambda name: metric(address, name) - started[name]
 
@@ -82,7 +82,7 @@ def post(address: str, *documents: list[int], **headers: str) -> httpx.Response:
 
 @contextmanager
 def asking(address: str, *documents: list[int]) -> Iterator[None]:
-    """A client that has been accepted while the block runs; it leaves without its answer."""
+    """Keep an accepted request open during the block; then disconnect without its answer."""
     expected = metric(address, "aftserve_waiting_documents") + len(documents) - idle(address)
     body = json.dumps({"input_ids": documents}).encode()
     with raw_connection(address) as connection:
@@ -109,12 +109,12 @@ def test_waiting_short_documents_share_runs(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     documents = np.random.default_rng(0).integers(0, 200, (24, 16)).tolist()
-    alone = [post(address, ids).json()["results"][0]["scores"] for ids in documents]
+    single = [post(address, ids).json()["results"][0]["scores"] for ids in documents]
     with asking(address, [ENDLESS]):
         waiting = [pool.submit(post, address, ids) for ids in documents]
         wait_for_documents(address, 24)
     together = [answer.result().json()["results"][0]["scores"] for answer in waiting]
-    for one, other in zip(together, alone, strict=True):
+    for one, other in zip(together, single, strict=True):
         np.testing.assert_allclose(list(one.values()), list(other.values()), atol=1e-6)
     assert grown(RUNS) < 24 + 24
 
@@ -161,14 +161,14 @@ def test_shared_run_lasts_until_last_disconnect(address: str, grown: Grown) -> N
             third.enter_context(asking(address, document))
         eventually(lambda: metric(address, "aftserve_running_documents") == 2, "two share a run")
         second.close()
-        eventually(lambda: left() == gone + 2, "the server sees it")
+        eventually(lambda: left() == gone + 2, "the server notices")
         eventually(lambda: grown(STOPPED) == 1, "the run of the first is counted")
         assert metric(address, "aftserve_running_documents") == 2
     eventually(lambda: grown(STOPPED) == 2, "the run is stopped")
 
 
 def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
-    deadline = {"Deadline-Seconds": "5"}  # a busy machine takes some of it to begin
+    deadline = {"Deadline-Seconds": "5"}  # long enough for a busy machine to begin the run
     assert post(address, [ENDLESS], **deadline).status_code == 504
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
     assert post(address, [5]).status_code == 200
@@ -176,9 +176,12 @@ def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
 
 def test_deadline_ends_wait_in_queue(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS]):
-        # Of a run that is late by less, an answer within the deadline is still expected.
+        # The run has been late for less than the deadline, so the request is admitted.
         assert post(address, [5], **{"Deadline-Seconds": "5"}).status_code == 504
-        eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "it waits no more")
+        eventually(
+            lambda: metric(address, "aftserve_waiting_documents") == 0,
+            "the document leaves the queue",
+        )
         assert not idle(address)
         assert grown(STOPPED) == 0
     eventually(lambda: idle(address), "the other run is stopped")
@@ -193,7 +196,7 @@ def test_poisoned_document_fails_alone(
         wait_for_documents(address, 16)
     assert [answer.result().status_code for answer in answers] == [200] * 15 + [500]
     assert isinstance(answers[-1].result().json()["detail"], str)
-    assert grown(FAILED) >= 2  # in company, and alone
+    assert grown(FAILED) >= 2  # once in a shared run, and once in its own
     assert http.get(f"{address}/readyz").status_code == 200
 
 
@@ -204,10 +207,10 @@ def test_poisoned_document_fails_its_request(address: str) -> None:
 
 def test_stalled_run_is_stopped(hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, _):
-        hopeless = pool.submit(post, address, [ENDLESS])
-        eventually(lambda: not idle(address), "it runs")
+        stalled = pool.submit(post, address, [ENDLESS])
+        eventually(lambda: not idle(address), "the run begins")
         assert post(address, [5]).status_code == 200
-        assert hopeless.result().status_code == 500
+        assert stalled.result().status_code == 500
         assert http.get(f"{address}/readyz").status_code == 200
 
 
@@ -215,11 +218,11 @@ def test_unstoppable_run_ends_the_process(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, process):
-        hopeless = pool.submit(post, address, [DEAF])
-        eventually(lambda: not idle(address), "it runs")
+        stalled = pool.submit(post, address, [DEAF])
+        eventually(lambda: not idle(address), "the run begins")
         waiting = [pool.submit(post, address, [5]) for _ in range(5)]
         wait_for_documents(address, 5)
-        assert [answer.result().status_code for answer in (hopeless, *waiting)] == [503] * 6
+        assert [answer.result().status_code for answer in (stalled, *waiting)] == [503] * 6
         assert process.wait(30) == 1
     assert "cannot be stopped" in (tmp_path / "log").read_text("utf-8")
 
@@ -243,7 +246,7 @@ def test_many_disconnects_leave_no_documents(address: str, pool: ThreadPoolExecu
 
 @pytest.fixture
 def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event]]:
-    """The texts whose tokenization has begun, and the event for which it waits."""
+    """Yield the texts whose tokenization has begun, and the event for which it waits."""
     begun, go_on = list[str](), threading.Event()
     tokenize = Classifier.tokenize
 
@@ -262,7 +265,7 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], thr
 async def running(
     bundle: Path, tokenizing: tuple[list[str], threading.Event]
 ) -> AsyncIterator[Service]:
-    """A service that is ready; from now on tokenization waits."""
+    """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
     service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
     async with service.running():
@@ -314,11 +317,11 @@ def test_short_texts_overtake_waiting_long_texts(
 
     async def scenario() -> None:
         async with running(bundle_folder, tokenizing) as service:
-            asked = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
+            tasks = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
             await until(lambda: len(begun) >= 2)
             assert sorted(text[0] for text in begun) == ["a", "d"]
             go_on.set()
-            for text, answers in zip(texts, await asyncio.gather(*asked), strict=True):
+            for text, answers in zip(texts, await asyncio.gather(*tasks), strict=True):
                 assert answers[0].tokens_total == len(text)
 
     asyncio.run(scenario())
