@@ -118,9 +118,7 @@ def test_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPat
     assert Settings.read([]) == Settings()
 
 
-def test_empty_api_keys_variable_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_empty_api_keys_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_API_KEYS", "")
     with pytest.raises(UsageError, match="AFTSERVE_API_KEYS is empty"):
         Settings.read(["bundle"])
@@ -132,9 +130,7 @@ def test_malformed_table_variable_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         DeploymentSettings.read(["bundle"])
 
 
-def test_kubernetes_service_variables_are_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kubernetes_service_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {
         "AFTSERVE_SERVICE_HOST": "10.0.0.1",
         "AFTSERVE_SERVICE_PORT": "80",
@@ -171,9 +167,7 @@ def test_unknown_variable_is_refused(
         Settings.read(["bundle"])
 
 
-def test_only_port_may_be_kubernetes_link(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_port_may_be_kubernetes_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_HOST", "tcp://10.0.0.1:80")
     assert Settings.read(["bundle"]).host == "tcp://10.0.0.1:80"
 

@@ -34,9 +34,7 @@ def test_ray_startup_timeout_is_reported(bundle_folder: Path, tmp_path: Path) ->
     assert_refused(outcome, "Ray on this machine is not available", "timed out during startup")
 
 
-def test_empty_input_path_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_empty_input_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["batch", "model.bundle", "", "--output", "out.jsonl"])
     assert "argument INPUT: the path is empty" in capsys.readouterr().err

@@ -70,9 +70,7 @@ def test_oversized_request_is_split(asking: Client) -> None:
     assert lengths == [n for n in range(1, 300) if n != 21]
 
 
-def test_split_request_keeps_first_answers(
-    server: str,
-) -> None:
+def test_split_request_keeps_first_answers(server: str) -> None:
     class Handler(Stub):
         """Pass single documents to the real server, except the last; refuse several at once."""
 

@@ -49,9 +49,7 @@ def take(queue: JobQueue) -> Sequence[Job]:
     return run.batch if run else ()
 
 
-def test_requeued_jobs_come_first(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_requeued_jobs_come_first(loop: asyncio.AbstractEventLoop) -> None:
     waiting, jobs = JobQueue(), [job(loop) for _ in range(4)]
     for one in jobs[2:]:
         waiting.put(one)
@@ -82,9 +80,7 @@ def test_taken_job_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
     assert not waiting.remove(one)
 
 
-def test_take_blocks_while_queue_is_paused(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_take_blocks_while_queue_is_paused(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(take, waiting)
@@ -96,9 +92,7 @@ def test_take_blocks_while_queue_is_paused(
         assert taken.result(30) == [one]
 
 
-def test_wait_reports_jobs_despite_pause(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     assert not waiting.wait(0)
     assert not waiting.wait(0.01)
@@ -165,9 +159,7 @@ def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -
     assert queue.close() == [long, other]
 
 
-def test_cancelled_unfinished_document_is_not_requeued(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEventLoop) -> None:
     queue, long = JobQueue(), partly_run_job(loop)
     queue.put(long)
     run = queue.take(first)
