@@ -1,3 +1,5 @@
+"""Settings from flags, environment variables and a file, in this order of precedence."""
+
 from pathlib import Path
 
 import pytest
@@ -14,18 +16,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flag_overrides_environment_and_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_PORT", "2")
     monkeypatch.setenv("AFTSERVE_MAX_TOKENS", "20")
     settings = Settings.read(["bundle", "--config", str(file), "--max-tokens", "30"])
     assert (settings.host, settings.port, settings.max_tokens) == ("0.0.0.0", 2, 30)
 
 
-def test_the_environment_can_name_the_file_and_the_bundle(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_file_and_bundle(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_CONFIG", str(file))
     monkeypatch.setenv("AFTSERVE_BUNDLE", "model.bundle")
     settings = Settings.read([])
@@ -34,7 +32,7 @@ def test_the_environment_can_name_the_file_and_the_bundle(
 
 
 @pytest.mark.parametrize(
-    ("content", "mentioned"),
+    ("content", "message"),
     [
         ("colour = 1", "colour in the file of --config is not a setting"),
         ("max_token = 1", "max_tokens"),
@@ -42,15 +40,13 @@ def test_the_environment_can_name_the_file_and_the_bundle(
         ("port =", "aftserve.toml"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_what_is_wrong(
-    content: str, mentioned: str, file: Path
-) -> None:
+def test_invalid_file_names_the_cause(content: str, message: str, file: Path) -> None:
     file.write_text(content)
-    with pytest.raises(UsageError, match=mentioned):
+    with pytest.raises(UsageError, match=message):
         Settings.read(["bundle", "--config", str(file)])
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
         Settings.read(["bundle", "--config", str(tmp_path / "absent.toml")])
 
@@ -73,7 +69,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--model-name", "organisation/model"],
     ],
 )
-def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
+def test_value_out_of_range_names_flag(words: list[str]) -> None:
     with pytest.raises(UsageError, match=words[0]):
         Settings.read(["bundle", *words])
 
@@ -81,7 +77,7 @@ def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:
 @pytest.mark.parametrize(
     "words", [[""], *(["bundle", f"--{name}", ""] for name in ("spill", "api-keys", "reference"))]
 )
-def test_an_empty_path_is_not_taken_for_the_current_folder(words: list[str]) -> None:
+def test_empty_path_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match=f"{(words[1:] or ['bundle'])[0]}: the path is empty"):
         Settings.read(words)
 
@@ -90,9 +86,7 @@ def test_an_empty_path_is_not_taken_for_the_current_folder(words: list[str]) -> 
     "given",
     ["https://a.example,http://b.example:81", '["https://a.example","http://b.example:81"]'],
 )
-def test_origins_are_listed_in_the_environment_as_in_a_flag(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_origins_are_read_from_environment(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ["https://a.example", "http://b.example:81"]
     assert Settings.read(["bundle", "--cors-origins", given]).cors_origins == expected
     monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
@@ -112,40 +106,32 @@ def test_origins_are_listed_in_the_environment_as_in_a_flag(
         "https://a, *",
     ],
 )
-def test_what_no_browser_sends_as_an_origin_is_refused(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_origin_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_CORS_ORIGINS", given)
     with pytest.raises(UsageError, match="--cors-origins"):
         Settings.read(["bundle"])
 
 
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"api_keys"}))
-def test_an_empty_variable_is_one_that_is_not_set(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AFTSERVE_{name.upper()}", "")
     assert Settings.read([]) == Settings()
 
 
-def test_an_empty_variable_opens_no_server_that_is_to_have_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_empty_api_keys_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_API_KEYS", "")
     with pytest.raises(UsageError, match="AFTSERVE_API_KEYS is empty"):
         Settings.read(["bundle"])
 
 
-def test_a_variable_that_is_no_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_table_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_RAY", "{")
     with pytest.raises(UsageError, match="ray"):
         DeploymentSettings.read(["bundle"])
 
 
-def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = {
+def test_kubernetes_service_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
         "AFTSERVE_SERVICE_HOST": "10.0.0.1",
         "AFTSERVE_SERVICE_PORT": "80",
         "AFTSERVE_SERVICE_PORT_HTTP": "80",
@@ -157,13 +143,13 @@ def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
         "AFTSERVE_V2_PORT": "tcp://10.0.0.2:80",
         "AFTSERVE_V2_SERVICE_HOST": "10.0.0.2",
     }
-    for name, value in said.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert Settings.read(["bundle"]).port == Settings.model_fields["port"].default
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggestion"),
     [
         ("AFTSERVE_API_KEY", "AFTSERVE_API_KEYS"),
         ("aftserve_max_token", "AFTSERVE_MAX_TOKENS"),
@@ -173,21 +159,19 @@ def test_what_kubernetes_says_of_a_service_named_aftserve_is_no_setting(
         ("AFTSERVE_SOMETHING", "aftserve --help"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_refused(
-    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+def test_unknown_variable_is_refused(
+    name: str, suggestion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
-    with pytest.raises(UsageError, match=meant):
+    with pytest.raises(UsageError, match=suggestion):
         Settings.read(["bundle"])
 
 
-def test_a_link_is_taken_for_one_of_kubernetes_in_the_port_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_port_may_be_kubernetes_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFTSERVE_HOST", "tcp://10.0.0.1:80")
     assert Settings.read(["bundle"]).host == "tcp://10.0.0.1:80"
 
 
-def test_a_variable_of_a_setting_is_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_names_ignore_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("aftserve_port", "81")
     assert Settings.read(["bundle"]).port == 81

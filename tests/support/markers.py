@@ -27,6 +27,7 @@ BY_MODULE = {
     "test_load": {"slow"},
     "test_demo": {"slow"},
     "test_batch": {"slow"},
+    "test_batch_refusals": {"slow"},
     "test_deployment": {"slow"},
 }
 BY_FIXTURE = {"ray": {"ray", "slow"}, "rtx_bundle": {"tensorrt"}}

@@ -41,7 +41,7 @@ def operator_of(name: str) -> str:
 
 @pytest.mark.table(keep=0.4, by=operator_of)
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_style_is_found_and_computes_the_same(name: str) -> None:
+def test_every_style_fuses_with_equal_output(name: str) -> None:
     operator, layer = LAYERS[name]
     found, model = fused(scripted(layer, example()))
     assert operators(found) == [operator], found.near_misses
@@ -51,7 +51,7 @@ def test_every_style_is_found_and_computes_the_same(name: str) -> None:
 
 @pytest.mark.table(keep=0.25, by=lambda name: operator_of(name).removeprefix("Causal"))
 @pytest.mark.parametrize("name", list(LAYERS)[::4])
-def test_both_exporters_graphs_are_read(name: str) -> None:
+def test_graphs_of_both_exporters_fuse(name: str) -> None:
     operator, layer = LAYERS[name]
     found, model = fused(exported(layer, example()))
     assert operators(found) == [operator], found.near_misses
@@ -60,7 +60,7 @@ def test_both_exporters_graphs_are_read(name: str) -> None:
 
 @pytest.mark.table(keep=0.25, by=operator_of)
 @pytest.mark.parametrize("name", LAYERS)
-def test_graphs_of_one_size_are_read_as_well(name: str) -> None:
+def test_fixed_size_graphs_fuse(name: str) -> None:
     operator, layer = LAYERS[name]
     found, model = fused(scripted(layer, example(), axes=()))
     assert operators(found) == [operator], found.near_misses
@@ -198,7 +198,7 @@ def test_fusion_keeps_effect_of_long_documents(name: str) -> None:
         ("ConvOfAllChannels", "not a depthwise convolution of stride 1"),
     ],
 )
-def test_a_near_miss_names_the_condition(name: str, reason: str) -> None:
+def test_near_miss_names_the_condition(name: str, reason: str) -> None:
     found, _ = fused(scripted(LOOK_ALIKES[name], example()))
     assert [miss for miss in found.near_misses if reason in miss.reason], found.near_misses
 
@@ -254,7 +254,7 @@ _SUMS = ("ReduceSum(weighted, one)", "ReduceSum(e, one)")
 
 
 @pytest.mark.parametrize("tiny", ["1e-8", "1e-30"])
-def test_the_smallest_eps_is_not_dropped(tiny: str) -> None:
+def test_smallest_eps_is_not_dropped(tiny: str) -> None:
     found, _ = fused(onnx.parser.parse_model(_TEXT % (20, tiny, *_SUMS)))
     assert operators(found) == []
     assert "added to the denominator" in found.near_misses[0].reason

@@ -1,11 +1,9 @@
-"""Many documents at a time, without a server: each is answered as alone, and fails alone."""
+"""Answers to many documents without a server, and failures of single documents."""
 
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from biased_model import always
 from bundles import of_links
@@ -16,8 +14,6 @@ from aftexport.errors import EngineError, InputError, ParityError
 from aftexport.parity import TOLERANCES
 from aftserve.batch import answering
 from aftserve.batch.answering import OfflineClassifier, Outcome
-from aftserve.batch.documents import texts_of
-from aftserve.errors import DocumentTooLongError
 from aftserve.model.classifier import Answer, Classifier
 from aftserve.settings import Settings
 from aftserve.types import Tokens
@@ -42,7 +38,7 @@ def assert_right(outcome: Outcome, document: Document) -> None:
     assert outcome.tokens_total == outcome.tokens_used == len(document.ids)
 
 
-def test_each_is_answered_as_alone(
+def test_batch_answers_equal_single_answers(
     offline: OfflineClassifier, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -53,28 +49,28 @@ def test_each_is_answered_as_alone(
         return classify(self, batch)
 
     monkeypatch.setattr(Classifier, "classify", counting)
-    for most in (answering._MAX_HELD_TOKENS, 1000):
-        monkeypatch.setattr(answering, "_MAX_HELD_TOKENS", most)
+    for limit in (answering._MAX_HELD_TOKENS, 1000):
+        monkeypatch.setattr(answering, "_MAX_HELD_TOKENS", limit)
         outcomes = offline.answer([document.text for document in documents])
         for outcome, document in zip(outcomes, documents, strict=True):
             assert_right(outcome, document)
     assert sum(sizes) == 2 * len(documents)
 
 
-def test_one_that_cannot_be_answered_has_its_error_and_others_their_answers(
+def test_invalid_document_does_not_affect_others(
     offline: OfflineClassifier, documents: list[Document]
 ) -> None:
-    unread = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
-    given = [documents[0].text, "", documents[1].text, unread, documents[2].text]
+    unreadable = InputError("The file is not UTF-8 at byte 3.", "Convert it.")
+    given = [documents[0].text, "", documents[1].text, unreadable, documents[2].text]
     outcomes = offline.answer(given)
     for place, document in zip((0, 2, 4), documents, strict=False):
         assert_right(outcomes[place], document)
     assert outcomes[1].answer is None
     assert outcomes[1].error == "The document has no tokens. Send some text."
-    assert outcomes[3].error == str(unread)
+    assert outcomes[3].error == str(unreadable)
 
 
-def test_one_that_the_engine_fails_on_fails_alone(
+def test_engine_failure_affects_one_document(
     offline: OfflineClassifier, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classify = Classifier.classify
@@ -82,7 +78,7 @@ def test_one_that_the_engine_fails_on_fails_alone(
 
     def failing(self: Classifier, batch: Sequence[Tokens]) -> list[Answer]:
         if any(ids.tolist() == bad for ids in batch):
-            raise EngineError("It fails.", "Nothing helps.")
+            raise EngineError("The engine fails.", "Send another document.")
         return classify(self, batch)
 
     monkeypatch.setattr(Classifier, "classify", failing)
@@ -90,14 +86,14 @@ def test_one_that_the_engine_fails_on_fails_alone(
     for outcome, document in zip(outcomes, documents, strict=True):
         if document is documents[5]:
             assert outcome.answer is None
-            assert "It fails." in (outcome.error or "")
+            assert "The engine fails." in (outcome.error or "")
             assert outcome.tokens_total == len(bad)
         else:
             assert_right(outcome, document)
 
 
 @pytest.mark.parametrize("policy", ["exact", "reject", "head", "tail"])
-def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
+def test_policy_applies_over_memory_budget(
     policy: str, bundle_folder: Path, documents: list[Document]
 ) -> None:
     plan = Bundle.open(bundle_folder).manifest.chunked
@@ -119,14 +115,12 @@ def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
             assert outcome.answer.scores == pytest.approx(expected.scores, abs=BOUND)
 
 
-def test_a_bundle_outside_its_bound_answers_nothing(bundle_copy: Path) -> None:
+def test_bundle_outside_tolerance_is_refused(bundle_copy: Path) -> None:
     with pytest.raises(ParityError, match="golden"):
         OfflineClassifier(Settings.read([str(always(bundle_copy))]))
 
 
-def test_no_more_texts_are_held_than_one(
-    offline: OfflineClassifier, documents: list[Document]
-) -> None:
+def test_answering_holds_one_text(offline: OfflineClassifier, documents: list[Document]) -> None:
     alive: list[weakref.ref[Text]] = []
 
     def read() -> Iterator[str]:
@@ -143,22 +137,12 @@ def test_no_more_texts_are_held_than_one(
 
 
 class Text(str):
-    """One that can be seen to go."""
+    """A string that can be referred to weakly."""
 
     __slots__ = ("__weakref__",)
 
 
-def test_of_a_file_with_more_than_a_text_may_have_no_more_is_read(tmp_path: Path) -> None:
-    files = {"long": "\N{GRINNING FACE}" * 10, "too long": "a" * 41}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    block = pa.table({"path": [os.fsencode(tmp_path / name) for name in files]})
-    long, too_long = texts_of(block, 10)
-    assert long == files["long"]
-    assert isinstance(too_long, DocumentTooLongError)
-
-
-def test_one_that_finds_no_space_between_layers_fails_alone(
+def test_failed_spill_affects_long_documents_only(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     (tmp_path / "spill").mkdir()

@@ -1,4 +1,4 @@
-"""What killed runs leave beside an output goes with the next one, and what lives is let be."""
+"""Files of killed runs beside an output: the next run removes only those."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ with replacing(Path(sys.argv[1])) as aside:
 
 @contextmanager
 def writing(out: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that has half of its output, and waits."""
+    """Yield a process that has written half of its output and waits."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITING, str(out)],
         env=environment(),
@@ -47,7 +47,7 @@ def beside(out: Path) -> list[Path]:
     return list(out.parent.glob(f".{out.name}.*"))
 
 
-def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_next_run_removes_killed_runs_file(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with writing(out) as process:
         process.kill()
@@ -59,7 +59,7 @@ def test_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out.jsonl": "answers"}
 
 
-def test_what_another_run_still_writes_stays(tmp_path: Path) -> None:
+def test_file_of_living_run_stays(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with writing(out) as process:
         (living,) = beside(out)
@@ -76,27 +76,28 @@ def test_what_another_run_still_writes_stays(tmp_path: Path) -> None:
     [".out.jsonl", ".out.jsonl.old", f".out.jsonl.{'g' * 16}", f".out-jsonl.{'0' * 16}",
      f".out.jsonl.{'0' * 17}", f".out.jsonl.{'1' * 16}", f".out.jsonl.{'2' * 16}"],
 )  # fmt: skip
-def test_what_is_none_of_it_stays(name: str, tmp_path: Path) -> None:
+def test_unrelated_file_stays(name: str, tmp_path: Path) -> None:
     other = tmp_path / name
     if name.endswith("1" * 16):
         other.mkdir()
     elif name.endswith("2" * 16):
-        (tmp_path / "elsewhere").write_text("of another")
+        (tmp_path / "elsewhere").write_text("unrelated")
         other.symlink_to("elsewhere")
     else:
-        other.write_text("of another")
+        other.write_text("unrelated")
     with replacing(tmp_path / "out.jsonl"):
         pass
     assert os.path.lexists(other)
 
 
-def test_of_a_long_name_whose_beginning_others_share_nothing_is_removed(tmp_path: Path) -> None:
+def test_shared_long_name_prevents_removal(tmp_path: Path) -> None:
+    """The file beside an output has only the beginning of a long name."""
     names = [f"{'labels' * 6} {number}.jsonl" for number in range(2)]
     with replacing_file(tmp_path / names[0]) as other, replacing(tmp_path / names[1]):
         assert other.exists()
 
 
-def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
+def test_file_removed_before_lock_is_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl
@@ -117,9 +118,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
     assert out.read_text() == "answers"
 
 
-def test_where_there_are_no_locks_nothing_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     def none(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Documents that share a run: each is in one, near in length, and cheaper than alone."""
+"""Runs that documents of similar length share."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,18 +17,19 @@ COSTS = CostModel(
 
 
 @given(st.lists(st.integers(1, 3000), max_size=80), st.booleans())
-def test_each_is_in_one_run_that_pays(lengths: list[int], masks_padding: bool) -> None:
+def test_every_document_is_in_one_run(lengths: list[int], masks_padding: bool) -> None:
+    """Shared runs keep the limits on lengths and tokens, and cost less than single runs."""
     runs = list(shared_runs(lengths, COSTS, budget_tokens=BUDGET, masks_padding=masks_padding))
     assert sorted(index for run in runs for index in run) == list(range(len(lengths)))
     for run in filter(lambda run: len(run) > 1, runs):
         longest, shortest = max(lengths[i] for i in run), min(lengths[i] for i in run)
         assert longest <= (MAX_LENGTH_RATIO if masks_padding else 1) * shortest
         assert len(run) * longest <= BUDGET
-        alone = sum(COSTS.single(lengths[i]) for i in run)
-        assert COSTS.batch(len(run), longest) < (1 - MIN_BATCH_GAIN) * alone
+        single = sum(COSTS.single(lengths[i]) for i in run)
+        assert COSTS.batch(len(run), longest) < (1 - MIN_BATCH_GAIN) * single
 
 
-def test_what_is_cheaper_together_is_not_run_alone() -> None:
+def test_cheaper_documents_share_runs() -> None:
     assert list(shared_runs([5] * 20, COSTS, budget_tokens=BUDGET, masks_padding=True)) == [
         list(range(8)), list(range(8, 16)), list(range(16, 20))
     ]  # fmt: skip

@@ -30,7 +30,7 @@ def asking(server: str) -> Iterator[Client]:
         yield client
 
 
-def test_a_text_texts_and_token_ids(asking: Client, client: httpx.Client) -> None:
+def test_text_and_ids_are_classified(asking: Client, client: httpx.Client) -> None:
     expected = client.post("/infer", json={"text": DOCUMENTS[1]}).json()
     one = asking.infer(DOCUMENTS[1])
     assert one.label == expected["label"]
@@ -44,7 +44,7 @@ def test_a_text_texts_and_token_ids(asking: Client, client: httpx.Client) -> Non
     assert [result.tokens_total for result in ids] == [3, 1]
 
 
-def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -> None:
+def test_answers_keep_order_around_failure(asking: Client) -> None:
     def documents() -> Iterator[str | list[int]]:
         for number in range(300):
             yield [10**9] if number == 150 else "x" * (number + 1)
@@ -59,9 +59,9 @@ def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -
     assert lengths == [n for n in range(1, 301) if n != 151]
 
 
-def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
-    documents = ["x" * (number + 1) for number in range(299)]  # in one request, more than it takes
-    documents[20] = "x" * (17 << 20)  # more than any request may have
+def test_oversized_request_is_split(asking: Client) -> None:
+    documents = ["x" * (number + 1) for number in range(299)]  # too many for one request
+    documents[20] = "x" * (17 << 20)  # too large for any request
     answers = list(asking.infer_each(documents, at_once=len(documents)))
     too_long = answers.pop(20)
     assert isinstance(too_long, TooLongError)
@@ -70,16 +70,14 @@ def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
     assert lengths == [n for n in range(1, 300) if n != 21]
 
 
-def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_second(
-    server: str,
-) -> None:
+def test_split_request_keeps_first_answers(server: str) -> None:
     class Handler(Stub):
-        """The real server's answers, but to one document at a time, and none to the last."""
+        """Pass single documents to the real server, except the last; refuse several at once."""
 
         def post(self, body: bytes) -> None:
             status, content = 413, b'{"detail": "too large"}'
             if body == b'{"text": "last"}':
-                status, content = 401, b'{"detail": "no more"}'
+                status, content = 401, b'{"detail": "not allowed"}'
             elif b"\n" not in body:
                 kind = {"Content-Type": self.headers["Content-Type"]}
                 answer = http.post(f"{server}/infer", content=body, headers=kind)
@@ -94,7 +92,7 @@ def test_of_a_request_asked_in_two_the_first_answers_are_not_lost_with_the_secon
             next(answers)
 
 
-def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) -> None:
+def test_evidence_is_returned_on_request(asking: Client, client: httpx.Client) -> None:
     expected = client.post("/infer?evidence=2", json={"text": DOCUMENTS[2]}).json()["evidence"]
     assert asking.infer(DOCUMENTS[2]).evidence is None
     one, several = asking.infer(DOCUMENTS[2], evidence=2), asking.infer(DOCUMENTS[2:], evidence=2)
@@ -109,20 +107,20 @@ def test_evidence_where_it_is_asked_for(asking: Client, client: httpx.Client) ->
     assert ids.evidence.spans[0].text is None
 
 
-def test_evidence_with_every_character_that_ends_a_line(asking: Client) -> None:
+def test_evidence_survives_line_break_characters(asking: Client) -> None:
     text = "a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029b" * 20
     (each,) = asking.infer_each([text], evidence=100)
     assert isinstance(each, Result)
     assert each.evidence == asking.infer(text, evidence=100).evidence
 
 
-def test_one_text_is_not_taken_for_many(asking: Client) -> None:
+def test_infer_each_refuses_single_text(asking: Client) -> None:
     with pytest.raises(TypeError):
         list(asking.infer_each("a text"))
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_requests_of_no_documents_would_leave_all_out(count: int, asking: Client) -> None:
+def test_at_once_must_be_positive(count: int, asking: Client) -> None:
     with pytest.raises(ValueError, match="at_once"):
         list(asking.infer_each(["a text"], at_once=count))
 
@@ -131,7 +129,7 @@ def test_requests_of_no_documents_would_leave_all_out(count: int, asking: Client
     ("documents", "error"),
     [([], InvalidRequestError), ([[]], InvalidRequestError), ("x" * 6001, TooLongError)],
 )
-def test_what_cannot_be_answered_says_why(
+def test_invalid_documents_raise_typed_errors(
     documents: "str | list[str]", error: type[ServerError], asking: Client
 ) -> None:
     with pytest.raises(error) as caught:
@@ -140,7 +138,7 @@ def test_what_cannot_be_answered_says_why(
     assert caught.value.detail
 
 
-def test_a_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
+def test_api_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
     key, section = make_key("one", None)
     (tmp_path / "keys.toml").write_text(section)
     options = ("--api-keys", str(tmp_path / "keys.toml"))
@@ -151,7 +149,7 @@ def test_a_key_is_sent(bundle_folder: Path, tmp_path: Path) -> None:
             client.infer("a")
 
 
-def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:
+def test_client_imports_no_server_packages(tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys, aftserve.client; print(sorted(sys.modules))", cwd=tmp_path
     )
@@ -160,7 +158,7 @@ def test_it_needs_nothing_of_the_servers(tmp_path: Path) -> None:
         assert f"'{package}'" not in outcome.out
 
 
-def test_numbers_that_are_none_are_refused() -> None:
+def test_invalid_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="retries must be at least 0, got -1"):
         Client("http://127.0.0.1:1", retries=-1)
     with Client("http://127.0.0.1:1", deadline=float("inf")) as client:
@@ -173,7 +171,7 @@ def test_numbers_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize(
     ("url", "key"), [("http://[::1", "Q7"), ("http://127.0.0.1:1", "schlüssel")]
 )
-def test_what_no_request_can_have_is_refused_at_once(url: str, key: str) -> None:
+def test_invalid_url_or_key_is_refused(url: str, key: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         Client(url, api_key=key)
     assert key not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The Python client against servers that are busy, away, slow, or no aftserve."""
+"""The Python client and servers that are busy, unreachable, slow, or not aftserve."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ from aftserve.client import client as client_module
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the client would wait; it goes on at once."""
+    """Return the list of the client's pauses in seconds; the client does not sleep."""
     seconds: list[float] = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds
@@ -34,10 +34,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def answering(
     *statuses: int,
     wait: str | None = "1",
-    content: bytes = b'{"detail": "as it is"}',
+    content: bytes = b'{"detail": "the reason"}',
     encoding: str = "identity",
 ) -> Iterator[tuple[str, list[float]]]:
-    """A server that answers so, one after the other, and the deadlines it was given."""
+    """Yield a server that sends these statuses in turn, and the list of received deadlines."""
     deadlines: list[float] = []
     left = iter(statuses)
 
@@ -53,7 +53,7 @@ def answering(
         yield address, deadlines
 
 
-def test_nobody_there_is_said_after_the_tries(waits: list[float]) -> None:
+def test_unreachable_server_fails_after_retries(waits: list[float]) -> None:
     with Client("http://127.0.0.1:1", retries=3) as client, pytest.raises(UnavailableError):
         client.infer("a")
     assert len(waits) == 3
@@ -61,7 +61,7 @@ def test_nobody_there_is_said_after_the_tries(waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, BusyError), (503, UnavailableError)])
-def test_it_comes_again_when_the_server_says_and_not_for_ever(
+def test_retry_after_header_is_obeyed(
     status: int, error: type[ServerError], waits: list[float]
 ) -> None:
     with answering(*[status] * 9, wait="2") as (address, deadlines), Client(address) as client:
@@ -73,29 +73,27 @@ def test_it_comes_again_when_the_server_says_and_not_for_ever(
         assert all(2 <= wait <= 2.2 for wait in waits)
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-def test_lines_that_found_the_server_busy_are_asked_again_alone(
-    lasting: bool, server: str, waits: list[float]
-) -> None:
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "always"])
+def test_only_busy_lines_are_retried(lasting: bool, server: str, waits: list[float]) -> None:
     busy = b'{"detail": "later", "status": 429, "retry_after": 7}'
-    asked: list[list[bytes]] = []
+    requests: list[list[bytes]] = []
 
     class Handler(Stub):
-        """The real server's answers, but of every second line one that it is busy."""
+        """Pass lines to the real server, and replace every second answer by status 429."""
 
         def post(self, body: bytes) -> None:
             kind = {"Content-Type": self.headers["Content-Type"]}
             answers = http.post(f"{server}/infer", content=body, headers=kind).content.splitlines()
-            if lasting or not asked:
+            if lasting or not requests:
                 answers[1::2] = [busy] * len(answers[1::2])
-            asked.append(body.split(b"\n"))
+            requests.append(body.split(b"\n"))
             content = b"\n".join(answers)
             self.answer(200, content)
 
     with listening(Handler) as address, Client(address, retries=1) as client:
         answers = list(client.infer_each(["x" * (n + 1) for n in range(8)] + [[10**9]]))
-    assert [len(lines) for lines in asked] == [9, 4]
-    assert asked[1] == asked[0][1::2]
+    assert [len(lines) for lines in requests] == [9, 4]
+    assert requests[1] == requests[0][1::2]
     assert all(7 <= wait <= 7.7 for wait in waits)
     assert len(waits) == 1
     failed = [answer for answer in answers if isinstance(answer, ServerError)]
@@ -108,11 +106,9 @@ def test_lines_that_found_the_server_busy_are_asked_again_alone(
 @pytest.mark.parametrize(
     ("wait", "deadline"), [("3600", 300.0), ("2", 1.0), (None, 300.0), ("soon", 300.0)]
 )
-def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
-    wait: str | None, deadline: float
-) -> None:
+def test_long_or_unknown_delay_prevents_retry(wait: str | None, deadline: float) -> None:
     with answering(503, 503, wait=wait) as (address, deadlines), Client(address) as client:
-        with pytest.raises(UnavailableError, match="as it is"):
+        with pytest.raises(UnavailableError, match="the reason"):
             client.infer("a", deadline=deadline)
         assert len(deadlines) == 1
 
@@ -121,11 +117,11 @@ def test_where_it_takes_too_long_or_nobody_knows_it_gives_up_at_once(
     ("status", "error"),
     [*((status, UnavailableError) for status in (500, 502, 503, 504)), (429, BusyError)],
 )
-def test_it_comes_again_where_a_proxy_does_not_say_when(
+def test_proxy_error_without_delay_is_retried(
     status: int, error: type[ServerError], waits: list[float]
 ) -> None:
-    lost = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
-    with lost as (address, deadlines), Client(address) as client:
+    proxy = answering(*[status] * 9, wait=None, content=b"Internal Server Error")
+    with proxy as (address, deadlines), Client(address) as client:
         with pytest.raises(error, match=f"{status}: Internal Server Error"):
             client.infer("a")
         assert len(deadlines) == 5
@@ -133,22 +129,26 @@ def test_it_comes_again_where_a_proxy_does_not_say_when(
 
 
 @pytest.mark.parametrize("content", [b"<html>maintenance</html>", b'{"detail": "maintenance"}'])
-def test_it_comes_again_when_a_proxy_says(content: bytes, waits: list[float]) -> None:
+def test_proxy_retry_after_is_obeyed(content: bytes, waits: list[float]) -> None:
     date = formatdate(time.time() + 30, usegmt=True)
-    for wait, least, most in (("7", 7, 7.7), (date, 20, 33), (formatdate(0, usegmt=True), 0, 0)):
+    for wait, shortest, longest in (
+        ("7", 7, 7.7),
+        (date, 20, 33),
+        (formatdate(0, usegmt=True), 0, 0),
+    ):
         waits.clear()
-        away = answering(*[503] * 9, wait=wait, content=content)
+        proxy = answering(*[503] * 9, wait=wait, content=content)
         with (
-            away as (address, _),
+            proxy as (address, _),
             Client(address, retries=1) as client,
             pytest.raises(UnavailableError),
         ):
             client.infer("a")
         assert len(waits) == 1
-        assert least <= waits[0] <= most
+        assert shortest <= waits[0] <= longest
 
 
-def test_a_redirect_is_not_followed_but_said() -> None:
+def test_redirect_is_reported_not_followed() -> None:
     class Handler(Stub):
         def post(self, body: bytes) -> None:
             self.answer(308, headers={"Location": "https://models.example/infer"})
@@ -161,7 +161,7 @@ def test_a_redirect_is_not_followed_but_said() -> None:
         client.infer("a")
 
 
-def test_what_will_not_change_is_not_asked_again() -> None:
+def test_permanent_errors_are_not_retried() -> None:
     for status, error in ((422, InvalidRequestError), (500, ServerError), (504, DeadlineError)):
         with answering(status, 200) as (address, deadlines), Client(address) as client:
             with pytest.raises(error):
@@ -173,7 +173,7 @@ def test_what_will_not_change_is_not_asked_again() -> None:
     "content",
     [b"", b"<html>Log in.</html>", b"[]", b'{"label": "a"}', b'{"results": [1]}', b"\xff"],
 )
-def test_what_no_server_of_ours_answers(content: bytes) -> None:
+def test_foreign_responses_are_refused(content: bytes) -> None:
     with answering(200, 200, 200, content=content) as (address, _), Client(address) as client:
         with pytest.raises(ServerError, match="not one of aftserve"):
             client.infer("a")
@@ -183,15 +183,15 @@ def test_what_no_server_of_ours_answers(content: bytes) -> None:
             list(client.infer_each(["a"]))
 
 
-def test_each_document_has_its_own_answer_or_none_has() -> None:
-    line = b'{"detail": "as it is", "status": 422}\n'
+def test_missing_answers_fail_the_request() -> None:
+    line = b'{"detail": "the reason", "status": 422}\n'
     with answering(200, content=line) as (address, deadlines), Client(address) as client:
         with pytest.raises(ServerError, match="1 answers to 2 documents"):
             list(client.infer_each(["a", "b"]))
         assert len(deadlines) == 1
 
 
-def test_a_body_that_cannot_be_decoded_is_a_server_out_of_reach() -> None:
+def test_undecodable_body_raises_unavailable_error() -> None:
     broken = answering(200, content=b"not compressed", encoding="gzip")
     with broken as (address, deadlines), Client(address, retries=0) as client:
         with pytest.raises(UnavailableError):
@@ -199,7 +199,7 @@ def test_a_body_that_cannot_be_decoded_is_a_server_out_of_reach() -> None:
         assert len(deadlines) == 1
 
 
-def test_what_cannot_be_sent_is_not_tried_again(waits: list[float]) -> None:
+def test_invalid_requests_are_not_retried(waits: list[float]) -> None:
     with Client("x:80") as client, pytest.raises(InvalidRequestError, match="not a valid URL"):
         client.infer("a")
     with answering() as (address, _), Client(address, api_key="secret\n") as client:
@@ -211,7 +211,7 @@ def test_what_cannot_be_sent_is_not_tried_again(waits: list[float]) -> None:
     assert not waits
 
 
-def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_is_sent_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_GRACE", 0.1)
     with answering(0) as (address, deadlines), Client(address, deadline=0.5) as client:
         with pytest.raises(DeadlineError):
@@ -221,7 +221,7 @@ def test_the_deadline_is_told_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         client.infer("a", deadline=0)
 
 
-def test_an_answer_that_trickles_ends_at_the_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_response_ends_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_GRACE", 0.1)
     left = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Bodies that are too large, too slow, or never end."""
+"""Bodies that are too large, too slow, or without end."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ def send_chunks(connection: socket.socket, size: int) -> None:
         connection.sendall(chunk)
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(address: str) -> None:
+def test_oversized_body_is_refused_before_upload(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(2 * MIB, "Expect: 100-continue"))
         status, body = response(connection)
@@ -42,13 +42,13 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(address: str) -> Non
     assert str(MIB) in json.loads(body)["detail"]
 
 
-def test_a_client_that_sends_all_of_it_first_reads_the_reason(address: str) -> None:
+def test_client_reads_413_after_full_upload(address: str) -> None:
     answer = http.post(f"{address}/infer", json={"text": "a" * 20 * MIB}, timeout=30)
     assert answer.status_code == 413
     assert answer.headers["connection"] == "close"
 
 
-def test_a_stream_without_a_length_is_cut_off_at_the_limit(address: str) -> None:
+def test_chunked_body_stops_at_limit(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(None))
         send_chunks(connection, 2 * MIB)
@@ -56,23 +56,23 @@ def test_a_stream_without_a_length_is_cut_off_at_the_limit(address: str) -> None
     assert status == 413
 
 
-def test_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
+def test_gigabyte_body_leaves_memory_unchanged(address: str) -> None:
     before = resident_mib(address)
     with raw_connection(address) as connection:
         connection.sendall(head(None))
-        with suppress(OSError):  # it is listened to for two seconds, which may not suffice
+        with suppress(OSError):  # the server reads for two seconds, which may not suffice
             send_chunks(connection, 1024 * MIB)
     assert resident_mib(address) - before < 8
     assert http.get(f"{address}/readyz").status_code == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_a_large_body_for_nobody_is_not_kept(method: str, address: str) -> None:
+def test_body_of_refused_method_is_discarded(method: str, address: str) -> None:
     answer = http.request(method, f"{address}/readyz", content=b" " * 20 * MIB, timeout=30)
     assert answer.status_code == 405
 
 
-def test_a_slow_body_is_refused_with_408(address: str) -> None:
+def test_slow_body_gets_408(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(100) + b'{"text":')
         started = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_slow_body_is_refused_with_408(address: str) -> None:
     assert time.monotonic() - started < 20
 
 
-def test_a_body_that_drips_gains_no_time_by_it(address: str) -> None:
+def test_dripping_body_gets_408(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(1000))
         connection.settimeout(0.2)
@@ -97,7 +97,7 @@ def test_a_body_that_drips_gains_no_time_by_it(address: str) -> None:
     assert status == 408
 
 
-def test_all_bodies_at_once_have_a_limit_too(address: str) -> None:
+def test_total_buffered_bytes_are_limited(address: str) -> None:
     connections = [socket.create_connection(tuple(address[7:].split(":")), 30) for _ in range(6)]
     try:
         for connection in connections:
@@ -109,7 +109,8 @@ def test_all_bodies_at_once_have_a_limit_too(address: str) -> None:
         for connection in connections:
             connection.close()
     eventually(
-        lambda: http.post(f"{address}/infer", json={"text": "a"}).status_code == 200, "it recovers"
+        lambda: http.post(f"{address}/infer", json={"text": "a"}).status_code == 200,
+        "the server recovers",
     )
 
 
@@ -121,7 +122,7 @@ def answers_soon(connection: socket.socket) -> bool:
         return False
 
 
-def test_a_text_over_the_limit_is_refused_before_it_is_tokenized(address: str) -> None:
+def test_oversized_text_is_not_tokenized(address: str) -> None:
     answer = http.post(f"{address}/infer", json={"texts": ["a", "a" * 5001]})
     assert answer.status_code == 413
     assert "document 1" in answer.json()["detail"]

@@ -1,3 +1,5 @@
+"""The sockets on which a server listens, for host names and addresses of both families."""
+
 import socket
 from contextlib import ExitStack
 
@@ -7,7 +9,7 @@ from aftserve.http.listeners import bind, urls
 
 
 def families(host: str) -> list[str]:
-    """The addresses of loopback at which the sockets of a host take connections."""
+    """Return the loopback addresses that reach the sockets of a host."""
     reached = list[str]()
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in bind(host, 0)]
@@ -35,15 +37,15 @@ def families(host: str) -> list[str]:
         ("::1", ["::1"]),
     ],
 )
-def test_hosts_take_their_families(host: str, expected: list[str]) -> None:
+def test_host_binds_expected_families(host: str, expected: list[str]) -> None:
     assert families(host) == expected
 
 
-def test_name_takes_every_address_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_binds_every_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0)),
-        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),  # not here
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0)),  # another machine
     ])  # fmt: skip
     first, second = bind("localhost", 0)
     with first, second:
@@ -52,7 +54,7 @@ def test_name_takes_every_address_at_one_port(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
-def test_port_that_is_taken_is_refused(host: str) -> None:
+def test_port_in_use_is_refused(host: str) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match="in use"),

@@ -1,3 +1,5 @@
+"""The memory limit of a container, and the warning if a document may exceed it."""
+
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from aftserve.settings import Settings
 
 @NEEDS_PROC
 @pytest.mark.parametrize("left", [100, 2000, None])
-def test_a_container_with_less_memory_than_a_document_may_take_is_told_of(
+def test_small_container_memory_is_logged(
     left: int | None,
     bundle_folder: Path,
     tmp_path: Path,
@@ -28,9 +30,7 @@ def test_a_container_with_less_memory_than_a_document_may_take_is_told_of(
 
 
 @NEEDS_PROC
-def test_a_process_over_its_limit_has_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_over_limit_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(f"{MIB}\n")
     monkeypatch.setattr(container_memory, "_LIMITS", (str(limit),))

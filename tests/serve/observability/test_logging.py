@@ -1,3 +1,5 @@
+"""Log lines and metrics of requests."""
+
 import json
 import re
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ def address(bundle_folder: Path, log: Path) -> Iterator[str]:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    """Every line the server has logged; what it printed before it began to serve is none."""
+    """Return the lines that the server has logged; earlier output is not JSON."""
     return [json.loads(line) for line in log.read_text("utf-8").splitlines() if line[0] == "{"]
 
 
@@ -38,7 +40,7 @@ def line_of(log: Path, request_id: str) -> dict[str, Any]:
     return found[0]
 
 
-def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Path) -> None:
+def test_request_id_of_client_is_logged(address: str, log: Path) -> None:
     answer = http.post(
         f"{address}/infer", json={"text": "abc"}, headers={"X-Request-ID": "order-7/3"}
     )
@@ -52,24 +54,24 @@ def test_a_request_is_found_by_the_name_its_client_gave_it(address: str, log: Pa
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a" * 129, 'a"b'])
-def test_a_name_that_is_none_is_replaced(name: str, address: str) -> None:
+def test_invalid_request_id_is_replaced(name: str, address: str) -> None:
     answer = http.get(f"{address}/healthz", headers={"X-Request-ID": name})
     assert re.fullmatch(r"[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
-def test_a_path_writes_no_line_of_its_own(address: str, log: Path) -> None:
+def test_path_cannot_forge_log_line(address: str, log: Path) -> None:
     answer = http.get(f'{address}/x%0a{{"level":"error"}}')
     assert answer.status_code == 404
     line = line_of(log, answer.headers["x-request-id"])
     assert line["message"].startswith("GET /x%0a")
 
 
-def test_what_a_bundle_or_an_engine_says_writes_no_line_of_its_own(tmp_path: Path) -> None:
+def test_message_cannot_forge_log_line(tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import logging; from aftserve.observability.logging import configure_logging; "
         "configure_logging('text'); "
-        "said = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
-        "logging.error('it says %s', said, extra={'fields': {'c': '\\r'}})",
+        "message = 'a\\n2026-01-01 INFO b\\x1b[31m'; "
+        "logging.error('it says %s', message, extra={'fields': {'c': '\\r'}})",
         cwd=tmp_path,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -77,7 +79,7 @@ def test_what_a_bundle_or_an_engine_says_writes_no_line_of_its_own(tmp_path: Pat
     assert line.endswith(r"it says a\n2026-01-01 INFO b\x1b[31m c=\r")
 
 
-def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
+def test_unknown_paths_share_one_series(address: str) -> None:
     for number in range(5):
         http.get(f"{address}/nothing-{number}")
     assert metric(address, "aftserve_responses_total", path="other", status="404") >= 5
@@ -85,7 +87,7 @@ def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "counted"),
+    ("path", "route"),
     [
         ("/v2", "/v2"),
         ("/v2/health/ready", "/v2/health/ready"),
@@ -94,14 +96,14 @@ def test_paths_that_are_no_routes_make_no_series(address: str) -> None:
         ("/info", "/info"),
     ],
 )
-def test_a_response_is_counted_by_the_whole_path_of_its_route(
-    asked: str, counted: str, address: str, bundle_folder: Path
+def test_response_is_counted_by_route(
+    path: str, route: str, address: str, bundle_folder: Path
 ) -> None:
-    before = metric(address, "aftserve_responses_total", path=counted, status="200")
+    before = metric(address, "aftserve_responses_total", path=route, status="200")
     name = bundle_folder.name.removesuffix(".bundle")
-    for ask in (httpx.get, httpx.head):
-        assert ask(address + asked.replace("MODEL", name)).status_code == 200
-    after = metric(address, "aftserve_responses_total", path=counted, status="200")
+    for request in (httpx.get, httpx.head):
+        assert request(address + path.replace("MODEL", name)).status_code == 200
+    after = metric(address, "aftserve_responses_total", path=route, status="200")
     assert after == before + 2
 
 

@@ -1,4 +1,4 @@
-"""Output that is not read: of a whole server, and of small programs."""
+"""Standard output and error that are not read, of a server and of small programs."""
 
 import os
 import re
@@ -27,7 +27,7 @@ sys.exit(main())
 
 @pytest.fixture
 def full_pipe() -> Iterator[int]:
-    """The end to write to of a pipe that is full, and stays so."""
+    """Yield the writing end of a pipe that stays full."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -41,7 +41,7 @@ def full_pipe() -> Iterator[int]:
 
 @pytest.fixture
 def left_pipe() -> Iterator[int]:
-    """The end to write to of a pipe whose reader has left."""
+    """Yield the writing end of a pipe whose reader has left."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing
@@ -62,10 +62,10 @@ def answers(address: str, path: str = "/healthz") -> bool:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
-def test_full_output_stops_no_server(
+def test_full_output_does_not_stop_server(
     number: signal.Signals, code: int, full_pipe: int, bundle_folder: Path
 ) -> None:
-    """It starts, answers and ends, also where its loop stands still."""
+    """The server starts, answers and ends, also if its event loop is blocked."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", _STALLING, bundle_folder, "--port", str(port),
@@ -75,7 +75,9 @@ def test_full_output_stops_no_server(
     )  # fmt: skip
     try:
         address = f"http://127.0.0.1:{port}"
-        eventually(lambda: process.poll() is not None or answers(address), "it starts", seconds=60)
+        eventually(
+            lambda: process.poll() is not None or answers(address), "the server starts", seconds=60
+        )
         for _ in range(30):
             assert answers(address, "/" + "a" * 10_000)
         assert metric(address, "aftserve_log_lines_dropped_total") > 0
@@ -90,7 +92,7 @@ def test_full_output_stops_no_server(
 def run(
     program: str, stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE
 ) -> tuple[int, str]:
-    """Run a program with such streams; return its exit status and its other output."""
+    """Run a program with these streams; return its exit status and the output that is piped."""
     done = subprocess.run(
         [sys.executable, "-c", UNBLOCKED + program],
         env=environment(), stdin=subprocess.DEVNULL, timeout=60, text=True,
@@ -115,11 +117,11 @@ def test_full_output_does_not_block(write: str, full_pipe: int) -> None:
     code, other = run(write, stderr=full_pipe)
     assert code == ("SystemExit" in write)
     assert "Traceback" not in other
-    assert os.get_blocking(full_pipe)  # other processes have it too
+    assert os.get_blocking(full_pipe)  # other processes share the pipe
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_reader_that_leaves_ends_nothing(stream: str, left_pipe: int) -> None:
+def test_departed_reader_does_not_end_program(stream: str, left_pipe: int) -> None:
     program = (
         "import sys; print('a', file=sys.stdout); print('b', file=sys.stderr); flush_output();"
         "sys.exit(40 + dropped_lines())"
@@ -130,7 +132,7 @@ def test_reader_that_leaves_ends_nothing(stream: str, left_pipe: int) -> None:
         assert "standard output cannot be written (Broken pipe)" in other
 
 
-def test_lines_are_written_whole_and_in_order() -> None:
+def test_lines_stay_whole_and_ordered() -> None:
     program = "import os\nfor n in range(1000): print(n, '-' * 50)\nos.write(2, b'native')"
     code, output = run(program)
     assert code == 0
@@ -138,7 +140,7 @@ def test_lines_are_written_whole_and_in_order() -> None:
     assert output.endswith("native")
 
 
-def test_dropped_lines_are_reported_once_it_is_read() -> None:
+def test_dropped_lines_are_reported_later() -> None:
     reading, writing = os.pipe()
     program = (
         "import sys; [print('a' * 999) for _ in range(1000)];"
@@ -159,7 +161,7 @@ def test_dropped_lines_are_reported_once_it_is_read() -> None:
     assert dropped > 500
 
 
-def test_closed_streams_are_not_taken_by_other_files() -> None:
+def test_closed_streams_are_not_reused() -> None:
     program = "import os, socket; os._exit(40 + socket.socket().fileno())"
     closed = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable]
     done = subprocess.run(

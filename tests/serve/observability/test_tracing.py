@@ -1,4 +1,4 @@
-"""Traces, as a collector on the loopback interface receives them."""
+"""Traces that a collector on the loopback interface receives."""
 
 import gzip
 import socket
@@ -46,7 +46,7 @@ def attributes(span: Span) -> dict[str, object]:
     }
 
 
-def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
+def test_request_span_has_stage_spans(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with collector() as (address, received):
@@ -54,10 +54,10 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         with serving(bundle_folder, tmp_path / "log") as (server, process):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             body = {"texts": ["An invoice.", "abc"]}
-            asked = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
-            answer = http.post(asked, json=body, headers=headers)
+            url = f"{server}/infer?evidence=0&api_key={SECRET}&{SECRET}"
+            answer = http.post(url, json=body, headers=headers)
             assert answer.status_code == 200
-            process.terminate()  # what was not sent yet is sent then
+            process.terminate()  # the server sends its last spans as it ends
             assert process.wait(30) == 0
     assert not [request for request in received if SECRET.encode() in request.SerializeToString()]
     assert SECRET not in (tmp_path / "log").read_text("utf-8")
@@ -75,7 +75,7 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         "infer", "infer", "queue", "queue", "receive", "tokenize"
     ]  # fmt: skip
     for span in stages:
-        slack = 5_000_000  # clocks of two kinds, in nanoseconds
+        slack = 5_000_000  # nanoseconds between two clocks
         assert request.start_time_unix_nano - slack <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= request.end_time_unix_nano + slack
@@ -103,7 +103,7 @@ def test_a_request_has_a_span_below_its_clients_and_one_for_each_stage(
         ("access%5Ftoken=a&evidence=%31", "evidence=1&REDACTED"),
     ],
 )
-def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
+def test_unknown_query_parameters_are_redacted(query: str, left: str) -> None:
     assert redacted(query) == left
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -117,7 +117,7 @@ def test_queries_leave_without_what_is_not_known(query: str, left: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/infer?key=s", "/infer%3Fkey=s", "/infer;key=s", "/a%3bs"])
-def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
+def test_query_behind_encoded_mark_is_redacted(path: str) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(QueryRedaction())
@@ -130,7 +130,7 @@ def test_query_behind_an_encoded_mark_is_redacted(path: str) -> None:
         assert str(value).endswith("REDACTED")
 
 
-def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
+def test_silent_collector_does_not_block_shutdown(
     bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -147,9 +147,7 @@ def test_a_receiver_that_never_answers_does_not_keep_the_server_from_its_end(
 @pytest.mark.parametrize(
     "variables", [{}, {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
 )
-def test_where_nobody_receives_traces_the_sdk_is_not_imported(
-    variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_sdk_is_not_imported_without_collector(variables: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys; from aftserve.server import Server; "
         "from aftserve.observability import tracing; "
@@ -162,22 +160,20 @@ def test_where_nobody_receives_traces_the_sdk_is_not_imported(
 
 
 @pytest.mark.parametrize(
-    ("variables", "mentioned"),
+    ("variables", "message"),
     [
         ({ENDPOINT: "http://127.0.0.1:1"}, "aftexport[otel]"),
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "aftexport[otel]"),
     ],
 )
-def test_without_the_extra_it_says_so_and_goes_on(
-    variables: dict[str, str], mentioned: str, tmp_path: Path
-) -> None:
+def test_missing_extra_is_logged(variables: dict[str, str], message: str, tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "import sys; sys.modules['opentelemetry.sdk'] = None; "
         "from aftserve.observability import tracing; assert tracing.configure().provider is None",
         cwd=tmp_path, **variables,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert mentioned in outcome.err
+    assert message in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -188,7 +184,7 @@ def test_without_the_extra_it_says_so_and_goes_on(
         {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
     ],
 )
-def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_path: Path) -> None:
+def test_unsupported_exporter_is_logged(variables: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python(
         "-c", "from aftserve.observability import tracing; "
         "assert tracing.configure().provider is None",
@@ -207,9 +203,7 @@ def test_another_receiver_is_refused_by_its_name(variables: dict[str, str], tmp_
         ("", "traceparent tracestate baggage"),
     ],
 )
-def test_a_propagator_that_is_not_installed_is_left_out(
-    given: str, left: str, tmp_path: Path
-) -> None:
+def test_missing_propagator_is_left_out(given: str, left: str, tmp_path: Path) -> None:
     fields = "from opentelemetry import propagate; print(*propagate.get_global_textmap().fields)"
     outcome = run_python(
         "-c", f"from aftserve.cli import main; assert main(['key', 'a']) == 0; {fields}",

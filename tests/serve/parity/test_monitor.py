@@ -1,4 +1,4 @@
-"""The server against PyTorch: at start, on demand, and in passing."""
+"""Comparisons of the server with PyTorch: at its start, on request, and of live documents."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def post(address: str, ids: list[int]) -> httpx.Response:
 
 
 def reference_of(server_id: int) -> int | None:
-    """The process of a server's PyTorch reference."""
+    """Return the process of a server's PyTorch reference; None if none runs."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -63,7 +63,7 @@ def reference_of(server_id: int) -> int | None:
     return None
 
 
-def test_errors_of_the_reference_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_reference_errors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def log(written: bytes) -> None:
         errors = asyncio.StreamReader()
         errors.feed_data(written)
@@ -77,7 +77,7 @@ def test_errors_of_the_reference_are_logged(caplog: pytest.LogCaptureFixture) ->
     assert lines[-1] == "end"
 
 
-def test_the_golden_cases_are_run_before_the_first_request(address: str) -> None:
+def test_golden_cases_run_before_first_request(address: str) -> None:
     report = http.get(f"{address}/parity").json()
     assert report["within"]
     assert {case["subject"] for case in report["golden"]} >= {"model", "AftSimple"}
@@ -85,9 +85,7 @@ def test_the_golden_cases_are_run_before_the_first_request(address: str) -> None
 
 
 @pytest.mark.parametrize("document", [{"text": "An invoice."}, {"input_ids": [5, 6, 299]}])
-def test_any_document_can_be_compared_with_pytorch(
-    document: dict[str, object], address: str
-) -> None:
+def test_document_is_compared_with_pytorch(document: dict[str, object], address: str) -> None:
     answer = compare(address, **document)
     assert answer.status_code == 200, answer.text
     check = answer.json()
@@ -96,7 +94,7 @@ def test_any_document_can_be_compared_with_pytorch(
     assert [output["label"] for output in check["outputs"]] == ["invoice", "contract", "letter"]
     for output in check["outputs"]:
         assert output["difference"] == abs(output["served"] - output["reference"])
-        # PyTorch's, in float64, and not a copy of the engine's.
+        # The reference computes in float64; a copy of the engine's output would be float32.
         assert output["served"] == float(np.float32(output["served"]))
         assert output["reference"] != float(np.float32(output["reference"]))
 
@@ -104,25 +102,23 @@ def test_any_document_can_be_compared_with_pytorch(
 @pytest.mark.parametrize(
     "document", [{}, {"text": "a", "input_ids": [1]}, {"texts": ["a"]}, {"input_ids": []}]
 )
-def test_a_malformed_comparison_is_refused(document: dict[str, object], address: str) -> None:
+def test_malformed_comparison_is_refused(document: dict[str, object], address: str) -> None:
     assert compare(address, **document).status_code == 422
 
 
-def test_without_a_model_to_compare_with_it_says_so(client: httpx.Client) -> None:
+def test_comparison_without_reference_is_refused(client: httpx.Client) -> None:
     answer = client.post("/parity", json={"text": "a"})
     assert answer.status_code == 404
     assert "--reference" in answer.json()["detail"]
 
 
-def test_a_reference_that_is_not_there_is_refused_at_the_start(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_missing_reference_file_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
     settings = Settings.read([str(bundle_folder), "--reference", str(tmp_path / "none.pt")])
     with pytest.raises(UsageError, match=r"none\.pt"):
         load(settings, Console(quiet=True))
 
 
-def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
+def test_killed_reference_restarts_without_failed_requests(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     options = ("--reference", str(checkpoint_file))
@@ -131,17 +127,17 @@ def test_a_reference_that_is_killed_touches_no_request_and_comes_back(
         number = reference_of(process.pid)
         assert number is not None
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(post, address, [5] * 1000) for _ in range(50)]
+            requests = [pool.submit(post, address, [5] * 1000) for _ in range(50)]
             os.kill(number, signal.SIGKILL)
-            assert {answer.result().status_code for answer in asked} == {200}
-        eventually(lambda: reference_of(process.pid) is None, "it is gone")
+            assert {answer.result().status_code for answer in requests} == {200}
+        eventually(lambda: reference_of(process.pid) is None, "the reference has ended")
         assert compare(address, text="a").status_code == 200
         assert reference_of(process.pid) not in (None, number)
         last = reference_of(process.pid)
-    eventually(lambda: not Path(f"/proc/{last}").exists(), "it ends with the server")
+    eventually(lambda: not Path(f"/proc/{last}").exists(), "the reference ends with the server")
 
 
-def test_the_reference_of_a_model_with_many_classes(tmp_path: Path) -> None:
+def test_reference_supports_many_classes(tmp_path: Path) -> None:
     labels = [str(number) for number in range(5000)]
     model = DocumentClassifier(
         ClassifierConfig(**tiny_models.CONFIG | {"num_labels": len(labels)})
@@ -164,7 +160,7 @@ def test_the_reference_of_a_model_with_many_classes(tmp_path: Path) -> None:
     np.testing.assert_allclose(asyncio.run(ask()), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_another_model_is_no_reference(
+def test_reference_of_other_model_is_refused(
     bundle_folder: Path, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "model.pt"
@@ -177,7 +173,7 @@ def test_another_model_is_no_reference(
         assert post(address, [5]).status_code == 200
 
 
-def test_live_documents_are_compared_and_a_breach_takes_the_server_out_of_service(
+def test_live_breach_makes_server_unready(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     options = ("--reference", str(checkpoint_file), "--shadow", "1")
@@ -185,35 +181,36 @@ def test_live_documents_are_compared_and_a_breach_takes_the_server_out_of_servic
         within = {"kind": "reference", "verdict": "within"}
         assert post(address, [5, 6]).status_code == 200
         eventually(
-            lambda: metric(address, "aftserve_parity_checks_total", **within) == 1, "it is compared"
+            lambda: metric(address, "aftserve_parity_checks_total", **within) == 1,
+            "the document is compared",
         )
         assert http.get(f"{address}/readyz").status_code == 200
         assert post(address, [5] * 65_537).status_code == 200
         assert metric(address, "aftserve_skipped_parity_checks_total") == 1
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert "PyTorch" in http.get(f"{address}/readyz").json()["status"]
         assert post(address, [5]).status_code == 503
 
 
-def test_documents_of_a_shared_run_are_compared_with_runs_alone(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
+def test_shared_run_is_compared_with_single(bundle_copy: Path, tmp_path: Path) -> None:
     with serving(
         large_batches(bundle_copy), tmp_path / "log", "--shadow", "1", "--threads", "1"
     ) as (address, _):
         http.post(
             f"{address}/infer", json={"input_ids": [[7] * 100_000, *[[5] * 16] * 16]}, timeout=60
         )
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it is found out")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert "single run" in http.get(f"{address}/readyz").json()["status"]
         assert metric(address, "aftserve_parity_checks_total", kind="batch", verdict="outside") >= 1
 
 
-def test_a_model_that_fails_its_golden_cases_is_not_served(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
-    bundle = rounded(bundle_copy)
+def test_golden_breach_makes_server_unready(bundle_copy: Path, tmp_path: Path) -> None:
+    bundle = rounding_bundle(bundle_copy)
     with serving(bundle, tmp_path / "log") as (address, _):
         assert not http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/readyz").status_code == 503
@@ -222,31 +219,31 @@ def test_a_model_that_fails_its_golden_cases_is_not_served(
         assert http.get(f"{address}/healthz").status_code == 200
 
 
-def test_where_so_configured_it_is_served_by_the_safe_path(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
-    bundle = rounded(bundle_copy)
+def test_golden_breach_falls_back_if_configured(bundle_copy: Path, tmp_path: Path) -> None:
+    bundle = rounding_bundle(bundle_copy)
     with serving(bundle, tmp_path / "log", "--on-breach", "fallback") as (address, _):
         assert http.get(f"{address}/parity").json()["within"]
         assert http.get(f"{address}/info").json()["safe"]
         assert post(address, [5]).status_code == 200
 
 
-def test_a_live_breach_falls_back_too(
+def test_live_breach_falls_back_if_configured(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     bundle = odd_first_token(bundle_copy)
     options = ("--reference", str(checkpoint_file), "--shadow", "1", "--on-breach", "fallback")
     with serving(bundle, tmp_path / "log", *options) as (address, _):
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/info").json()["safe"], "it falls back")
+        eventually(lambda: http.get(f"{address}/info").json()["safe"], "the server falls back")
         assert post(address, [5]).status_code == 200
-        # Here the portable bodies are off too, and there is nothing to fall back to.
+        # The portable bodies are wrong too, and no other fallback is left.
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "nothing is left")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
 
 
-def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
+def test_failed_fallback_makes_server_unready(
     bundle_copy: Path, checkpoint_file: Path, tmp_path: Path
 ) -> None:
     bundle = odd_first_token(bundle_copy)
@@ -255,12 +252,14 @@ def test_where_nothing_can_be_fallen_back_to_it_goes_out_of_service(
         assert compare(address, text="a").status_code == 200
         (bundle / "model.onnx").unlink()
         assert post(address, [ODD, 6]).status_code == 200
-        eventually(lambda: http.get(f"{address}/readyz").status_code == 503, "it says so")
+        eventually(
+            lambda: http.get(f"{address}/readyz").status_code == 503, "the server is unready"
+        )
         assert post(address, [5]).status_code == 503
 
 
-def rounded(bundle: Path) -> Path:
-    """A bundle whose fused kernels are outside the bound on this machine."""
+def rounding_bundle(bundle: Path) -> Path:
+    """Return a bundle whose fused kernels exceed the tolerance on this machine."""
     if aftplugins.library("onnxruntime") is None:
         pytest.skip("no fused kernels are built here")
     coarse_kernels(bundle)

@@ -1,4 +1,4 @@
-"""The server as a Ray Serve deployment: replicas, one of them killed, and options of the file."""
+"""The server as a Ray Serve deployment: replicas, options, and refused configurations."""
 
 import random
 import re
@@ -45,7 +45,7 @@ print(json.dumps(details["applications"]["aftserve"]["deployments"]["aftserve"][
 
 
 def free_place() -> str:
-    """Host and port, free a moment ago."""
+    """Return a host and a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -83,7 +83,7 @@ def documents(bundle_folder: Path) -> list[Document]:
     return make_documents(bare_engine(bundle_folder, 1), 60, shortest=64, longest=16_384)
 
 
-def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
+def test_deployment_has_the_servers_routes(address: str, bundle_folder: Path) -> None:
     assert http.get(f"{address}/readyz").json() == {"status": "ready"}
     assert http.get(f"{address}/parity").json()["within"]
     assert http.get(f"{address}/v2/models/model").json()["name"] == "model"
@@ -97,7 +97,7 @@ def test_it_is_the_servers_interface(address: str, bundle_folder: Path) -> None:
     assert http.post(f"{address}/infer", json={"text": 1}).status_code == 422
 
 
-def test_a_request_has_one_name(address: str) -> None:
+def test_request_has_one_id(address: str) -> None:
     for path in ("/healthz", "/nothing"):
         answer = http.get(f"{address}{path}", headers={"X-Request-ID": "order-7"})
         assert answer.headers.get_list("x-request-id") == ["order-7"]
@@ -105,7 +105,7 @@ def test_a_request_has_one_name(address: str) -> None:
         assert name
 
 
-def test_the_options_of_the_file_arrive(address: str, ray: dict[str, str], tmp_path: Path) -> None:
+def test_config_options_reach_ray(address: str, ray: dict[str, str], tmp_path: Path) -> None:
     outcome = run_python("-c", _OPTIONS, cwd=tmp_path, **ray)
     assert outcome.code == 0, outcome.err
     for name, value in {
@@ -120,36 +120,36 @@ def test_the_options_of_the_file_arrive(address: str, ray: dict[str, str], tmp_p
         assert re.search(rf'"{name}": {value}\b', outcome.out), (name, outcome.out)
 
 
-def test_a_replica_that_is_killed_under_load_loses_no_document(
+def test_killed_replica_loses_no_document(
     address: str, ray: dict[str, str], documents: list[Document]
 ) -> None:
     before = replicas(ray)
     assert len(before) == 2
-    asked = documents * 10
-    random.Random(0).shuffle(asked)
-    answered, third = [], threading.Event()
+    requests = documents * 10
+    random.Random(0).shuffle(requests)
+    answered, third_answered = [], threading.Event()
 
     def ask(document: Document) -> bool:
         scores = client.infer(document.text).scores
         answered.append(document)
-        if len(answered) > len(asked) // 3:
-            third.set()
+        if len(answered) > len(requests) // 3:
+            third_answered.set()
         return document.is_answered_by(dict(scores))
 
     def kill_one() -> None:
-        third.wait()
+        third_answered.wait()
         kill(before[0])
 
     with Client(address) as client, ThreadPoolExecutor(8) as pool:
         killing = threading.Thread(target=kill_one)
         killing.start()
-        right = list(pool.map(ask, asked))
+        right = list(pool.map(ask, requests))
         killing.join()
-    assert right == [True] * len(asked)
-    eventually(lambda: len(set(replicas(ray)) - {before[0]}) == 2, "another takes its place")
+    assert right == [True] * len(requests)
+    eventually(lambda: len(set(replicas(ray)) - {before[0]}) == 2, "another replica starts")
 
 
-def test_deployed_again_with_a_short_queue_it_says_429_itself(
+def test_redeployment_with_short_queue_sends_429(
     address: str, ray: dict[str, str], bundle_folder: Path, place: str, tmp_path: Path
 ) -> None:
     before = replicas(ray)
@@ -172,7 +172,7 @@ def test_deployed_again_with_a_short_queue_it_says_429_itself(
     assert "take" in refused.json()["detail"]
 
 
-def test_a_bundle_outside_its_bound_is_never_ready(
+def test_bundle_outside_tolerance_is_never_ready(
     ray: dict[str, str], bundle_copy: Path, tmp_path: Path
 ) -> None:
     config = "threads = 1\n[ray]\nmax_constructor_retry_count = 1\n"
@@ -182,11 +182,11 @@ def test_a_bundle_outside_its_bound_is_never_ready(
     assert "error: Ray Serve cannot deploy the bundle" in outcome.err
 
 
-@pytest.mark.filterwarnings(  # while Ray Serve is imported
+@pytest.mark.filterwarnings(  # the import of Ray Serve
     "ignore:Using extra keyword arguments on `Field`:DeprecationWarning:ray"
 )
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ("[ray]\nnum_replica = 2", "no option num_replica"),
         ('[ray]\nnum_replicas = "many"', "num_replicas"),
@@ -203,19 +203,19 @@ def test_a_bundle_outside_its_bound_is_never_ready(
         ("[ray", "ray.toml"),
     ],
 )
-def test_a_bad_config_is_refused(
-    section: str, said: str, bundle_folder: Path, tmp_path: Path,
+def test_bad_config_is_refused(
+    section: str, message: str, bundle_folder: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which is not asked
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # an address that must not be used
     path = tmp_path / "ray.toml"
     path.write_text(section)
     code = main(["deploy", str(bundle_folder), "--engine", "ray", "--config", str(path)])
     captured = capsys.readouterr()
-    assert_refused(Outcome(code, captured.out, captured.err), said)
+    assert_refused(Outcome(code, captured.out, captured.err), message)
 
 
-def test_a_bad_bundle_is_refused(
+def test_bad_bundle_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -223,17 +223,17 @@ def test_a_bad_bundle_is_refused(
     assert "absent" in capsys.readouterr().err
 
 
-def test_without_ray_it_names_the_extra(bundle_folder: Path, tmp_path: Path) -> None:
+def test_missing_ray_names_the_extra(bundle_folder: Path, tmp_path: Path) -> None:
     words = ("deploy", bundle_folder, "--engine", "ray")
     outcome = without(["ray"], "aftserve", *words, cwd=tmp_path)
     assert_refused(outcome, "needs ray", "pip install 'aftexport[ray]'")
 
 
-def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> None:
+def test_own_ray_ends_with_deployment(bundle_folder: Path, tmp_path: Path) -> None:
     place, log, mark = free_place(), tmp_path / "log", f"AFT_TEST={uuid.uuid4().hex}"
     (tmp_path / "ray.toml").write_text(f"port = {place.split(':')[1]}\nthreads = 1\n")
     words = ["-m", "aftserve", "deploy", str(bundle_folder), "--engine", "ray"]
-    # Not the test's own folder: the paths of Ray's sockets would be too long.
+    # In tmp_path, the paths of Ray's sockets would be too long.
     with tempfile.TemporaryDirectory() as folder, log.open("wb") as file:
         variables = environment(TMPDIR=folder, AFT_TEST=mark.split("=")[1])
         process = subprocess.Popen(
@@ -243,7 +243,7 @@ def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> N
         try:
             eventually(
                 lambda: "running on" in log.read_text("utf-8") or process.poll() is not None,
-                "it runs",
+                "the deployment runs",
                 seconds=120,
             )
             assert processes(mark, REPLICA) != []
@@ -253,7 +253,7 @@ def test_a_ray_of_its_own_ends_with_it(bundle_folder: Path, tmp_path: Path) -> N
             process.terminate()
             process.wait(60)
         assert process.returncode == 0, log.read_text("utf-8")
-        eventually(lambda: processes(mark) == [], "all of its processes end")
+        eventually(lambda: processes(mark) == [], "all its processes end")
         assert list(Path(folder).glob("aftserve-*")) == []
     with pytest.raises(httpx.ConnectError):
         http.get(f"http://{place}/healthz")

@@ -1,3 +1,5 @@
+"""The choice of documents that share a run."""
+
 import asyncio
 from collections.abc import Iterator
 from itertools import accumulate
@@ -13,11 +15,11 @@ from aftserve.scheduling.batching import next_batch
 from aftserve.scheduling.job import Job
 
 RUN, TOKEN = 1e-3, 1e-6
-"""Seconds of a run, and more for each token of it: short documents gain by company."""
+"""Seconds of a run, and seconds for each of its tokens: short documents gain by sharing."""
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
 COSTS = CostModel(Measurement(n, t, RUN + n * t * TOKEN) for n in (1, 2, 4, 8) for t in LENGTHS)
-NEVER = CostModel(
+NO_GAIN = CostModel(
     [
         *(Measurement(1, t, t * TOKEN) for t in LENGTHS),
         *(Measurement(n, t, n * t * TOKEN) for n in (2, 4) for t in LENGTHS),
@@ -52,46 +54,46 @@ def chosen(
     return [jobs.index(job) for job in next_batch(jobs, costs, **options)]  # type: ignore[arg-type]
 
 
-def test_documents_of_like_length_share_a_run(loop: asyncio.AbstractEventLoop) -> None:
+def test_documents_of_similar_length_share_run(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, 20, 22, 18)) == [0, 1, 2]
 
 
-def test_documents_of_two_models_do_not(loop: asyncio.AbstractEventLoop) -> None:
+def test_documents_of_two_models_run_apart(loop: asyncio.AbstractEventLoop) -> None:
     before, after = (waiting(loop, 20, 20, 20, active=object()) for _ in range(2))
     assert chosen([before[0], after[0], before[1], after[1]]) == [0, 2]
     assert chosen([after[0], before[0], after[1]]) == [0, 2]
 
 
-def test_where_batches_gain_nothing_none_is_made(loop: asyncio.AbstractEventLoop) -> None:
-    assert chosen(waiting(loop, 20, 20, 20, costs=NEVER), NEVER) == [0]
+def test_no_batch_is_made_without_gain(loop: asyncio.AbstractEventLoop) -> None:
+    assert chosen(waiting(loop, 20, 20, 20, costs=NO_GAIN), NO_GAIN) == [0]
 
 
-def test_a_document_of_another_length_is_left_for_later(loop: asyncio.AbstractEventLoop) -> None:
+def test_document_of_other_length_waits(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, 20, 4000, 21)) == [0, 2]
 
 
-def test_no_batch_is_larger_than_any_measured(loop: asyncio.AbstractEventLoop) -> None:
+def test_batch_size_stays_within_measurements(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, *[20] * 20)) == list(range(8))
 
 
-def test_padding_counts_in_the_budget(loop: asyncio.AbstractEventLoop) -> None:
+def test_padding_counts_towards_the_budget(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, 20, 30, 20), budget=60) == [0, 1]
 
 
-def test_a_document_that_failed_in_company_runs_alone(loop: asyncio.AbstractEventLoop) -> None:
+def test_failed_document_is_retried_alone(loop: asyncio.AbstractEventLoop) -> None:
     jobs = waiting(loop, 20, 20, 20)
     jobs[1].single = True
     assert chosen(jobs) == [0, 2]
     assert chosen(jobs[1:]) == [0]
 
 
-def test_nothing_overtakes_a_document_that_is_late(loop: asyncio.AbstractEventLoop) -> None:
+def test_late_document_is_not_overtaken(loop: asyncio.AbstractEventLoop) -> None:
     jobs = waiting(loop, 20, 4000, 21)
     jobs[1].promised = 0.001
     assert chosen(jobs) == [0]
 
 
-def test_a_model_that_cannot_mask_padding_gets_none(loop: asyncio.AbstractEventLoop) -> None:
+def test_unmasked_batch_has_equal_lengths(loop: asyncio.AbstractEventLoop) -> None:
     assert chosen(waiting(loop, 20, 21, 20), masks_padding=False) == [0, 2]
 
 
@@ -101,7 +103,7 @@ def test_a_model_that_cannot_mask_padding_gets_none(loop: asyncio.AbstractEventL
     budget=st.integers(1, 20_000),
     masks_padding=st.booleans(),
 )
-def test_whatever_waits_the_oldest_is_next_in_a_batch_that_keeps_the_rules(
+def test_batch_has_oldest_and_keeps_limits(
     tokens: list[int],
     promised: float,
     budget: int,
@@ -114,11 +116,11 @@ def test_whatever_waits_the_oldest_is_next_in_a_batch_that_keeps_the_rules(
     width = max(job.tokens for job in batch)
     assert len(batch) == 1 or len(batch) * width <= budget
     assert len(batch) == 1 or width <= 1.5 * min(job.tokens for job in batch)
-    alone = sum(job.seconds for job in batch)
-    assert len(batch) == 1 or COSTS.batch(len(batch), width) < alone
+    single = sum(job.seconds for job in batch)
+    assert len(batch) == 1 or COSTS.batch(len(batch), width) < single
 
 
-def test_every_document_is_run_in_the_end(loop: asyncio.AbstractEventLoop) -> None:
+def test_overtaking_delays_one_batch_at_most(loop: asyncio.AbstractEventLoop) -> None:
     tokens = np.random.default_rng(0).integers(1, 3000, 200).tolist()
     jobs = waiting(loop, *tokens)
     total = list(accumulate(job.seconds for job in jobs))
@@ -132,5 +134,5 @@ def test_every_document_is_run_in_the_end(loop: asyncio.AbstractEventLoop) -> No
             queue.remove(job)
             finished[job.promised] = now
     assert len(finished) == len(jobs)
-    # Overtaking costs nobody more than the batch that overtook it.
+    # A document that is overtaken ends at most one batch after its promise.
     assert all(end <= promise + COSTS.batch(8, 4096) for promise, end in finished.items())

@@ -1,3 +1,5 @@
+"""The queue of jobs between the server and the engine's thread."""
+
 import asyncio
 import math
 import threading
@@ -47,9 +49,7 @@ def take(queue: JobQueue) -> Sequence[Job]:
     return run.batch if run else ()
 
 
-def test_the_oldest_comes_first_and_what_is_put_back_before_it(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_requeued_jobs_come_first(loop: asyncio.AbstractEventLoop) -> None:
     waiting, jobs = JobQueue(), [job(loop) for _ in range(4)]
     for one in jobs[2:]:
         waiting.put(one)
@@ -58,7 +58,7 @@ def test_the_oldest_comes_first_and_what_is_put_back_before_it(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(1e-6, 1e3)), max_size=50))
-def test_its_seconds_are_those_of_its_jobs(
+def test_backlog_is_sum_of_jobs(
     loop: asyncio.AbstractEventLoop, moves: list[tuple[bool, float]]
 ) -> None:
     waiting, kept = JobQueue(), list[Job]()
@@ -73,16 +73,14 @@ def test_its_seconds_are_those_of_its_jobs(
     assert waiting.close() == kept
 
 
-def test_what_was_taken_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
+def test_taken_job_cannot_be_removed(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     waiting.put(one)
     assert take(waiting) == [one]
     assert not waiting.remove(one)
 
 
-def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_take_blocks_while_queue_is_paused(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(take, waiting)
@@ -94,9 +92,7 @@ def test_whoever_takes_waits_for_a_job_and_for_the_end_of_a_pause(
         assert taken.result(30) == [one]
 
 
-def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
+def test_wait_reports_jobs_despite_pause(loop: asyncio.AbstractEventLoop) -> None:
     waiting, one = JobQueue(), job(loop)
     assert not waiting.wait(0)
     assert not waiting.wait(0.01)
@@ -111,7 +107,7 @@ def test_it_tells_whether_a_job_came_and_one_that_is_paused_has(
     assert not waiting.wait(0)
 
 
-def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> None:
+def test_close_wakes_waiting_threads(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken = JobQueue(), list[Sequence[Job]]()
     thread = threading.Thread(target=lambda: taken.append(take(waiting)))
     thread.start()
@@ -121,7 +117,7 @@ def test_closed_it_lets_go_of_whoever_waits(loop: asyncio.AbstractEventLoop) -> 
     assert waiting.wait(math.inf)
 
 
-def test_every_job_is_taken_or_removed_and_none_twice(loop: asyncio.AbstractEventLoop) -> None:
+def test_every_job_leaves_exactly_once(loop: asyncio.AbstractEventLoop) -> None:
     waiting, taken, removed = JobQueue(), list[Job](), list[Job]()
 
     def take_all() -> None:
@@ -141,14 +137,14 @@ def test_every_job_is_taken_or_removed_and_none_twice(loop: asyncio.AbstractEven
     assert set(taken) | set(removed) | set(left) == set(jobs)
 
 
-def part_of(loop: asyncio.AbstractEventLoop) -> Job:
+def partly_run_job(loop: asyncio.AbstractEventLoop) -> Job:
     one = job(loop, seconds=0.4)
     one.progress = Progress(ANY, left=4)
     return one
 
 
-def test_a_document_with_parts_left_returns_to_the_front(loop: asyncio.AbstractEventLoop) -> None:
-    queue, long, other = JobQueue(), part_of(loop), job(loop)
+def test_unfinished_document_returns_to_front(loop: asyncio.AbstractEventLoop) -> None:
+    queue, long, other = JobQueue(), partly_run_job(loop), job(loop)
     queue.put(long)
     run = queue.take(first)
     assert run is not None
@@ -163,10 +159,8 @@ def test_a_document_with_parts_left_returns_to_the_front(loop: asyncio.AbstractE
     assert queue.close() == [long, other]
 
 
-def test_an_abandoned_document_with_parts_left_is_not_queued_again(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    queue, long = JobQueue(), part_of(loop)
+def test_cancelled_unfinished_document_is_not_requeued(loop: asyncio.AbstractEventLoop) -> None:
+    queue, long = JobQueue(), partly_run_job(loop)
     queue.put(long)
     run = queue.take(first)
     assert run is not None
@@ -177,13 +171,13 @@ def test_an_abandoned_document_with_parts_left_is_not_queued_again(
     assert len(queue) == 0
 
 
-def test_memory_is_released_once_after_the_last_run(loop: asyncio.AbstractEventLoop) -> None:
+def test_memory_is_released_once_when_idle(loop: asyncio.AbstractEventLoop) -> None:
     queue = JobQueue()
     assert queue.begin_release(release) is None
     queue.put(job(loop))
     run = queue.take(first)
     assert run is not None
-    assert queue.begin_release(release) is None  # while it runs
+    assert queue.begin_release(release) is None  # a run is in progress
     queue.end_run()
     released = queue.begin_release(release)
     assert released is not None
@@ -194,7 +188,7 @@ def test_memory_is_released_once_after_the_last_run(loop: asyncio.AbstractEventL
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_memory_of_a_replaced_model_is_not_released(
+def test_replaced_models_memory_is_not_released(
     running: bool, loop: asyncio.AbstractEventLoop
 ) -> None:
     queue = JobQueue()

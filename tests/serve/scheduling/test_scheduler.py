@@ -1,4 +1,4 @@
-"""One engine, many clients: who waits, who leaves, and who fails alone."""
+"""One engine and many clients: shared runs, disconnects, deadlines and failures."""
 
 import asyncio
 import json
@@ -34,9 +34,9 @@ FAILED = "aftserve_failed_runs_total"
 Grown = Callable[[str], float]
 
 SOON = ("--stall-seconds", "5", "--max-queue-seconds", "300")
-"""A run is given up, but not before others wait for it, however busy the machine is."""
+"""A stalled run is given up, late enough for other requests to queue on a busy machine."""
 POISON = 300
-"""An id that the manifest lets through and the model's embedding does not have."""
+"""A token id within the manifest's vocabulary, but beyond the model's embedding."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model is a real one, and hangs on documents that begin with a certain token."""
+    """A bundle whose model hangs on documents that begin with a certain token."""
     folder = tmp_path_factory.mktemp("hanging") / "hanging.bundle"
     shutil.copytree(bundle_folder, folder)
     changed_manifest(folder, {"vocab_size": POISON + 1})
@@ -57,7 +57,7 @@ def hanging(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("scheduling") / "log"
-    # A run that goes on and on is predicted to take as long again: on a busy machine, too long.
+    # A late run is predicted to last as long again: on a busy machine, beyond the defaults.
     patient = ("--stall-seconds", "300", "--max-queue-seconds", "300")
     with serving(hanging, log, *patient) as (address, _):
         yield address
@@ -68,8 +68,8 @@ def address(hanging: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def grown(address: str) -> Grown:
-    """By how much a counter has grown since the test began, after all of the one before."""
-    eventually(lambda: idle(address), "the last run of the test before has ended")
+    """Return the growth of a counter since the start of the test, when the server was idle."""
+    eventually(lambda: idle(address), "the run of the previous test ends")
     started = {name: metric(address, name) for name in (RUNS, STOPPED, FAILED)}
     return lambda name: metric(address, name) - started[name]
 
@@ -82,7 +82,7 @@ def post(address: str, *documents: list[int], **headers: str) -> httpx.Response:
 
 @contextmanager
 def asking(address: str, *documents: list[int]) -> Iterator[None]:
-    """A client that has been accepted while the block runs; it leaves without its answer."""
+    """Keep an accepted request open during the block; then disconnect without its answer."""
     expected = metric(address, "aftserve_waiting_documents") + len(documents) - idle(address)
     body = json.dumps({"input_ids": documents}).encode()
     with raw_connection(address) as connection:
@@ -105,23 +105,21 @@ def wait_for_documents(address: str, count: int) -> None:
     eventually(lambda: metric(address, "aftserve_waiting_documents") == count, f"{count} wait")
 
 
-def test_short_documents_that_wait_share_runs(
+def test_waiting_short_documents_share_runs(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     documents = np.random.default_rng(0).integers(0, 200, (24, 16)).tolist()
-    alone = [post(address, ids).json()["results"][0]["scores"] for ids in documents]
+    single = [post(address, ids).json()["results"][0]["scores"] for ids in documents]
     with asking(address, [ENDLESS]):
         waiting = [pool.submit(post, address, ids) for ids in documents]
         wait_for_documents(address, 24)
     together = [answer.result().json()["results"][0]["scores"] for answer in waiting]
-    for one, other in zip(together, alone, strict=True):
+    for one, other in zip(together, single, strict=True):
         np.testing.assert_allclose(list(one.values()), list(other.values()), atol=1e-6)
     assert grown(RUNS) < 24 + 24
 
 
-def test_short_lines_of_a_request_share_runs(
-    address: str, pool: ThreadPoolExecutor, grown: Grown
-) -> None:
+def test_short_lines_share_runs(address: str, pool: ThreadPoolExecutor, grown: Grown) -> None:
     lines = b"".join(json.dumps({"input_ids": [n] * 16}).encode() + b"\n" for n in range(24))
     kind = {"Content-Type": "application/x-ndjson"}
     with asking(address, [ENDLESS]):
@@ -131,9 +129,7 @@ def test_short_lines_of_a_request_share_runs(
     assert grown(RUNS) < 24
 
 
-def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
-    address: str, grown: Grown
-) -> None:
+def test_disconnect_stops_run_and_queued_documents(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS], *[[5] * 400] * 3):
         assert metric(address, "aftserve_waiting_documents") == 3
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
@@ -142,7 +138,7 @@ def test_a_departed_client_stops_its_run_and_takes_its_documents_along(
     assert post(address, [5]).status_code == 200
 
 
-def test_a_client_that_leaves_while_it_waits_delays_nobody(
+def test_departed_waiting_client_delays_no_request(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     with asking(address, [ENDLESS]):
@@ -154,9 +150,7 @@ def test_a_client_that_leaves_while_it_waits_delays_nobody(
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
 
 
-def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
-    address: str, grown: Grown
-) -> None:
+def test_shared_run_lasts_until_last_disconnect(address: str, grown: Grown) -> None:
     def left() -> float:
         return metric(address, "aftserve_responses_total", path="/infer", status="499")
 
@@ -167,32 +161,33 @@ def test_a_shared_run_goes_on_until_the_last_of_its_clients_leaves(
             third.enter_context(asking(address, document))
         eventually(lambda: metric(address, "aftserve_running_documents") == 2, "two share a run")
         second.close()
-        eventually(lambda: left() == gone + 2, "the server sees it")
+        eventually(lambda: left() == gone + 2, "the server notices")
         eventually(lambda: grown(STOPPED) == 1, "the run of the first is counted")
         assert metric(address, "aftserve_running_documents") == 2
     eventually(lambda: grown(STOPPED) == 2, "the run is stopped")
 
 
-def test_a_deadline_ends_the_wait_and_the_run(address: str, grown: Grown) -> None:
-    deadline = {"Deadline-Seconds": "5"}  # a busy machine takes some of it to begin
+def test_deadline_stops_the_run(address: str, grown: Grown) -> None:
+    deadline = {"Deadline-Seconds": "5"}  # long enough for a busy machine to begin the run
     assert post(address, [ENDLESS], **deadline).status_code == 504
     eventually(lambda: grown(STOPPED) == 1, "the run is stopped")
     assert post(address, [5]).status_code == 200
 
 
-def test_a_deadline_ends_the_wait_of_a_document_that_no_run_has_taken(
-    address: str, grown: Grown
-) -> None:
+def test_deadline_ends_wait_in_queue(address: str, grown: Grown) -> None:
     with asking(address, [ENDLESS]):
-        # Of a run that is late by less, an answer within the deadline is still expected.
+        # The run has been late for less than the deadline, so the request is admitted.
         assert post(address, [5], **{"Deadline-Seconds": "5"}).status_code == 504
-        eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "it waits no more")
+        eventually(
+            lambda: metric(address, "aftserve_waiting_documents") == 0,
+            "the document leaves the queue",
+        )
         assert not idle(address)
         assert grown(STOPPED) == 0
     eventually(lambda: idle(address), "the other run is stopped")
 
 
-def test_a_poisoned_document_fails_alone(
+def test_poisoned_document_fails_alone(
     address: str, pool: ThreadPoolExecutor, grown: Grown
 ) -> None:
     documents = [[number] * 16 for number in range(15)] + [[POISON] * 16]
@@ -201,42 +196,38 @@ def test_a_poisoned_document_fails_alone(
         wait_for_documents(address, 16)
     assert [answer.result().status_code for answer in answers] == [200] * 15 + [500]
     assert isinstance(answers[-1].result().json()["detail"], str)
-    assert grown(FAILED) >= 2  # in company, and alone
+    assert grown(FAILED) >= 2  # once in a shared run, and once in its own
     assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_a_request_with_a_poisoned_document_fails_whole(address: str) -> None:
+def test_poisoned_document_fails_its_request(address: str) -> None:
     assert post(address, [5], [POISON], [6], [POISON]).status_code == 500
     assert post(address, [5], [6]).status_code == 200
 
 
-def test_a_run_that_does_not_end_is_stopped_and_the_next_are_answered(
-    hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_stalled_run_is_stopped(hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, _):
-        hopeless = pool.submit(post, address, [ENDLESS])
-        eventually(lambda: not idle(address), "it runs")
+        stalled = pool.submit(post, address, [ENDLESS])
+        eventually(lambda: not idle(address), "the run begins")
         assert post(address, [5]).status_code == 200
-        assert hopeless.result().status_code == 500
+        assert stalled.result().status_code == 500
         assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_a_run_that_cannot_be_stopped_ends_the_process_and_every_wait(
+def test_unstoppable_run_ends_the_process(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     with serving(hanging, tmp_path / "log", *SOON) as (address, process):
-        hopeless = pool.submit(post, address, [DEAF])
-        eventually(lambda: not idle(address), "it runs")
+        stalled = pool.submit(post, address, [DEAF])
+        eventually(lambda: not idle(address), "the run begins")
         waiting = [pool.submit(post, address, [5]) for _ in range(5)]
         wait_for_documents(address, 5)
-        assert [answer.result().status_code for answer in (hopeless, *waiting)] == [503] * 6
+        assert [answer.result().status_code for answer in (stalled, *waiting)] == [503] * 6
         assert process.wait(30) == 1
     assert "cannot be stopped" in (tmp_path / "log").read_text("utf-8")
 
 
-def test_many_clients_that_come_and_go_leave_nothing_behind(
-    address: str, pool: ThreadPoolExecutor
-) -> None:
+def test_many_disconnects_leave_no_documents(address: str, pool: ThreadPoolExecutor) -> None:
     def one(seed: int) -> int | None:
         generator = np.random.default_rng(seed)
         ids = generator.integers(0, 200, int(generator.integers(1, 3000))).tolist()
@@ -255,7 +246,7 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(
 
 @pytest.fixture
 def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event]]:
-    """The texts whose tokenization has begun, and the event for which it waits."""
+    """Yield the texts whose tokenization has begun, and the event for which it waits."""
     begun, go_on = list[str](), threading.Event()
     tokenize = Classifier.tokenize
 
@@ -274,7 +265,7 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], thr
 async def running(
     bundle: Path, tokenizing: tuple[list[str], threading.Event]
 ) -> AsyncIterator[Service]:
-    """A service that is ready; from now on tokenization waits."""
+    """Yield a ready service whose tokenization waits for the event."""
     begun, go_on = tokenizing
     service = load(Settings.read([str(bundle), "--threads", "1"]), Console(quiet=True))
     async with service.running():
@@ -291,7 +282,7 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("never happened")
 
 
-def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
+def test_abandoned_texts_are_not_tokenized(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
@@ -318,7 +309,7 @@ def test_what_clients_have_left_is_not_tokenized_beside_what_is_wanted(
     asyncio.run(scenario())
 
 
-def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
+def test_short_texts_overtake_waiting_long_texts(
     tokenizing: tuple[list[str], threading.Event], bundle_folder: Path
 ) -> None:
     begun, go_on = tokenizing
@@ -326,17 +317,17 @@ def test_shorter_texts_are_tokenized_while_long_ones_wait_for_each_other(
 
     async def scenario() -> None:
         async with running(bundle_folder, tokenizing) as service:
-            asked = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
+            tasks = [asyncio.create_task(service.classify([text], math.inf)) for text in texts]
             await until(lambda: len(begun) >= 2)
             assert sorted(text[0] for text in begun) == ["a", "d"]
             go_on.set()
-            for text, answers in zip(texts, await asyncio.gather(*asked), strict=True):
+            for text, answers in zip(texts, await asyncio.gather(*tasks), strict=True):
                 assert answers[0].tokens_total == len(text)
 
     asyncio.run(scenario())
 
 
-def test_a_document_given_up_just_as_its_run_begins_stops_the_run(
+def test_cancellation_at_run_start_stops_run(
     bundle_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove, stops = JobQueue.remove, list[Stop]()

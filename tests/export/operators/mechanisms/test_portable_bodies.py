@@ -38,7 +38,7 @@ def test_body_uses_only_standard_operators(variant: Variant, opset: int) -> None
 
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize(**named(PAIRS))
-def test_the_body_equals_the_reference(variant: Variant, case: Case) -> None:
+def test_body_equals_the_reference(variant: Variant, case: Case) -> None:
     inputs = make_inputs(variant.operator, case)
     result = run_portable(variant, inputs, case.heads)
     assert result.dtype == np.float32
@@ -51,7 +51,7 @@ OTHER_OPSETS = [c for c in CASES if c.tokens <= 65]
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize(**named(list(product(ONE_GATE, OTHER_OPSETS))))
-def test_the_body_is_right_in_every_opset(variant: Variant, case: Case, opset: int) -> None:
+def test_body_is_right_in_every_opset(variant: Variant, case: Case, opset: int) -> None:
     inputs = make_inputs(variant.operator, case)
     result = run_portable(variant, inputs, case.heads, opset)
     assert error(result, truth(variant, case), inputs) < BOUND["float32"]
@@ -60,7 +60,7 @@ def test_the_body_is_right_in_every_opset(variant: Variant, case: Case, opset: i
 @pytest.mark.table(keep=0.25)
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize(**named(list(product(ONE_GATE, FEW))))
-def test_float16_goes_in_and_out_of_the_body(variant: Variant, case: Case, opset: int) -> None:
+def test_body_reads_and_writes_float16(variant: Variant, case: Case, opset: int) -> None:
     expected = truth(variant, case, "float16")
     if np.abs(expected).max() > np.finfo(np.float16).max:
         pytest.skip("the right answer is beyond float16")
@@ -68,5 +68,5 @@ def test_float16_goes_in_and_out_of_the_body(variant: Variant, case: Case, opset
     result = run_portable(variant, inputs, case.heads, opset)
     assert result.dtype == np.float16
     assert error(result, expected, inputs) < BOUND["float16"]
-    # Nothing but the last rounding is 16 bits wide.
+    # Only the last rounding is 16 bits wide.
     assert error(result, expected, inputs) < 2 * 2**-11

@@ -1,0 +1,120 @@
+"""Timeouts of a connection: for headers, bodies, idle clients and unread answers."""
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from app_server import address_of, running
+from clients import eventually, head, raw_connection, response
+from raw_requests import GET, refusal
+from servers import serving
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("connection") / "log"
+    with serving(bundle_folder, log, "--receive-seconds", "5") as (address, _):
+        yield address
+    assert "Traceback" not in log.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"POST /infer HT", b"GET /readyz HTTP/1.1\r\nHost: x\r\n"],
+    ids=["nothing", "first line", "host"],
+)
+def test_incomplete_headers_get_408(start: bytes, address: str) -> None:
+    status, problem = refusal(address, start)
+    assert status == 408
+    assert "5 s" in problem
+
+
+@pytest.mark.parametrize(
+    "extra", [(), ("Connection: upgrade", "Upgrade: h2c")], ids=["plain", "upgrade"]
+)
+def test_body_timeout_starts_with_headers(extra: tuple[str, ...], address: str) -> None:
+    start, end = head(100, *extra)[:-2], head(100, *extra)[-2:]
+    with raw_connection(address) as connection:
+        started = time.monotonic()
+        connection.sendall(start)
+        time.sleep(4)
+        connection.sendall(end + b'{"text":')
+        status, body = response(connection)
+        taken = time.monotonic() - started
+    assert status == 408
+    assert "The request did not arrive within 5 s" in json.loads(body)["detail"]
+    assert taken < 8  # a timeout from the end of the headers would end after 9
+
+
+@pytest.mark.parametrize("ahead", [b"", GET[:10]], ids=["later", "pipelined"])
+def test_kept_connection_has_header_timeout(ahead: bytes, address: str) -> None:
+    with raw_connection(address) as connection:
+        connection.sendall(GET + ahead)
+        assert response(connection)[0] == 200
+        if not ahead:
+            connection.sendall(GET[:10])
+        assert response(connection)[0] == 408
+
+
+def test_idle_connection_outlives_request_timeout() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+
+    with (
+        running(app, seconds=1, timeout_keep_alive=60) as server,
+        raw_connection(address_of(server)) as connection,
+    ):
+        for pause in (1.5, 0):
+            connection.sendall(GET)
+            assert response(connection)[0] == 204
+            time.sleep(pause)
+
+
+def test_keep_alive_setting_is_obeyed(bundle_folder: Path, tmp_path: Path) -> None:
+    options = ("--keep-alive-seconds", "1")
+    with (
+        serving(bundle_folder, tmp_path / "log", *options) as (address, _),
+        raw_connection(address) as connection,
+    ):
+        connection.sendall(GET)
+        assert response(connection)[0] == 200
+        assert connection.recv(1) == b""
+
+
+def test_client_that_reads_nothing_is_disconnected(address: str) -> None:
+    requests = GET.replace(b"/healthz", b"/openapi.json") * 1_000_000
+    with raw_connection(address) as connection, pytest.raises(ConnectionError):
+        connection.sendall(requests)
+
+
+@pytest.mark.parametrize("last", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+def test_unread_last_answer_ends_connection(last: bytes) -> None:
+    answered = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal answered
+        length = (b"content-length", b"30000")
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": b"a" * 30_000})
+        answered += 1
+
+    def unsent() -> int:
+        return max(c.transport.get_write_buffer_size() for c in server.server_state.connections)  # type: ignore[union-attr]
+
+    with running(app, seconds=1, timeout_keep_alive=1) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(server.servers[0].sockets[0].getsockname())
+        for count in itertools.count(1):
+            connection.sendall(GET)
+            eventually(lambda: answered == count, "the request is answered")  # noqa: B023
+            time.sleep(0.01)
+            if unsent():
+                break
+        connection.sendall(GET[:-2] + last + b"\r\n")
+        eventually(lambda: not server.server_state.connections, "the connection ends")
