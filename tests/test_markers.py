@@ -3,7 +3,7 @@
 import markers
 
 
-def test_table_names_modules_and_folders_that_exist() -> None:
+def test_table_lists_existing_modules_and_folders() -> None:
     modules = {path.stem for path in markers.TESTS.rglob("test_*.py")}
     assert modules >= markers.BY_MODULE.keys()
     folders = {path.parent.name for path in markers.TESTS.rglob("test_*.py")}

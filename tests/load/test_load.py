@@ -38,14 +38,14 @@ def documents(bundle_folder: Path) -> list[Document]:
     return make_documents(bare_engine(bundle_folder, 1), 60, shortest=64, longest=16_384)
 
 
-def test_no_document_can_be_taken_for_another(documents: list[Document]) -> None:
+def test_documents_have_distinct_scores(documents: list[Document]) -> None:
     assert mixed_up(documents) == 0
     assert mixed_up([documents[0], documents[0]]) == 1
     assert min(len(d.ids) for d in documents) == 64
     assert max(len(d.ids) for d in documents) == 16_384
 
 
-def test_every_client_gets_its_own_answer_or_a_reason_while_a_fifth_leaves(
+def test_every_client_gets_defined_outcome(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     with serving(bundle_folder, tmp_path / "log") as (address, _):
@@ -58,7 +58,7 @@ def test_every_client_gets_its_own_answer_or_a_reason_while_a_fifth_leaves(
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-def test_a_server_that_mixes_answers_up_is_found_out(
+def test_swapped_answers_are_counted_wrong(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     with serving(bundle_folder, tmp_path / "log", program=MIXING) as (address, _):
@@ -67,7 +67,7 @@ def test_a_server_that_mixes_answers_up_is_found_out(
     assert len(results.undefined) == results.states["wrong"]
 
 
-def test_memory_does_not_grow_and_a_leak_would_be_found(
+def test_only_leaking_server_grows(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     def grown(leak: int) -> float:
@@ -83,7 +83,7 @@ def test_memory_does_not_grow_and_a_leak_would_be_found(
     assert grown(0) < 64
 
 
-def test_told_to_stop_under_load_it_loses_nothing_that_it_accepted(
+def test_stop_under_load_loses_no_request(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     stopped = stop_under_load(bundle_folder, documents, tmp_path / "log", after=200, connections=50)
@@ -114,7 +114,7 @@ def test_engine_server_and_contenders_answer_alike(
     assert bare > 0
 
 
-def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_path: Path) -> None:
+def test_failed_contender_start_shows_log(checkpoint_file: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="No module named"),
         speed.contender(["absent"], checkpoint_file, 1, tmp_path / "log"),
@@ -122,7 +122,7 @@ def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_pat
         pass
 
 
-def test_a_report_says_what_is_outside_its_bound(tmp_path: Path) -> None:
+def test_report_marks_values_outside_bounds(tmp_path: Path) -> None:
     report = Report({"requests": 3})
     report.shown("size", 5, "MiB")
     report.at_most("errors", 0, 0, "")

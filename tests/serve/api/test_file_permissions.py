@@ -21,7 +21,7 @@ def test_private_file_is_not_exposed(keys: Path) -> None:
     assert list(exposures(keys)) == []
 
 
-def test_open_folder_between_two_links_is_named(keys: Path, tmp_path: Path) -> None:
+def test_open_folder_between_links_is_named(keys: Path, tmp_path: Path) -> None:
     """Any user could let the second link lead elsewhere."""
     between = tmp_path / "between"
     between.mkdir()

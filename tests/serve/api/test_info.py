@@ -10,7 +10,7 @@ from servers import serving
 from aftexport.bundle.bundle import Bundle
 
 
-def test_where_each_node_has_a_precision_it_says_how_many_have_which(
+def test_info_counts_node_precisions(
     server: str, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "auto.bundle"

@@ -54,7 +54,7 @@ def peak_mib(process: int) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, int]) -> None:
+def test_hostile_bodies_leave_memory_unchanged(server: tuple[str, int]) -> None:
     address, process = server
 
     def resident_after_all() -> float:
@@ -76,7 +76,7 @@ def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, i
     assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
+def test_empty_rows_take_no_memory(server: tuple[str, int]) -> None:
     address, process = server
     tensor = {"name": "input_ids", "shape": [1 << 22, 0], "datatype": "INT64", "data": []}
     before = metric(address, "process_resident_memory_bytes") / MIB
@@ -90,19 +90,19 @@ class Question(BaseModel):
     words: list[str]
 
 
-def test_a_list_is_as_long_as_it_may_be() -> None:
+def test_list_limit_is_exact() -> None:
     assert parse(b'{"words": ["a", "b"]}', Question, {"words": 2}).words == ["a", "b"]
     with pytest.raises(DocumentTooLongError, match="words has 3 entries"):
         parse(b'{"words": ["a", "b", "c"]}', Question, {"words": 2})
 
 
-def test_the_first_fault_alone_is_said() -> None:
+def test_error_names_only_first_fault() -> None:
     with pytest.raises(InputError, match="'k0'") as refusal:
         parse(b'{"k0": 1, "k1": 1}', InferRequest, {})
     assert "k1" not in str(refusal.value)
 
 
-def test_a_long_name_is_not_repeated_whole() -> None:
+def test_error_shortens_long_field_name() -> None:
     with pytest.raises(InputError) as refusal:
         parse(b'{"' + b"a" * 10_000 + b'": 1}', InferRequest, {})
     assert len(str(refusal.value)) < 300

@@ -98,7 +98,7 @@ def assert_client_error(answer: httpx.Response, *allowed: int) -> str:
 
 
 @pytest.mark.parametrize("kind", BAD_DOCUMENTS)
-def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
+def test_bad_document_gets_reason(kind: str, client: httpx.Client) -> None:
     body = json.dumps(BAD_DOCUMENTS[kind]).encode()
     assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
     assert client.get("/readyz").status_code == 200
@@ -115,12 +115,12 @@ def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_the_json_is_said(body: bytes, said: str, client: httpx.Client) -> None:
+def test_json_fault_is_named(body: bytes, said: str, client: httpx.Client) -> None:
     assert said in assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "a\ud800b", "\udfffa", "\ud800\u0041"])
-def test_half_a_surrogate_pair_is_named(text: str, client: httpx.Client) -> None:
+def test_lone_surrogate_is_named(text: str, client: httpx.Client) -> None:
     for body in ({"text": text}, {"texts": ["a", text]}):
         content = json.dumps(body).encode()
         said = assert_client_error(client.post("/infer", content=content, headers=JSON), 422)
@@ -128,7 +128,7 @@ def test_half_a_surrogate_pair_is_named(text: str, client: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("kind", BAD_BODIES)
-def test_a_body_that_is_no_json_gets_a_reason(kind: str, client: httpx.Client) -> None:
+def test_bad_body_gets_reason(kind: str, client: httpx.Client) -> None:
     body, headers = BAD_BODIES[kind]
     assert_client_error(client.post("/infer", content=body, headers=headers))
 
@@ -142,9 +142,7 @@ def test_a_body_that_is_no_json_gets_a_reason(kind: str, client: httpx.Client) -
     ],
     ids=["text", "texts", "input_ids"],
 )
-def test_a_document_too_long_is_refused_not_cut(
-    body: dict[str, object], client: httpx.Client
-) -> None:
+def test_too_long_document_is_refused(body: dict[str, object], client: httpx.Client) -> None:
     detail = assert_client_error(client.post("/infer", json=body), 413)
     assert "6001" in detail
     assert "6000" in detail
@@ -155,14 +153,12 @@ def test_a_document_too_long_is_refused_not_cut(
 @pytest.mark.parametrize(
     ("entry", "remedy"), [(1, "a list of their own"), ([1], "several requests")]
 )
-def test_of_many_entries_it_says_what_to_do(
-    entry: object, remedy: str, client: httpx.Client
-) -> None:
+def test_excess_entries_get_remedy(entry: object, remedy: str, client: httpx.Client) -> None:
     body = {"input_ids": [entry] * 3000}
     assert remedy in assert_client_error(client.post("/infer", json=body), 413)
 
 
-def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client) -> None:
+def test_longest_allowed_document_is_answered(client: httpx.Client) -> None:
     answer = client.post("/infer", json={"text": "a" * 6000})
     assert answer.status_code == 200
     assert answer.json()["tokens_used"] == 6000
@@ -178,7 +174,7 @@ def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client)
         ("POST", "/infer/", 404),  # no redirect
     ],
 )
-def test_a_wrong_method_or_path_gets_json_too(
+def test_wrong_method_or_path_gets_json(
     method: str, path: str, status: int, client: httpx.Client
 ) -> None:
     assert_client_error(client.request(method, path), status)

@@ -48,9 +48,7 @@ def wait_until_idle(address: str) -> None:
 
 
 @NEEDS_PROC
-def test_an_idle_server_gives_the_memory_of_its_runs_back(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_idle_server_returns_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "0.5")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         assert metric(address, "aftserve_idle") == 1
@@ -67,7 +65,7 @@ def test_an_idle_server_gives_the_memory_of_its_runs_back(
 
 
 @NEEDS_PROC
-def test_a_busy_server_keeps_the_memory_of_its_runs(bundle_folder: Path, tmp_path: Path) -> None:
+def test_busy_server_keeps_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "inf")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         resting = resident_mib(process.pid)
@@ -81,9 +79,7 @@ def test_a_busy_server_keeps_the_memory_of_its_runs(bundle_folder: Path, tmp_pat
         assert metric(address, "aftserve_idle") == 0
 
 
-def test_memory_that_goes_back_after_every_run_is_in_nobodys_way(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_release_after_every_run_is_harmless(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, "--idle-seconds", "0") as (address, _):
         with ThreadPoolExecutor(4) as pool:
@@ -95,9 +91,7 @@ def test_memory_that_goes_back_after_every_run_is_in_nobodys_way(
     assert "Traceback" not in log.read_text("utf-8")
 
 
-def test_an_engine_that_cannot_give_memory_back_serves_on(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_failed_release_keeps_server_running(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, "--idle-seconds", "0.1", program=STINGY) as (address, _):
         for failures in (1, 2):

@@ -40,7 +40,7 @@ def readiness(address: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_a_server_told_to_stop_goes_on_while_it_drains(bundle_folder: Path, tmp_path: Path) -> None:
+def test_draining_server_still_answers(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as (address, process):
         assert readiness(address) == (200, "ready")
         assert metric(address, "aftserve_ready") == 1
@@ -53,7 +53,7 @@ def test_a_server_told_to_stop_goes_on_while_it_drains(bundle_folder: Path, tmp_
         assert process.wait(30) == 0
 
 
-def test_told_to_stop_under_load_it_answers_whatever_it_accepted(
+def test_stop_answers_accepted_requests(
     bundle_folder: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     options = ("--drain-seconds", "0", "--threads", "1")
@@ -75,7 +75,7 @@ def status(answer: "object") -> int | None:
         return None
 
 
-def test_work_that_does_not_end_gets_an_error_and_the_exit_status_says_so(
+def test_endless_work_gets_error_at_shutdown(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     options = ("--drain-seconds", "0", "--shutdown-seconds", "1", "--stall-seconds", "300")
@@ -98,7 +98,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has no IPv6")
-def test_backlog_is_answered_at_the_end(bundle_folder: Path, tmp_path: Path) -> None:
+def test_backlog_is_answered_at_shutdown(bundle_folder: Path, tmp_path: Path) -> None:
     """Connections that the loop had not accepted when it was told to stop, of both families."""
     program = ("-c", _PAUSING)
     with serving(bundle_folder, tmp_path / "log", "--host", "::", program=program) as (
@@ -150,7 +150,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 0), ("SIGINT", 130)])
-def test_told_to_stop_while_it_loads(
+def test_signal_while_loading_exits(
     name: str, expected: int, bundle_folder: Path, tmp_path: Path
 ) -> None:
     words = (bundle_folder, "--port", "0", name)
@@ -159,7 +159,7 @@ def test_told_to_stop_while_it_loads(
     assert "Traceback" not in outcome.err
 
 
-def test_a_second_signal_ends_it_at_once(hanging: Path, tmp_path: Path) -> None:
+def test_second_signal_exits_at_once(hanging: Path, tmp_path: Path) -> None:
     options = ("--drain-seconds", "100", "--stall-seconds", "300")
     with serving(hanging, tmp_path / "log", *options) as (address, process):
         body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
@@ -179,9 +179,7 @@ def code_of(address: str) -> int:
         return 0
 
 
-def test_without_its_engine_thread_the_server_fails_whoever_waits_and_exits(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_dead_engine_thread_ends_server(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, program=MORTAL) as (address, process):
         assert post(address, [5]).status_code == 200
@@ -191,7 +189,7 @@ def test_without_its_engine_thread_the_server_fails_whoever_waits_and_exits(
     assert "EngineThreadError" in log.read_text("utf-8")
 
 
-def test_a_process_that_was_paused_goes_on(bundle_folder: Path, tmp_path: Path) -> None:
+def test_paused_process_continues(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log", "--stall-seconds", "2") as (address, process):
         process.send_signal(signal.SIGSTOP)
         with raw_connection(address) as connection:
@@ -205,7 +203,7 @@ def test_a_process_that_was_paused_goes_on(bundle_folder: Path, tmp_path: Path) 
         assert post(address, [5]).status_code == 200
 
 
-def test_a_loop_that_stands_still_ends_the_process(bundle_folder: Path, tmp_path: Path) -> None:
+def test_stalled_loop_ends_process(bundle_folder: Path, tmp_path: Path) -> None:
     blocking = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000)); "
     program = ("-c", f"{blocking}import sys; from aftserve.cli import main; sys.exit(main())")
     log = tmp_path / "log"

@@ -89,7 +89,7 @@ def answer(address: str, ids: list[int]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("tokens", [WHOLE, WHOLE + 1, 2 * WHOLE, 3457])
-def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+def test_answer_matches_whole_run(address: str, server: str, tokens: int) -> None:
     ids = document(tokens)
     in_chunks, whole = answer(address, ids), answer(server, ids)
     assert in_chunks["scores"] == pytest.approx(whole["scores"], abs=TOLERANCES["fp32"].bound)
@@ -99,7 +99,7 @@ def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tok
 
 
 @pytest.mark.parametrize("tokens", [WHOLE + 1, 3457])
-def test_evidence_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+def test_evidence_matches_whole_run(address: str, server: str, tokens: int) -> None:
     asked = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
     in_chunks, whole = (
         http.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
@@ -112,7 +112,7 @@ def test_evidence_is_that_of_the_whole_document(address: str, server: str, token
         assert found == pytest.approx(expected, abs=TOLERANCES["fp32"].bound)
 
 
-def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> None:
+def test_short_documents_run_between_chunks(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
         eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
@@ -122,7 +122,7 @@ def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> Non
         assert [future.result()["tokens_used"] for future in long] == [300_000, 300_001]
 
 
-def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
+def test_disconnect_drops_running_document(address: str) -> None:
     stopped = metric(address, "aftserve_stopped_runs_total")
     body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
     with raw_connection(address) as connection:
@@ -133,7 +133,7 @@ def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
     assert answer(address, document(7))["tokens_used"] == 7
 
 
-def test_a_client_that_left_between_two_parts_is_counted_too(
+def test_disconnect_between_parts_is_counted(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _SLOW_TURNS)
@@ -147,7 +147,7 @@ def test_a_client_that_left_between_two_parts_is_counted_too(
         eventually(lambda: metric(address, "aftserve_stopped_runs_total") == 1, "counted")
 
 
-def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
+def test_unreachable_deadline_refused_before_run(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _PREDICTING.format(1.0))
@@ -158,7 +158,7 @@ def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
         assert metric(address, "aftserve_run_documents_count") == 0
 
 
-def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
+def test_underestimated_run_stops_at_deadline(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _PREDICTING.format(1e-9))
@@ -171,7 +171,7 @@ def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
         eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
 
 
-def test_info_says_what_becomes_of_them(address: str) -> None:
+def test_info_shows_long_document_policy(address: str) -> None:
     info = http.get(f"{address}/info").json()
     assert info["limits"]["whole_tokens"] == WHOLE
     assert info["limits"]["long_documents"] == "exact"
@@ -181,7 +181,7 @@ def test_info_says_what_becomes_of_them(address: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["head", "tail", "reject"])
-def test_other_policies(
+def test_policies_cut_or_refuse_document(
     policy: str, bundle_folder: Path, budget: tuple[str, str], server: str, tmp_path: Path
 ) -> None:
     ids = document(3 * WHOLE)
@@ -204,7 +204,7 @@ def test_other_policies(
     assert said == [3 * WHOLE, WHOLE, True, policy]
 
 
-def test_a_document_that_finds_no_space_says_so_and_others_are_answered(
+def test_full_disk_fails_only_long_document(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

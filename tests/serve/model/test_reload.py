@@ -107,7 +107,7 @@ def live(address: str) -> str:
     return str(http.get(f"{address}/info").json()["bundle"])
 
 
-def test_under_load_nothing_is_lost_and_every_answer_is_that_of_its_bundle(
+def test_reload_under_load_loses_nothing(
     place: Path, bundle_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     bundles = {digest(b): scores_of(b) for b in (bundle_folder, other_bundle)}
@@ -172,7 +172,7 @@ def outside_its_bound(bundle: Path) -> None:
     ("harm", "reason"),
     [(damaged, "model.onnx was changed"), (gone, "no such folder"), (outside_its_bound, "golden")],
 )
-def test_a_bad_bundle_is_refused_and_the_one_before_answers_on(
+def test_reload_refuses_bad_bundle(
     harm: object, reason: str, place: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     first = digest(place)
@@ -199,7 +199,7 @@ def test_a_bad_bundle_is_refused_and_the_one_before_answers_on(
     assert "Traceback" not in log
 
 
-def test_volume_of_links_is_served_and_reloaded(
+def test_reload_follows_links_of_volume(
     bundle_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     """As Kubernetes updates a mounted ConfigMap: by a link to the folder of the new files."""
@@ -222,7 +222,7 @@ def test_volume_of_links_is_served_and_reloaded(
         assert post(address, *documents()).status_code == 200
 
 
-def test_kernels_outside_the_bound_are_refused_or_fall_back_as_at_start(
+def test_reload_falls_back_from_coarse_kernels(
     place: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     if aftplugins.library("onnxruntime") is None:
@@ -252,7 +252,7 @@ def ask_reload(address: str, key: str | None) -> httpx.Response:
     return http.post(f"{address}/reload", headers=headers, timeout=60)
 
 
-def test_an_administrator_asks_for_it_and_nobody_else(
+def test_only_administrator_may_request_reload(
     place: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     file, admin, other = keys
@@ -274,12 +274,12 @@ def test_an_administrator_asks_for_it_and_nobody_else(
         assert answer.json()["bundle"] == digest(other_bundle)
 
 
-def test_without_keys_nobody_asks_for_it_over_http(server: str) -> None:
+def test_reload_endpoint_needs_api_keys(server: str) -> None:
     assert ask_reload(server, None).status_code == 404
     assert "/reload" not in http.get(f"{server}/openapi.json").json()["paths"]
 
 
-def test_whoever_asks_meanwhile_gets_one_more(
+def test_waiting_requests_share_one_reload(
     place: Path, bundle_folder: Path, other_bundle: Path, keys: tuple[Path, str, str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -297,7 +297,7 @@ def test_whoever_asks_meanwhile_gets_one_more(
     assert 1 <= log.count("reloading ") <= 2
 
 
-def test_told_to_stop_meanwhile_it_stops(
+def test_stop_during_reload_ends_server(
     place: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     file, admin, _ = keys
@@ -339,7 +339,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def test_what_was_accepted_before_is_answered_by_the_one_before_which_then_goes(
+def test_accepted_documents_keep_old_bundle(
     place: Path, bundle_folder: Path, other_bundle: Path, no_collection: None
 ) -> None:
     expected = scores_of(bundle_folder)
@@ -376,7 +376,7 @@ def test_what_was_accepted_before_is_answered_by_the_one_before_which_then_goes(
     asyncio.run(scenario())
 
 
-def test_a_long_document_goes_on_with_the_chunks_it_began_with(
+def test_chunked_document_keeps_old_bundle(
     place: Path, bundle_folder: Path, other_bundle: Path
 ) -> None:
     ids = np.random.default_rng(1).integers(0, 250, 30_000)
@@ -400,7 +400,7 @@ def test_a_long_document_goes_on_with_the_chunks_it_began_with(
     asyncio.run(scenario())
 
 
-def test_one_that_is_stopped_takes_no_reload(place: Path) -> None:
+def test_stopped_service_refuses_reload(place: Path) -> None:
     async def scenario() -> None:
         service = service_of(place)
         async with service.running():
@@ -411,7 +411,7 @@ def test_one_that_is_stopped_takes_no_reload(place: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_bundle_that_changes_while_it_is_read_is_refused(
+def test_reload_refuses_changed_bundle(
     place: Path, other_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aftserve.model import reload
@@ -435,7 +435,7 @@ def test_a_bundle_that_changes_while_it_is_read_is_refused(
     asyncio.run(scenario())
 
 
-def test_the_reference_is_that_of_the_bundle_that_answers(
+def test_reference_follows_reloaded_bundle(
     place: Path, checkpoint_file: Path, other_bundle: Path, other_checkpoint: Path, tmp_path: Path
 ) -> None:
     model = Path(shutil.copy(checkpoint_file, tmp_path / "model.pt"))
@@ -454,7 +454,7 @@ def test_the_reference_is_that_of_the_bundle_that_answers(
         assert check["within"], check
 
 
-def test_no_reference_of_another_bundle_is_compared_with(
+def test_parity_refuses_mismatched_reference(
     place: Path, checkpoint_file: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     options = ("--reference", str(checkpoint_file))

@@ -121,7 +121,7 @@ def focused(page: Page) -> Any:
     return page.evaluate("document.activeElement.id || document.activeElement.hash")
 
 
-def test_a_long_document_by_the_keyboard_alone(
+def test_keyboard_classifies_long_document(
     address: str, context: BrowserContext, page: Page
 ) -> None:
     text = (ORDINARY * 2000)[:100_000]
@@ -153,7 +153,7 @@ def test_a_long_document_by_the_keyboard_alone(
     expect(page.locator("mark:target")).to_be_in_viewport()
 
 
-def test_what_answers_is_said(address: str, page: Page) -> None:
+def test_page_shows_bundle_and_parity(address: str, page: Page) -> None:
     page.goto(address)
     expect(page.locator("#parity")).to_have_text("Parity with PyTorch: within tolerance")
     info = page.request.get(f"{address}/info").json()
@@ -166,7 +166,7 @@ def test_what_answers_is_said(address: str, page: Page) -> None:
     assert page.locator("#times dd").count() == 5
 
 
-def test_hostile_text_is_text(address: str, page: Page) -> None:
+def test_markup_in_document_stays_text(address: str, page: Page) -> None:
     text = "<script>hacked = 1</script><img src=x onerror='hacked = 1'></div>&lt;" * 3
     page.goto(address)
     answer = classify(page, text)
@@ -175,7 +175,7 @@ def test_hostile_text_is_text(address: str, page: Page) -> None:
     assert page.locator("#document > :not(mark)").count() == 0
 
 
-def test_an_emoji_shifts_no_highlight(address: str, page: Page) -> None:
+def test_emoji_keep_highlights_in_place(address: str, page: Page) -> None:
     text = "one 🙂 or 👩‍👩‍👧‍👦 then e\u0301, 漢字, 𝄞 and 🇫🇷 again; " * 20
     page.goto(address)
     page.fill("#passages", "100")
@@ -185,7 +185,7 @@ def test_an_emoji_shifts_no_highlight(address: str, page: Page) -> None:
     assert shown_pieces(page) == pieces(text, spans)
 
 
-def test_half_a_surrogate_pair_is_shown_as_what_was_sent(address: str, page: Page) -> None:
+def test_lone_surrogate_shows_replacement_character(address: str, page: Page) -> None:
     page.goto(address)
     # By a script: no protocol of a driver takes it.
     page.evaluate("document.getElementById('text').value = 'a\\ud800b\\ud83d\\ude00'")
@@ -209,7 +209,7 @@ def drop(page: Page, name: str, content: bytes) -> None:
     page.dispatch_event("body", "drop", {"dataTransfer": data})
 
 
-def test_a_dropped_file_is_sent_as_it_is(address: str, page: Page) -> None:
+def test_dropped_file_is_sent_unchanged(address: str, page: Page) -> None:
     page.goto(address)
     drop(page, "two lines.txt", b"\xef\xbb\xbfone\r\ntwo, \xc3\xa9\r\n")
     expect(page.locator("#status")).to_have_text("Read two lines.txt.")
@@ -239,7 +239,7 @@ return (range.getBoundingClientRect().left - place.left) / place.width;
 @pytest.mark.parametrize(
     ("text", "least", "most"), [("שלום, a b.", 0.5, 1), ("a b, שלום.", 0, 0.5)]
 )
-def test_a_line_begins_at_the_side_of_its_script(
+def test_line_starts_at_script_side(
     text: str, least: float, most: float, address: str, page: Page
 ) -> None:
     page.goto(address)
@@ -247,7 +247,7 @@ def test_a_line_begins_at_the_side_of_its_script(
     assert least < page.evaluate(LEFT_OF_FIRST) < most
 
 
-def test_a_file_that_is_chosen(address: str, page: Page, tmp_path: Path) -> None:
+def test_chosen_file_fills_text_field(address: str, page: Page, tmp_path: Path) -> None:
     page.goto(address)
     (tmp_path / "document.txt").write_text(ORDINARY)
     page.set_input_files("#file", tmp_path / "document.txt")
@@ -258,7 +258,7 @@ def test_a_file_that_is_chosen(address: str, page: Page, tmp_path: Path) -> None
     expect(page.locator("#text")).to_have_value(ORDINARY)
 
 
-def test_a_document_that_is_too_long(server: str, page: Page) -> None:
+def test_too_long_document_shows_error(server: str, page: Page) -> None:
     page.goto(server)
     answer = classify(page, "a" * 6001)
     expect(page.locator("#problem h2")).to_have_text("The server answers 413")
@@ -280,7 +280,7 @@ def test_a_document_that_is_too_long(server: str, page: Page) -> None:
         (None, "No answer The server cannot be reached"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_on_the_way(
+def test_failed_request_shows_reason(
     address: str, page: Page, answer: dict[str, Any] | None, said: str
 ) -> None:
     page.goto(address)
@@ -290,7 +290,7 @@ def test_what_goes_wrong_on_the_way(
     expect(page.locator("#problem")).to_contain_text(said, use_inner_text=True)
 
 
-def test_a_request_can_be_stopped(address: str, page: Page) -> None:
+def test_stop_button_cancels_request(address: str, page: Page) -> None:
     page.goto(address)
     page.route("**/infer*", lambda route: None)
     page.fill("#text", ORDINARY)
@@ -305,7 +305,7 @@ def changed(route: Route, **fields: Any) -> None:
     route.fulfill(json=route.fetch().json() | fields)
 
 
-def test_a_passage_without_characters_is_in_the_list_alone(address: str, page: Page) -> None:
+def test_passage_without_characters_is_only_listed(address: str, page: Page) -> None:
     """As of the tokens that a tokenizer puts before and behind a text."""
     spans = [
         {"start_token": 0, "end_token": 1, "contribution": 2.0, "above_average": 1.5},
@@ -322,7 +322,7 @@ def test_a_passage_without_characters_is_in_the_list_alone(address: str, page: P
     expect(rows.nth(1).locator("a")).to_have_attribute("href", "#passage-2")
 
 
-def test_what_was_cut_off_is_said(address: str, page: Page) -> None:
+def test_truncation_shows_warning(address: str, page: Page) -> None:
     page.route("**/infer*", lambda route: changed(route, truncated=True, tokens_total=9000,
                                                   tokens_used=8000, policy="head"))  # fmt: skip
     page.goto(address)
@@ -331,7 +331,7 @@ def test_what_was_cut_off_is_said(address: str, page: Page) -> None:
     expect(page.locator("#read.warning")).to_have_text(said)
 
 
-def test_broken_parity_and_another_bundle_are_said(address: str, page: Page) -> None:
+def test_lost_parity_and_new_bundle_appear(address: str, page: Page) -> None:
     page.route("**/infer*", lambda route: changed(route, bundle="another"))
     page.route("**/parity", lambda route: changed(route, within=False))
     page.goto(address)
@@ -340,7 +340,7 @@ def test_broken_parity_and_another_bundle_are_said(address: str, page: Page) -> 
         classify(page, ORDINARY)
 
 
-def test_keys_are_asked_for_and_kept_nowhere(
+def test_page_never_stores_api_key(
     guarded: str, keys: dict[str, tuple[str, str]], context: BrowserContext, page: Page
 ) -> None:
     page.goto(guarded)
@@ -361,7 +361,7 @@ def test_keys_are_asked_for_and_kept_nowhere(
     expect(page.locator("#key")).to_have_value("")
 
 
-def test_a_rate_and_when_to_come_again(
+def test_exceeded_rate_shows_retry_time(
     guarded: str, keys: dict[str, tuple[str, str]], page: Page
 ) -> None:
     page.goto(guarded)
@@ -374,7 +374,7 @@ def test_a_rate_and_when_to_come_again(
     expect(page.locator("#problem p")).to_have_text(said)
 
 
-def test_a_document_without_evidence(
+def test_missing_evidence_shows_reason(
     guarded: str, keys: dict[str, tuple[str, str]], page: Page
 ) -> None:
     page.goto(guarded)
@@ -392,7 +392,7 @@ def test_a_document_without_evidence(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_everybody_can_read_it(server: str, page: Page, scheme: Any, width: int) -> None:
+def test_page_passes_accessibility_checks(server: str, page: Page, scheme: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(server)
@@ -409,7 +409,7 @@ def test_everybody_can_read_it(server: str, page: Page, scheme: Any, width: int)
 
 
 @pytest.mark.parametrize(("motion", "scrolling"), [("reduce", "auto"), ("no-preference", "smooth")])
-def test_nothing_moves_for_who_wants_it_still(
+def test_reduced_motion_disables_animation(
     address: str, page: Page, motion: Any, scrolling: str
 ) -> None:
     page.emulate_media(reduced_motion=motion)
