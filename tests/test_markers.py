@@ -1,4 +1,4 @@
-"""The table that marks tests."""
+"""The table of markers and the modules and folders that it names."""
 
 import markers
 

@@ -1,4 +1,4 @@
-"""The images install what the package declares, at the versions that are tested."""
+"""The pinned requirements of the images against the package and the tested versions."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""What ``make load`` and ``make soak`` measure at length, in small; and that they find faults."""
+"""Short runs of ``make load`` and ``make soak``, and faults that they must detect."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
 
-# Answers each request by what the one before should have had.
-MIXING = (
+# A server that answers each document with the scores of the document before it.
+SWAPPING = (
     "-c",
     """
 import sys
@@ -22,12 +22,12 @@ from aftserve.cli import main
 
 classify, last = Classifier.classify, []
 
-def mixing(self, documents, stop=None):
+def swapping(self, documents, stop=None):
     answers = last + classify(self, documents, stop)
     last[:] = answers[-1:]
     return answers[: len(documents)]
 
-Classifier.classify = mixing
+Classifier.classify = swapping
 sys.exit(main())
 """,
 )
@@ -48,6 +48,7 @@ def test_documents_have_distinct_scores(documents: list[Document]) -> None:
 def test_every_client_gets_defined_outcome(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
+    """A fifth of the clients disconnect, and a tenth set short deadlines."""
     with serving(bundle_folder, tmp_path / "log") as (address, _):
         results = send(
             address, make_requests(documents, 500, leaving=0.2, hurried=0.1), connections=50
@@ -61,7 +62,7 @@ def test_every_client_gets_defined_outcome(
 def test_swapped_answers_are_counted_wrong(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
-    with serving(bundle_folder, tmp_path / "log", program=MIXING) as (address, _):
+    with serving(bundle_folder, tmp_path / "log", program=SWAPPING) as (address, _):
         results = send(address, make_requests(documents, 50), connections=4)
     assert results.states["wrong"] > 40
     assert len(results.undefined) == results.states["wrong"]
@@ -78,7 +79,7 @@ def test_only_leaking_server_grows(
         assert len(rounds) == 3
         return mib
 
-    # 256 MiB for each thousand requests; over so few, chance is some MiB.
+    # The leak is 256 MiB per thousand requests; noise over 150 requests is a few MiB.
     assert grown(1 << 18) > 128
     assert grown(0) < 64
 

@@ -1,4 +1,4 @@
-"""What ``GET /info`` says of the bundle."""
+"""The description of the bundle in ``GET /info``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What web pages may ask of a server without API keys."""
+"""Checks of the Host and Origin headers that protect a server from foreign web pages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,8 +23,6 @@ FOREIGN = [
     "localhost.attacker.example",
     "a localhost",
 ]
-
-
 EFFECTS = ["POST", "PUT", "PATCH", "DELETE", "OTHER"]
 
 
@@ -58,12 +56,13 @@ def test_loopback_names_are_accepted(host: str, server: str) -> None:
 
 @pytest.mark.parametrize("host", FOREIGN)
 def test_dns_rebinding_reads_nothing(host: str, server: str) -> None:
+    """A foreign name that resolves to loopback reaches only probes and the page."""
     for path in CLOSED:
         refused = http.get(server + path, headers={"Host": host})
         assert refused.status_code == 403
         assert "--allowed-hosts" in refused.text
     assert post(server, Host=host, Content_Type="text/plain").status_code == 403
-    for path in OPEN:  # a probe asks by any name
+    for path in OPEN:  # probes may use any name
         assert http.get(server + path, headers={"Host": host}).status_code == 200
 
 
@@ -93,7 +92,7 @@ def test_allowed_hosts_hold_at_every_address(host: str) -> None:
 
 
 def test_public_server_enforces_allowed_hosts(bundle_folder: Path, tmp_path: Path) -> None:
-    """Also where it asks for API keys, and for a reload."""
+    """The check also holds on a server with API keys, and for ``POST /reload``."""
     key, section = make_key("alice", None, admin=True)
     (tmp_path / "keys.toml").write_text(section)
     options = ("--host", "0.0.0.0", "--allowed-hosts", "a.example")
@@ -118,8 +117,12 @@ def test_unrestricted_server_accepts_any_host(host: str, allowed: list[str]) -> 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
 def test_cross_origin_page_is_refused(site: str, path: str, server: str) -> None:
-    said = {"Sec-Fetch-Site": site, "Origin": "https://other.example", "Content-Type": "text/plain"}
-    refused = http.post(server + path, content=b"a", headers=said)
+    headers = {
+        "Sec-Fetch-Site": site,
+        "Origin": "https://other.example",
+        "Content-Type": "text/plain",
+    }
+    refused = http.post(server + path, content=b"a", headers=headers)
     assert refused.status_code == 403
     assert "https://other.example" in refused.text
 
@@ -133,7 +136,7 @@ OWN = [
     ("http://a.example", "a.example"),
     ("http://a.example", "a.example:80"),
     ("http://a.example:80", "A.Example"),
-    ("https://a.example", "a.example"),  # a proxy ended TLS
+    ("https://a.example", "a.example"),  # a proxy terminates TLS
     ("https://a.example:443", "a.example:443"),
     ("HTTP://A.EXAMPLE:8000", "a.example:8000"),
     ("http://a.example.", "a.example"),
@@ -214,12 +217,12 @@ def test_sec_fetch_site_overrides_origin() -> None:
 @pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
 @pytest.mark.parametrize("origin", ["null", "http://other.example"])
 def test_server_refuses_other_origin_over_http(path: str, origin: str, server: str) -> None:
-    said = {"Origin": origin, "Content-Type": "text/plain"}
-    refused = http.post(server + path, content=b"a", headers=said)
+    headers = {"Origin": origin, "Content-Type": "text/plain"}
+    refused = http.post(server + path, content=b"a", headers=headers)
     assert refused.status_code == 403
     assert origin in refused.text
     assert post(server, Origin=server, Content_Type="text/plain").status_code == 200
-    assert post(server, Content_Type="text/plain").status_code == 200  # a program
+    assert post(server, Content_Type="text/plain").status_code == 200  # not a browser
 
 
 def test_page_of_named_origin_is_accepted(proxied: str) -> None:

@@ -1,4 +1,4 @@
-"""Bodies within the limit of bytes that are out to take as much time and memory as they can."""
+"""Bodies within the byte limit that try to use as much time and memory as possible."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ HOSTILE = {
     "many ids": b'{"input_ids":[[' + b"0," * (COUNT * 3) + b"0]]}",
     "many large ids": b'{"input_ids":[[' + b"65535," * COUNT + b"0]]}",
     "many unknown fields": b"{" + b",".join(b'"k%d":1' % i for i in range(COUNT // 2)) + b"}",
-    "the same field again and again": b"{" + b'"text":"",' * (COUNT // 2) + b'"text":1}',
+    "the same field many times": b"{" + b'"text":"",' * (COUNT // 2) + b'"text":1}',
     "many objects": list_of(b"{}"),
     "many escapes": b'{"texts":["' + b"\\u00e9" * COUNT + b'",1]}',
 }
@@ -40,7 +40,7 @@ HOSTILE = {
 def server(
     bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, int]]:
-    """Its address and its process."""
+    """Yield the address and the process ID of a server."""
     log = tmp_path_factory.mktemp("bodies") / "log"
     with serving(bundle_folder, log, "--max-tokens", "6000") as (address, process):
         yield address, process.pid
@@ -48,7 +48,7 @@ def server(
 
 
 def peak_mib(process: int) -> float:
-    """The most memory that was resident since the last time that it was asked."""
+    """Return the peak of resident memory since the last call, in MiB."""
     status = Path(f"/proc/{process}/status").read_text()
     Path(f"/proc/{process}/clear_refs").write_text("5")
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
@@ -70,7 +70,7 @@ def test_hostile_bodies_leave_memory_unchanged(server: tuple[str, int]) -> None:
 
     resting = metric(address, "process_resident_memory_bytes") / MIB
     peak_mib(process)
-    for _ in range(2):  # the allocator settles
+    for _ in range(2):  # let the allocator settle
         before = resident_after_all()
     assert resident_after_all() - before < 16
     assert http.get(f"{address}/readyz").status_code == 200

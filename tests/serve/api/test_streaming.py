@@ -1,4 +1,4 @@
-"""Plain text and newline-delimited JSON, looked at while they arrive."""
+"""Plain text and newline-delimited JSON, processed while they arrive."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def test_compressed_stream_is_refused(address: str, kind: str) -> None:
 def test_long_text_refused_before_its_end(address: str) -> None:
     with raw_connection(address) as connection:
         start = head(500 << 20).replace(b"application/json", b"text/plain")
-        # The announced length is over the limit of bytes, so none is announced.
+        # Send chunks without a length: the length would exceed the byte limit.
         start = start.replace(b"Content-Length: 524288000", b"Transfer-Encoding: chunked")
         connection.sendall(start)
         for _ in range(4):
@@ -109,6 +109,7 @@ def test_long_text_refused_before_its_end(address: str) -> None:
 
 @pytest.mark.parametrize("form", ["json", "lines", "open inference"])
 def test_whole_text_refused_by_its_prefix(form: str, address: str) -> None:
+    """The tokens of the beginning exceed the limit, so the server does not encode the rest."""
     text = "\u5951 long" * 1_000_000
     match form:
         case "json":
@@ -163,12 +164,12 @@ def test_lines_have_several_content_types(kind: str, address: str) -> None:
 def test_refused_type_gets_accepted_types(kind: str, address: str) -> None:
     answer = post(address, b'{"text": "a"}', kind)
     assert answer.status_code == 415
-    said = answer.json()["detail"]
-    for taken in ("application/json,", "text/plain,", LINES, "application/jsonl"):
-        assert taken in said
-    assert f"got {kind or 'none'}." in said
-    one = http.post(f"{address}/parity", content=b"a", headers={"Content-Type": kind})
-    assert f"must be application/json, got {kind or 'none'}." in one.json()["detail"]
+    detail = answer.json()["detail"]
+    for accepted in ("application/json,", "text/plain,", LINES, "application/jsonl"):
+        assert accepted in detail
+    assert f"got {kind or 'none'}." in detail
+    parity = http.post(f"{address}/parity", content=b"a", headers={"Content-Type": kind})
+    assert f"must be application/json, got {kind or 'none'}." in parity.json()["detail"]
 
 
 def test_lines_in_other_charset_are_refused(address: str) -> None:
@@ -205,7 +206,7 @@ def test_lines_run_before_last_arrives(address: str) -> None:
         connection.sendall(head(None).replace(b"application/json", LINES.encode()))
         connection.sendall(b'10\r\n{"text": "abc"}\n\r\n')
         eventually(
-            lambda: metric(address, "aftserve_run_documents_count") == done + 1, "it has run"
+            lambda: metric(address, "aftserve_run_documents_count") == done + 1, "the line has run"
         )
         connection.sendall(b"0\r\n\r\n")
         status, _ = response(connection)
@@ -222,6 +223,6 @@ def test_disconnect_drops_queued_lines(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(len(line) * 30).replace(b"application/json", LINES.encode()))
         connection.sendall(line * 29)
-        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "they wait")
-    eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "they are dropped")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "lines wait")
+    eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "lines are dropped")
     eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")

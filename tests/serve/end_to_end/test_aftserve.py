@@ -1,3 +1,5 @@
+"""The command ``aftserve``: start, refusals at the start, and unusual tokenizers."""
+
 import json
 import shutil
 import signal
@@ -105,7 +107,7 @@ def test_missing_spill_folder_is_refused(bundle_folder: Path, tmp_path: Path) ->
 def test_unwritable_temporary_folder_is_refused(
     options: list[str], bundle_folder: Path, tmp_path: Path
 ) -> None:
-    # As in a container with a read-only root and no /tmp; here root could write anywhere.
+    # Imitate a container with a read-only root and no /tmp: root may write to any other folder.
     nowhere = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/absent']; "
     code = nowhere + "import sys; from aftserve.cli import main; sys.exit(main())"
     outcome = run_python("-c", code, bundle_folder, "--port", "0", *options, cwd=tmp_path)
@@ -138,7 +140,7 @@ def test_mismatched_manifest_refused_before_serving(
     from aftserve.server import Server
 
     monkeypatch.setattr(Server, "run", lambda _: None)
-    # For the whole process it would be: tests after this one would write to a stream long closed.
+    # Logging stays configured for the whole process: later tests would write to a closed stream.
     monkeypatch.setattr(server, "configure_logging", lambda _: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])

@@ -1,3 +1,5 @@
+"""Answers of a server against PyTorch, and against its own answers to other forms."""
+
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,4 +1,4 @@
-"""The memory of runs: kept while requests come, gone when none do."""
+"""The memory of runs: a busy server keeps it, an idle server returns it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +10,11 @@ from servers import serving
 
 TOKENS = 500_000
 MEMORY_MIB = 160
-"""What a run of so many takes."""
+"""Approximate memory that a run of ``TOKENS`` tokens takes."""
 TOGETHER = ("--memory-budget-mib", "4096")
-"""Such a document is no longer one that runs in chunks."""
+"""Options with which a document of ``TOKENS`` tokens does not run in chunks."""
 
-# The engine gives memory back once, when it was loaded, and never again.
+# The engine returns memory once, after it was loaded; every later release fails.
 STINGY = (
     "-c",
     """
@@ -44,7 +44,7 @@ def scores(address: str, tokens: int) -> dict[str, float]:
 
 
 def wait_until_idle(address: str) -> None:
-    eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
+    eventually(lambda: metric(address, "aftserve_idle") == 1, "the server is idle")
 
 
 @NEEDS_PROC
@@ -74,7 +74,7 @@ def test_busy_server_keeps_run_memory(bundle_folder: Path, tmp_path: Path) -> No
         taken = fresh_mib(process.pid)
         for tokens in (TOKENS, 300_000, 400_000, TOKENS):
             scores(address, tokens)
-        # Four runs, without what one takes of a system that gave it nothing before.
+        # Four runs on kept memory take less new memory than a first run.
         assert fresh_mib(process.pid) - taken < MEMORY_MIB
         assert metric(address, "aftserve_idle") == 0
 
@@ -98,7 +98,7 @@ def test_failed_release_keeps_server_running(bundle_folder: Path, tmp_path: Path
             scores(address, 300)
             eventually(
                 lambda: metric(address, "aftserve_failed_runs_total") == failures,  # noqa: B023
-                "it has failed",
+                "the release has failed",
             )
         assert http.get(f"{address}/readyz").status_code == 200
     assert "It keeps its memory" in log.read_text("utf-8")

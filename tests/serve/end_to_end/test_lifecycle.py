@@ -1,4 +1,4 @@
-"""How the server ends: asked to, asked twice, or because it must."""
+"""The end of a server: by one signal, by two, or by a fault."""
 
 import json
 import shutil
@@ -45,10 +45,11 @@ def test_draining_server_still_answers(bundle_folder: Path, tmp_path: Path) -> N
         assert readiness(address) == (200, "ready")
         assert metric(address, "aftserve_ready") == 1
         process.send_signal(signal.SIGTERM)
-        eventually(lambda: readiness(address) == (503, "draining"), "it says that it drains")
+        eventually(lambda: readiness(address) == (503, "draining"), "the server drains")
         answer = post(address, [5])
         assert answer.status_code == 200
-        assert answer.headers["Connection"] == "close"  # the next one has another server's
+        # The client's next request must reach another server.
+        assert answer.headers["Connection"] == "close"
         assert metric(address, "aftserve_ready") == 0
         assert process.wait(30) == 0
 
@@ -59,12 +60,12 @@ def test_stop_answers_accepted_requests(
     options = ("--drain-seconds", "0", "--threads", "1")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         answers = [pool.submit(post, address, [7] * 200_000) for _ in range(16)]
-        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "some wait")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "documents wait")
         accepted = metric(address, "aftserve_waiting_documents")
         process.send_signal(signal.SIGTERM)
         codes = [status(answer) for answer in answers]
         assert process.wait(30) == 0
-    assert set(codes) <= {200, None}  # None: it had stopped listening before this one came
+    assert set(codes) <= {200, None}  # None: the server had closed its listener
     assert codes.count(200) >= accepted
 
 
@@ -78,10 +79,11 @@ def status(answer: "object") -> int | None:
 def test_endless_work_gets_error_at_shutdown(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
+    """The exit status is 1 because an accepted request gets no answer."""
     options = ("--drain-seconds", "0", "--shutdown-seconds", "1", "--stall-seconds", "300")
     with serving(hanging, tmp_path / "log", *options) as (address, process):
         answer = pool.submit(post, address, [ENDLESS])
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the document runs")
         process.send_signal(signal.SIGTERM)
         assert answer.result().status_code == 503
         assert process.wait(30) == 1
@@ -99,7 +101,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has no IPv6")
 def test_backlog_is_answered_at_shutdown(bundle_folder: Path, tmp_path: Path) -> None:
-    """Connections that the loop had not accepted when it was told to stop, of both families."""
+    """The backlog holds IPv4 and IPv6 connections that the loop accepts only after the signal."""
     program = ("-c", _PAUSING)
     with serving(bundle_folder, tmp_path / "log", "--host", "::", program=program) as (
         address,
@@ -121,7 +123,7 @@ def test_backlog_is_answered_at_shutdown(bundle_folder: Path, tmp_path: Path) ->
             waiting = [stack.enter_context(raw_connection(place)) for place in places * 5]
             for connection in (kept, *waiting):
                 connection.sendall(GET)
-            process.send_signal(signal.SIGINT)  # which does not drain
+            process.send_signal(signal.SIGINT)  # SIGINT does not drain
             for connection in (kept, *waiting):
                 assert response(connection)[0] == 200
                 assert connection.recv(1) == b""
@@ -130,14 +132,14 @@ def test_backlog_is_answered_at_shutdown(bundle_folder: Path, tmp_path: Path) ->
         assert process.wait(30) == 0
 
 
-# It is told to stop when its bundle was read, and before it answers.
-WHILE_IT_LOADS = """
+# The server gets the signal before it loads the model.
+SIGNAL_BEFORE_LOADING = """
 import os, signal, sys
 from aftserve import server
 from aftserve.cli import main
 
 load_model, number = server.load_model, signal.Signals[sys.argv.pop()]
-# A suite that runs in the background was told to ignore it.
+# A suite that runs in the background inherits an ignored SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def load_late(*given):
@@ -154,7 +156,7 @@ def test_signal_while_loading_exits(
     name: str, expected: int, bundle_folder: Path, tmp_path: Path
 ) -> None:
     words = (bundle_folder, "--port", "0", name)
-    outcome = run_python("-c", WHILE_IT_LOADS, *words, cwd=tmp_path)
+    outcome = run_python("-c", SIGNAL_BEFORE_LOADING, *words, cwd=tmp_path)
     assert outcome.code == expected, outcome.err
     assert "Traceback" not in outcome.err
 
@@ -165,10 +167,12 @@ def test_second_signal_exits_at_once(hanging: Path, tmp_path: Path) -> None:
         body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
         with raw_connection(address) as connection:
             connection.sendall(head(len(body)) + body)
-            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            eventually(
+                lambda: metric(address, "aftserve_running_documents") == 1, "the document runs"
+            )
             for expected in (503, 0, 0):
                 process.send_signal(signal.SIGTERM)
-                eventually(lambda: code_of(address) == expected, "the signal is seen")  # noqa: B023
+                eventually(lambda: code_of(address) == expected, "the signal takes effect")  # noqa: B023
             assert process.wait(30) is not None
 
 
@@ -180,6 +184,7 @@ def code_of(address: str) -> int:
 
 
 def test_dead_engine_thread_ends_server(bundle_folder: Path, tmp_path: Path) -> None:
+    """Waiting requests get status 503, and the process exits with 1."""
     log = tmp_path / "log"
     with serving(bundle_folder, log, program=MORTAL) as (address, process):
         assert post(address, [5]).status_code == 200

@@ -1,3 +1,5 @@
+"""Predictions of run time, and the calibration that measures them."""
+
 import math
 
 import pytest
@@ -17,7 +19,7 @@ from aftserve.model.costs import (
 )
 
 FLAT = [Measurement(1, tokens, 1e-4 + 1e-6 * tokens) for tokens in (1, 64, 1024)]
-"""A tenth of a millisecond for each run and a microsecond for each token."""
+"""Runs that take a tenth of a millisecond and a microsecond per token."""
 
 
 def test_prediction_is_linear_between_lengths() -> None:
@@ -69,7 +71,7 @@ def test_slow_model_measures_shorter_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "most", "expected"),
+    ("chunk", "max_tokens", "expected"),
     [
         (100, 1000, [100, 200]),
         (100, 150, [75, 150]),
@@ -78,11 +80,13 @@ def test_slow_model_measures_shorter_chunks() -> None:
         (1, 2, [1, 2]),
     ],
 )
-def test_measured_chunks_fit_longest_document(chunk: int, most: int, expected: list[int]) -> None:
+def test_measured_chunks_fit_longest_document(
+    chunk: int, max_tokens: int, expected: list[int]
+) -> None:
     """A window may make one chunk longer than any document."""
-    measured = measure_chunks(lambda tokens: None, chunk, most)
-    assert [one.tokens for one in measured] == expected
-    assert CostModel(FLAT, measured, most // 2).single(most) > 0
+    measured = measure_chunks(lambda tokens: None, chunk, max_tokens)
+    assert [measurement.tokens for measurement in measured] == expected
+    assert CostModel(FLAT, measured, max_tokens // 2).single(max_tokens) > 0
 
 
 def test_chunked_token_costs_at_least_whole() -> None:
@@ -104,25 +108,28 @@ def test_batch_prediction_is_positive(tokens: int, documents: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "budget"),
+    ("min_tokens", "max_tokens", "budget"),
     [(1, 1, 16_384), (1, 300, 16_384), (20, 300, 16_384), (1, 1 << 20, 100)],
 )
-def test_calibration_stays_within_limits(least: int, most: int, budget: int) -> None:
+def test_calibration_stays_within_limits(min_tokens: int, max_tokens: int, budget: int) -> None:
     runs: list[tuple[int, int]] = []
     costs = calibrate(
-        lambda *shape: runs.append(shape), min_tokens=least, max_tokens=most, budget_tokens=budget
+        lambda *shape: runs.append(shape),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        budget_tokens=budget,
     )
-    assert all(least <= tokens <= most for _, tokens in runs)
+    assert all(min_tokens <= tokens <= max_tokens for _, tokens in runs)
     assert all(documents * tokens <= budget for documents, tokens in runs)
     alone = {m.tokens for m in costs.measurements if m.documents == 1}
-    longest = min(most, budget)
-    assert alone == {min(max(length, least), longest) for length in LENGTHS}
+    longest = min(max_tokens, budget)
+    assert alone == {min(max(length, min_tokens), longest) for length in LENGTHS}
 
 
 @given(
     start=st.integers(0, 200),
-    moment=st.tuples(st.integers(0, 9), st.just(10), st.just(0.0))  # of several runs
-    | st.tuples(st.just(1), st.just(1), st.floats(0, 100)),  # or that holds one up
+    moment=st.tuples(st.integers(0, 9), st.just(10), st.just(0.0))  # several slow runs
+    | st.tuples(st.just(1), st.just(1), st.floats(0, 100)),  # or a pause in one run
 )
 def test_slow_moment_keeps_measurements(start: int, moment: tuple[int, int, float]) -> None:
     length, factor, pause = moment
@@ -148,6 +155,7 @@ def test_slow_moment_keeps_measurements(start: int, moment: tuple[int, int, floa
 
 
 def test_slow_pair_costs_like_four() -> None:
+    """A pair that measures slower than four documents is still run as one batch."""
     clock = 0.0
 
     def run(documents: int, tokens: int) -> None:

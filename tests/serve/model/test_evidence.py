@@ -1,4 +1,4 @@
-"""Passages that speak for a class, and how they are asked for."""
+"""Evidence: the passages that contribute most to the logit of a class."""
 
 import json
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_passages_are_disjoint_and_maximal(added: np.ndarray) -> None:
     assert all(a.end <= b.start for a, b in pairwise(found))
     for passage in found:
         inner = sums[passage.start : passage.end + 1]
-        # Every proper beginning and end of a maximal subsequence scores more than nothing.
+        # Every prefix and suffix of a maximal subsequence has a positive sum.
         assert inner[0] <= inner.min() + 1e-9
         assert inner[-1] >= inner.max() - 1e-9
 
@@ -111,7 +111,7 @@ def ask(server: str, spans: int, **request: Any) -> Any:
 
 
 def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
-    """A model by which the letter Z is of class c, and no other says anything of the class."""
+    """Return a model in which only the letter Z contributes to class c."""
     torch.manual_seed(0)
     config = ClassifierConfig(
         mechanism=mechanism, vocab_size=257, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
@@ -119,7 +119,7 @@ def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
     )  # fmt: skip
     model = DocumentClassifier(config).eval()
     with torch.no_grad():
-        # Each class has a direction without a mean, which the last norm leaves as it is.
+        # Each class has a direction of mean zero, which the last norm does not change.
         directions = torch.zeros(3, 32)
         for label in range(3):
             directions[label, 2 * label : 2 * label + 2] = torch.tensor([1.0, -1.0])
@@ -135,7 +135,7 @@ def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
 
 
 def tokenizer() -> Tokenizer:
-    """Bytes, and a token after the last that has no characters."""
+    """Return a byte tokenizer that appends a token without characters."""
     found = byte_tokenizer()
     found.add_special_tokens(["[END]"])
     found.post_processor = processors.TemplateProcessing(
@@ -166,7 +166,7 @@ def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Pa
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
     assert answer.added is not None
-    assert answer.added.flags.owndata  # and holds nothing of the engine's
+    assert answer.added.flags.owndata  # the answer keeps no engine memory alive
     assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
 
 

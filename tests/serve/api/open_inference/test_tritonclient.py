@@ -70,7 +70,7 @@ def test_texts_get_infer_answers(
         "bundle": expected[0]["bundle"],
     }
     labels = result.as_numpy("label").tolist()
-    # The client gives bytes, and text where it came in the JSON.
+    # The client returns bytes for binary tensors and text for tensors in JSON.
     labels = [label.decode() if binary_out else label for label in labels]
     assert labels == [e["label"] for e in expected]
     assert result.as_numpy("tokens_used").tolist() == [e["tokens_used"] for e in expected]

@@ -1,4 +1,4 @@
-"""The files of the page, and what a browser is told of them."""
+"""The files of the page and their response headers."""
 
 from importlib.resources import files
 

@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol written by hand, good and bad."""
+"""Handwritten requests of the Open Inference Protocol, valid and invalid."""
 
 import json
 import struct
