@@ -7,7 +7,7 @@ import pytest
 from servers import serving
 
 from load import memory, speed
-from load.documents import Document, bare_engine, make_documents, mixed_up
+from load.documents import Document, bare_engine, count_ambiguous_pairs, make_documents
 from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
@@ -39,8 +39,8 @@ def documents(bundle_folder: Path) -> list[Document]:
 
 
 def test_documents_have_distinct_scores(documents: list[Document]) -> None:
-    assert mixed_up(documents) == 0
-    assert mixed_up([documents[0], documents[0]]) == 1
+    assert count_ambiguous_pairs(documents) == 0
+    assert count_ambiguous_pairs([documents[0], documents[0]]) == 1
     assert min(len(d.ids) for d in documents) == 64
     assert max(len(d.ids) for d in documents) == 16_384
 
@@ -102,15 +102,15 @@ def test_engine_server_and_contenders_answer_alike(
         serving(bundle_folder, tmp_path / "log") as (address, _),
         speed.contender(["fastapi_server"], checkpoint_file, 1, tmp_path / "other") as other,
     ):
-        ways = {"engine": speed.in_a_loop(engine), "aftserve": speed.over_http(address, 8)}
+        ways = {"engine": speed.by_engine(engine), "aftserve": speed.over_http(address, 8)}
         ways["fastapi"] = speed.over_http(other, 8)
         speeds = speed.compare(ways, documents[:12], rounds=2)
         served, bare = speed.overhead_seconds(address, engine, documents[0], blocks=1, repeats=3)
-    for one in speeds.values():
-        assert one.wrong == 0
-        assert len(one.rounds) == 2
-        assert len(one.seconds) == 24
-        assert one.p99_seconds >= min(one.seconds) > 0
+    for found in speeds.values():
+        assert found.wrong == 0
+        assert len(found.rounds) == 2
+        assert len(found.seconds) == 24
+        assert found.p99_seconds >= min(found.seconds) > 0
     assert served > 0
     assert bare > 0
 
