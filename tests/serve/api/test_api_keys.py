@@ -126,8 +126,8 @@ def test_rates_hold_for_concurrent_requests(bundle_folder: Path, tmp_path: Path)
         serving(bundle_folder, tmp_path / "log", *options) as (address, _),
         ThreadPoolExecutor(12) as pool,
     ):
-        asked = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
-        codes = [answer.result().status_code for answer in asked]
+        pending = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
+        codes = [answer.result().status_code for answer in pending]
     assert Counter(codes[::2]) == {200: 20, 429: 10}
     assert Counter(codes[1::2]) == {200: 10, 429: 20}
 

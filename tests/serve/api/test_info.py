@@ -21,8 +21,8 @@ def test_info_counts_node_precisions(
     manifest = Bundle.open(out).manifest
     assert info["precision"] == manifest.precision
     counts = info["node_precisions"]
-    said = ", ".join(f"{count} in {name}" for name, count in counts.items())
-    assert manifest.precision_title == f"auto: {said}"
+    counted = ", ".join(f"{count} in {name}" for name, count in counts.items())
+    assert manifest.precision_title == f"auto: {counted}"
     assert sum(counts.values()) == len(manifest.node_precisions) > 0
     other = http.get(f"{server}/info").json()
     assert other["node_precisions"] is None

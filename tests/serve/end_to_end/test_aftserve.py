@@ -69,10 +69,10 @@ def test_missing_server_package_is_named(bundle_folder: Path, tmp_path: Path) ->
 
 
 def test_busy_port_is_named(bundle_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         outcome = run_python("-m", "aftserve", bundle_folder, "--port", port, cwd=tmp_path)
     assert outcome.code not in (0, None)
     assert "Traceback" not in outcome.err
@@ -118,8 +118,8 @@ def test_unwritable_temporary_folder_is_refused(
 def test_unavailable_address_refused_before_loading(
     host: str, bundle_folder: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         words = ("-m", "aftserve", bundle_folder, "--host", host, "--port", str(port))
         outcome = run_python(*words, cwd=tmp_path)
     assert_refused(outcome, host, str(port), "--port")

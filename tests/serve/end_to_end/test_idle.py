@@ -55,9 +55,9 @@ def test_idle_server_returns_run_memory(bundle_folder: Path, tmp_path: Path) -> 
         resting = resident_mib(process.pid)
         found = []
         for _ in range(2):
-            taken = fresh_mib(process.pid)
+            before = fresh_mib(process.pid)
             found.append(scores(address, TOKENS))
-            assert fresh_mib(process.pid) - taken > MEMORY_MIB / 2
+            assert fresh_mib(process.pid) - before > MEMORY_MIB / 2
             wait_until_idle(address)
             assert resident_mib(process.pid) - resting < MEMORY_MIB / 2
         assert found[0] == found[1]
@@ -71,11 +71,11 @@ def test_busy_server_keeps_run_memory(bundle_folder: Path, tmp_path: Path) -> No
         resting = resident_mib(process.pid)
         scores(address, TOKENS)
         assert resident_mib(process.pid) - resting > MEMORY_MIB / 2
-        taken = fresh_mib(process.pid)
+        before = fresh_mib(process.pid)
         for tokens in (TOKENS, 300_000, 400_000, TOKENS):
             scores(address, tokens)
         # Four runs on kept memory take less new memory than a first run.
-        assert fresh_mib(process.pid) - taken < MEMORY_MIB
+        assert fresh_mib(process.pid) - before < MEMORY_MIB
         assert metric(address, "aftserve_idle") == 0
 
 

@@ -79,7 +79,7 @@ def status(answer: "object") -> int | None:
 def test_endless_work_gets_error_at_shutdown(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    """The exit status is 1 because an accepted request gets no answer."""
+    """The exit status is 1 because an accepted request failed."""
     options = ("--drain-seconds", "0", "--shutdown-seconds", "1", "--stall-seconds", "300")
     with serving(hanging, tmp_path / "log", *options) as (address, process):
         answer = pool.submit(post, address, [ENDLESS])

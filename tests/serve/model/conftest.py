@@ -37,6 +37,6 @@ def other_bundle(other_checkpoint: Path) -> Path:
 
 
 @pytest.fixture
-def place(bundle_folder: Path, tmp_path: Path) -> Path:
+def served_folder(bundle_folder: Path, tmp_path: Path) -> Path:
     """Return the folder that the server reads, with a copy of the first bundle."""
     return deploy(bundle_folder, tmp_path / "served.bundle")

@@ -31,7 +31,7 @@ import aftplugins
 
 
 def test_reload_under_load_loses_nothing(
-    place: Path, bundle_folder: Path, other_bundle: Path, tmp_path: Path
+    served_folder: Path, bundle_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     bundles = {digest(b): expected_scores(b) for b in (bundle_folder, other_bundle)}
     first, second = bundles
@@ -42,12 +42,12 @@ def test_reload_under_load_loses_nothing(
     def client(seed: int) -> int:
         generator, answered = np.random.default_rng(seed), 0
         while not stopping.is_set():
-            asked = [documents()[i] for i in generator.integers(0, len(LENGTHS), 3)]
-            response = post(address, *asked)
+            sent = [documents()[i] for i in generator.integers(0, len(LENGTHS), 3)]
+            response = post(address, *sent)
             assert response.status_code == 200, response.text
             results = response.json()["results"]
             assert len({result["bundle"] for result in results}) == 1
-            for ids, result in zip(asked, results, strict=True):
+            for ids, result in zip(sent, results, strict=True):
                 expected = bundles[result["bundle"]][tuple(ids)]
                 np.testing.assert_allclose(list(result["scores"].values()), expected, atol=1e-5)
                 seen.append(result["bundle"])
@@ -55,11 +55,11 @@ def test_reload_under_load_loses_nothing(
         return answered
 
     options = ("--threads", "1")
-    with serving(place, tmp_path / "log", *options) as (address, process):
+    with serving(served_folder, tmp_path / "log", *options) as (address, process):
         with ThreadPoolExecutor(6) as pool:
             clients = [pool.submit(client, seed) for seed in range(6)]
             for count, bundle in enumerate((other_bundle, bundle_folder, other_bundle), 1):
-                deploy(bundle, place)
+                deploy(bundle, served_folder)
                 process.send_signal(signal.SIGHUP)
                 eventually(
                     lambda: metric(address, "aftserve_reloads_total", outcome="served") == count,  # noqa: B023
@@ -83,19 +83,23 @@ def test_reload_under_load_loses_nothing(
     ids=["damaged", "removed", "wrong scores"],
 )
 def test_reload_refuses_bad_bundle(
-    harm: Callable[[Path], object], reason: str, place: Path, other_bundle: Path, tmp_path: Path
+    harm: Callable[[Path], object],
+    reason: str,
+    served_folder: Path,
+    other_bundle: Path,
+    tmp_path: Path,
 ) -> None:
     """The first bundle stays in service until a valid one replaces the bad one."""
-    first = digest(place)
-    with serving(place, tmp_path / "log", "--threads", "1") as (address, process):
+    first = digest(served_folder)
+    with serving(served_folder, tmp_path / "log", "--threads", "1") as (address, process):
         before = post(address, *documents()).json()["results"]
-        harm(deploy(other_bundle, place))
+        harm(deploy(other_bundle, served_folder))
         process.send_signal(signal.SIGHUP)
         eventually(lambda: last_reload(address) is not None, "the reload has ended")
         reload = last_reload(address)
         assert reload is not None
         assert reason in str(reload["problem"])
-        assert str(place.parent) not in str(reload["problem"])
+        assert str(served_folder.parent) not in str(reload["problem"])
         assert metric(address, "aftserve_reloads_total", outcome="refused") == 1
         assert served_digest(address) == first
         assert http.get(f"{address}/readyz").status_code == 200
@@ -103,7 +107,7 @@ def test_reload_refuses_bad_bundle(
         # The runs may batch the documents differently, which changes rounding.
         for one, other in zip(after, before, strict=True):
             assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         process.send_signal(signal.SIGHUP)
         eventually(lambda: served_digest(address) == digest(other_bundle), "the reload succeeds")
     log = (tmp_path / "log").read_text("utf-8")
@@ -115,14 +119,14 @@ def test_reload_follows_links_of_volume(
     bundle_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     """Kubernetes updates a mounted ConfigMap by a link to the folder of the new files."""
-    place = of_links(bundle_folder, "volume", tmp_path)
-    shutil.copytree(other_bundle, place / "..2026_01_02")
+    volume = of_links(bundle_folder, "volume", tmp_path)
+    shutil.copytree(other_bundle, volume / "..2026_01_02")
 
     def point_to(folder: str) -> None:
-        (place / "..new").symlink_to(folder)
-        (place / "..new").rename(place / "..data")
+        (volume / "..new").symlink_to(folder)
+        (volume / "..new").rename(volume / "..data")
 
-    with serving(place, tmp_path / "log", "--threads", "1") as (address, process):
+    with serving(volume, tmp_path / "log", "--threads", "1") as (address, process):
         assert served_digest(address) == digest(bundle_folder)
         point_to("..absent")
         process.send_signal(signal.SIGHUP)
@@ -137,12 +141,12 @@ def test_reload_follows_links_of_volume(
 
 
 def test_reload_falls_back_from_coarse_kernels(
-    place: Path, other_bundle: Path, tmp_path: Path
+    served_folder: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     if aftplugins.library("onnxruntime") is None:
         pytest.skip("no fused kernels are built here")
-    with serving(place, tmp_path / "log", "--on-breach", "fallback") as (address, process):
-        coarse = coarse_kernels(deploy(other_bundle, place))
+    with serving(served_folder, tmp_path / "log", "--on-breach", "fallback") as (address, process):
+        coarse = coarse_kernels(deploy(other_bundle, served_folder))
         process.send_signal(signal.SIGHUP)
         eventually(lambda: served_digest(address) == digest(coarse), "the reload succeeds")
         assert http.get(f"{address}/parity").json()["within"]
@@ -150,16 +154,20 @@ def test_reload_falls_back_from_coarse_kernels(
 
 
 def test_reference_follows_reloaded_bundle(
-    place: Path, checkpoint_file: Path, other_bundle: Path, other_checkpoint: Path, tmp_path: Path
+    served_folder: Path,
+    checkpoint_file: Path,
+    other_bundle: Path,
+    other_checkpoint: Path,
+    tmp_path: Path,
 ) -> None:
     model = Path(shutil.copy(checkpoint_file, tmp_path / "model.pt"))
-    with serving(place, tmp_path / "log", "--reference", str(model)) as (address, process):
+    with serving(served_folder, tmp_path / "log", "--reference", str(model)) as (address, process):
 
         def compare() -> httpx.Response:
             return http.post(f"{address}/parity", json={"text": "An invoice."}, timeout=120)
 
         assert compare().json()["within"]
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         Path(shutil.copy(other_checkpoint, tmp_path / "new.pt")).replace(model)
         assert compare().json()["within"]  # PyTorch loaded the checkpoint before its replacement
         process.send_signal(signal.SIGHUP)
@@ -169,11 +177,11 @@ def test_reference_follows_reloaded_bundle(
 
 
 def test_parity_refuses_mismatched_reference(
-    place: Path, checkpoint_file: Path, other_bundle: Path, tmp_path: Path
+    served_folder: Path, checkpoint_file: Path, other_bundle: Path, tmp_path: Path
 ) -> None:
     options = ("--reference", str(checkpoint_file))
-    with serving(place, tmp_path / "log", *options) as (address, _):
-        deploy(other_bundle, place)  # PyTorch loads only at the first comparison
+    with serving(served_folder, tmp_path / "log", *options) as (address, _):
+        deploy(other_bundle, served_folder)  # PyTorch loads only at the first comparison
         answer = http.post(f"{address}/parity", json={"text": "a"}, timeout=120)
         assert answer.status_code == 503
         assert http.get(f"{address}/readyz").status_code == 200

@@ -31,19 +31,19 @@ def request_reload(address: str, key: str | None) -> httpx.Response:
 
 
 def test_only_administrator_may_request_reload(
-    place: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
+    served_folder: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     file, admin, other = keys
-    with serving(place, tmp_path / "log", "--api-keys", str(file)) as (address, _):
+    with serving(served_folder, tmp_path / "log", "--api-keys", str(file)) as (address, _):
         assert request_reload(address, None).status_code == 401
         refused = request_reload(address, other)
         assert refused.status_code == 403
         assert "--admin" in refused.json()["detail"]
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         done = request_reload(address, admin)
         assert done.status_code == 200, done.text
         assert done.json()["bundle"] == digest(other_bundle)
-        damage(place)
+        damage(served_folder)
         bad = request_reload(address, admin)
         assert bad.status_code == 409
         assert "model.onnx was changed" in bad.json()["detail"]
@@ -58,16 +58,15 @@ def test_reload_endpoint_needs_api_keys(server: str) -> None:
 
 
 def test_waiting_requests_share_one_reload(
-    place: Path, bundle_folder: Path, other_bundle: Path, keys: tuple[Path, str, str],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    served_folder: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
+) -> None:
     """Requests during a reload wait for one more, which all of them share."""
     file, admin, _ = keys
     with (
-        serving(place, tmp_path / "log", "--api-keys", str(file)) as (address, _),
+        serving(served_folder, tmp_path / "log", "--api-keys", str(file)) as (address, _),
         ThreadPoolExecutor(6) as pool,
     ):
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         pending = [pool.submit(request_reload, address, admin) for _ in range(6)]
         answers = [future.result() for future in pending]
         log = (tmp_path / "log").read_text("utf-8")
@@ -77,7 +76,7 @@ def test_waiting_requests_share_one_reload(
 
 
 def test_stop_during_reload_ends_server(
-    place: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
+    served_folder: Path, other_bundle: Path, keys: tuple[Path, str, str], tmp_path: Path
 ) -> None:
     file, admin, _ = keys
     slow = (
@@ -89,10 +88,10 @@ def test_stop_during_reload_ends_server(
     )
     options = ("--api-keys", str(file), "--drain-seconds", "1")
     with (
-        serving(place, tmp_path / "log", *options, program=slow) as (address, process),
+        serving(served_folder, tmp_path / "log", *options, program=slow) as (address, process),
         ThreadPoolExecutor(2) as pool,
     ):
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         pending = [pool.submit(request_reload, address, admin) for _ in range(2)]
         log = tmp_path / "log"
         eventually(lambda: "reloading " in log.read_text("utf-8"), "the reload begins")

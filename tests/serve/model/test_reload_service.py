@@ -27,17 +27,17 @@ def no_collection() -> Iterator[None]:
 
 
 def test_accepted_documents_keep_old_bundle(
-    place: Path, bundle_folder: Path, other_bundle: Path, no_collection: None
+    served_folder: Path, bundle_folder: Path, other_bundle: Path, no_collection: None
 ) -> None:
     """The old bundle answers documents that it accepted, and is then released."""
     expected = expected_scores(bundle_folder)
 
     async def scenario() -> None:
-        service = load_service(place)
+        service = load_service(served_folder)
         old: weakref.ref[Classifier] = weakref.ref(service.model.classifier)
         async with service.running():
             deadline = time.monotonic() + 60
-            deploy(other_bundle, place)
+            deploy(other_bundle, served_folder)
             with service.scheduler.paused():
                 accepted = asyncio.create_task(service.classify(documents(), deadline))
                 while service.scheduler.waiting_documents < len(LENGTHS):
@@ -65,18 +65,18 @@ def test_accepted_documents_keep_old_bundle(
 
 
 def test_chunked_document_keeps_old_bundle(
-    place: Path, bundle_folder: Path, other_bundle: Path
+    served_folder: Path, bundle_folder: Path, other_bundle: Path
 ) -> None:
     ids = np.random.default_rng(1).integers(0, 250, 30_000)
 
     async def scenario() -> None:
-        service = load_service(place, "--memory-budget-mib", "1")
+        service = load_service(served_folder, "--memory-budget-mib", "1")
         assert service.model.classifier.in_chunks(len(ids))
         expected = service.model.classifier.chunked.run(ids)["logits"]  # type: ignore[union-attr]
         weights = np.exp(expected[0] - expected[0].max())
         async with service.running():
             deadline = time.monotonic() + 60
-            deploy(other_bundle, place)
+            deploy(other_bundle, served_folder)
             with service.scheduler.paused():
                 accepted = asyncio.create_task(service.classify([ids], deadline))
                 await asyncio.sleep(0)
@@ -88,9 +88,9 @@ def test_chunked_document_keeps_old_bundle(
     asyncio.run(scenario())
 
 
-def test_stopped_service_refuses_reload(place: Path) -> None:
+def test_stopped_service_refuses_reload(served_folder: Path) -> None:
     async def scenario() -> None:
-        service = load_service(place)
+        service = load_service(served_folder)
         async with service.running():
             service.reloader.close()
             with pytest.raises(UnavailableError):
@@ -100,17 +100,17 @@ def test_stopped_service_refuses_reload(place: Path) -> None:
 
 
 def test_reload_refuses_changed_bundle(
-    place: Path, other_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    served_folder: Path, other_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading = reload.load_model
 
     def load_and_replace(*given: object) -> object:
         model = loading(*given)  # type: ignore[arg-type]
-        deploy(other_bundle, place)
+        deploy(other_bundle, served_folder)
         return model
 
     async def scenario() -> None:
-        service = load_service(place)
+        service = load_service(served_folder)
         async with service.running():
             before = service.active
             with pytest.raises(ReloadError, match="changed while it was read"):

@@ -103,8 +103,8 @@ def test_padded_ids_get_infer_answers(
 def test_concurrent_mixed_lengths_get_own_answers(server: str, client: httpx.Client) -> None:
     documents = ["x" * n for n in (1, 900, 17, 4000, 3, 260)] * 4
     with triton.InferenceServerClient(urlsplit(server).netloc, concurrency=8) as protocol:
-        asked = [protocol.async_infer(MODEL, [texts([d], binary=True)]) for d in documents]
-        results = [request.get_result().as_numpy("scores")[0] for request in asked]
+        pending = [protocol.async_infer(MODEL, [texts([d], binary=True)]) for d in documents]
+        results = [request.get_result().as_numpy("scores")[0] for request in pending]
     expected = [list(e["scores"].values()) for e in answers(client, {"texts": documents})]
     np.testing.assert_allclose(results, expected, atol=1e-5)
 
