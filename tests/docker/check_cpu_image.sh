@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the CPU image without a docker engine, serves a bundle inside it, asks it, stops it, and looks at
-# what the image holds. Needs root, buildah, debootstrap, curl and tar; takes some minutes.
+# Build the CPU image without a Docker engine, check its contents, and serve a bundle in it.
+# It needs root, buildah, debootstrap, curl and tar, and takes some minutes.
 #
 #   tests/docker/check_cpu_image.sh BUNDLE [WORK_FOLDER]
 #
-# MIRROR      of Debian, where debootstrap's own is not to be used
-# PIP_CERT    a certificate authority that the package index needs, as pip itself takes it
+# MIRROR      Debian mirror for debootstrap, instead of its default
+# PIP_CERT    certificate authority of the package index, as in pip's own option
 set -euo pipefail
 bundle=$(realpath "$1")
 work=$(realpath -m "${2:-$(mktemp -d)}")
@@ -23,7 +23,7 @@ say() {
   printf '\n== %s\n' "$*"
 }
 
-say "A Debian 13 to build on, as the slim images are made"
+say "Build a base image of Debian 13, like the official slim images"
 if [ ! -d "$work/trixie" ]; then
   debootstrap --variant=minbase trixie "$work/trixie.part" ${MIRROR:+"$MIRROR"} > "$work/debootstrap.log"
   rm -rf "$work"/trixie.part/{var/cache/apt,var/lib/apt/lists,usr/share/{doc,man,locale,info}}/*
@@ -33,7 +33,7 @@ container=$(buildah from scratch)
 buildah add -q "$container" "$work/trixie" / > /dev/null
 buildah commit -q --rm "$container" "$base" > /dev/null
 
-say "The image, by its Dockerfile"
+say "Build the image from its Dockerfile"
 volumes=()
 if [ -n "${PIP_CERT:-}" ]; then
   printf '[global]\ncert = /etc/ssl/build-ca.crt\n' > "$work/pip.conf"
@@ -42,7 +42,7 @@ fi
 buildah bud --format docker --isolation chroot --network host --build-arg BASE="$base" "${volumes[@]}" \
   -f "$repository/docker/cpu.Dockerfile" -t "$image" "$repository"
 
-say "What it holds"
+say "Check the contents of the image"
 container=$(buildah from --pull-never "$image")
 root=$(buildah mount "$container")
 server=
@@ -56,17 +56,17 @@ du -sh --apparent-size "$root" | cut -f 1
 unwanted='.*/([a-z0-9_]+-)*(gcc|g\+\+|cc1|cc1plus|c\+\+|cpp|clang|nvcc|ld|cmake|ninja|pip|torch)(-?[0-9.]+)?'
 found=$(find "$root/usr" "$root/opt" -regextype posix-extended -regex "$unwanted" -not -path '*/share/*')
 if [ -n "$found" ]; then
-  printf 'a compiler, torch or an installer is in the image:\n%s\n' "$found"
+  printf 'expected no compiler, torch or installer in the image, got:\n%s\n' "$found"
   exit 1
 fi
 echo "no compiler, no torch, no pip"
 config=$(buildah inspect --type image "$image" | tr -d ' \n')
-for said in '"User":"10001"' '"Healthcheck":' '"8080/tcp"'; do
-  grep -qF "$said" <<< "$config" || { echo "the image's configuration lacks $said"; exit 1; }
+for entry in '"User":"10001"' '"Healthcheck":' '"8080/tcp"'; do
+  grep -qF "$entry" <<< "$config" || { echo "the image's configuration lacks $entry"; exit 1; }
 done
-find "$root/opt" "$root/usr" -xdev -perm -0002 -not -type l | { ! grep . ; } || { echo "all may write there"; exit 1; }
+find "$root/opt" "$root/usr" -xdev -perm -0002 -not -type l | { ! grep . ; } || { echo "every user may write these files"; exit 1; }
 
-# serve NAME COMMAND...: starts the server by the command, asks it, stops it.
+# serve NAME COMMAND...: start the server by the command, send a request and stop the server.
 serve() {
   local log="$work/$1.log"
   "${@:2}" --host 127.0.0.1 --port $port /bundle > "$log" 2>&1 &
@@ -76,13 +76,13 @@ serve() {
     ask /readyz > /dev/null 2>&1 && break
     sleep 0.5
   done
-  grep -q 'fused kernel' "$log" || { cat "$log"; echo "the kernels are not used"; exit 1; }
+  grep -q 'fused kernel' "$log" || { cat "$log"; echo "the server does not use the fused kernels"; exit 1; }
   local answer
   answer=$(ask /infer --json '{"text": "a long document"}')
   echo "$answer"
   grep -q '"label":' <<< "$answer"
   kill -TERM "$(pgrep -f "^/opt/aftserve/bin/python.* --host 127.0.0.1 --port $port")"
-  wait "$server" || { cat "$log"; echo "it did not stop as it should"; exit 1; }
+  wait "$server" || { cat "$log"; echo "expected the server to exit with 0 after SIGTERM"; exit 1; }
   server=
 }
 
@@ -94,11 +94,11 @@ run() {
   buildah run --isolation chroot --network host "$@"
 }
 
-say "The server inside it, as its user"
+say "Serve a bundle in the image as its user"
 run "$container" -- python -c 'import os; print("user", os.getuid()); assert os.getuid() == 10001'
 serve server run --volume "$bundle:/bundle:ro" "$container" -- aftserve
 
-say "The server with a read-only root and a /tmp in memory"
+say "Serve a bundle with a read-only root and /tmp in memory"
 mkdir -p "$root/bundle"
 serve read-only unshare --mount bash -euc '
   mount --bind "$0" "$0"
@@ -106,8 +106,8 @@ serve read-only unshare --mount bash -euc '
   for folder in proc dev; do mount --rbind /$folder "$0/$folder"; done
   mount -t tmpfs tmpfs "$0/tmp"
   mount -o remount,bind,ro "$0"
-  if touch "$0/opt/written" 2> /dev/null; then echo "the root can be written"; exit 1; fi
+  if touch "$0/opt/written" 2> /dev/null; then echo "expected a read-only root"; exit 1; fi
   exec chroot --userspec 10001:10001 "$0" /usr/bin/env -i PATH=/opt/aftserve/bin:/usr/bin aftserve "${@:2}"
 ' "$root" "$bundle"
 
-say "All of it holds"
+say "All checks passed"

@@ -1,4 +1,4 @@
-"""The compose file and the images say the same; where there is compose, it takes the file."""
+"""The compose files against the images, and against docker compose where it is installed."""
 
 import json
 import os
@@ -20,8 +20,8 @@ EXAMPLE = DOCKER.parent / "examples" / "compose" / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"]
 
 
-def command() -> list[str]:
-    """Whichever compose is here."""
+def compose_command() -> list[str]:
+    """Return the command of the installed docker compose, or skip the test."""
     if shutil.which("docker-compose") is not None:
         return ["docker-compose"]
     plugin = ["docker", "compose"]
@@ -31,7 +31,7 @@ def command() -> list[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_a_service_is_as_its_image_has_it(service: dict[str, Any]) -> None:
+def test_service_matches_its_image(service: dict[str, Any]) -> None:
     build = service["build"]
     context = (DOCKER / build["context"]).resolve()
     image = (context / build["dockerfile"]).read_text("utf-8")
@@ -45,20 +45,18 @@ def test_a_service_is_as_its_image_has_it(service: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_accepted_requests_are_answered_before_it_is_killed(service: dict[str, Any]) -> None:
+def test_grace_period_exceeds_shutdown_time(service: dict[str, Any]) -> None:
     fields = Settings.model_fields
     needed = fields["drain_seconds"].default + fields["shutdown_seconds"].default
     assert float(service["stop_grace_period"].removesuffix("s")) > needed
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_an_image_asks_the_server_itself_whether_it_is_healthy(
-    service: dict[str, Any], server: str
-) -> None:
+def test_healthcheck_asks_server_without_proxy(service: dict[str, Any], server: str) -> None:
     image = (DOCKER.parent / service["build"]["dockerfile"]).read_text("utf-8")
     (words,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", image, re.MULTILINE)
     _, *rest = json.loads(words)
-    # Docker gives every container the variables of its user's proxy.
+    # Docker passes its user's proxy variables to every container.
     environment = os.environ | {"http_proxy": "http://127.0.0.1:1", "no_proxy": ""}
 
     def status(address: str) -> int:
@@ -70,8 +68,8 @@ def test_an_image_asks_the_server_itself_whether_it_is_healthy(
 
 
 @pytest.mark.parametrize("file", [COMPOSE, EXAMPLE], ids=["docker", "example"])
-def test_compose_takes_the_file_with_a_bundle_alone(file: Path, tmp_path: Path) -> None:
-    words = [*command(), "-f", str(file), "config"]
+def test_compose_file_requires_bundle_variable(file: Path, tmp_path: Path) -> None:
+    words = [*compose_command(), "-f", str(file), "config"]
     environment = os.environ | {"BUNDLE": str(tmp_path)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The images install what the package declares, at the versions that are tested."""
+"""The pinned requirements of the images against the package and the tested versions."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ def pinned(path: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in lines}
 
 
-def test_everything_that_is_declared_is_pinned_with_its_digests() -> None:
+def test_declared_dependencies_are_pinned_with_hashes() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     declared = project["dependencies"] + project["optional-dependencies"]["serve"]
     found = pinned(REPOSITORY / "docker" / "requirements.txt")
@@ -27,7 +27,7 @@ def test_everything_that_is_declared_is_pinned_with_its_digests() -> None:
         assert all("--hash=sha256:" in block for block in blocks)
 
 
-def test_the_versions_are_those_that_are_tested() -> None:
+def test_pins_match_tested_constraints() -> None:
     tested = pinned(REPOSITORY / "constraints.txt")
     for name in ("requirements.txt", "requirements-gpu.txt"):
         found = pinned(REPOSITORY / "docker" / name)

@@ -1,1 +1,1 @@
-"""The server under load, on loopback: ``make load`` and ``make soak``."""
+"""Load tests of the server on loopback: ``make load`` and ``make soak``."""

@@ -1,4 +1,4 @@
-"""A client that costs little, so that what is measured is the server."""
+"""A client with little overhead, so that measurements show the server."""
 
 import asyncio
 from contextlib import suppress
@@ -14,14 +14,14 @@ class ConnectionEndedError(Exception):
 
 @dataclass(frozen=True)
 class Response:
-    """What came back."""
+    """A response of the server."""
 
     status: int
     body: bytes
 
 
 class Connection:
-    """One connection to a server, opened again where it was closed.
+    """A connection to a server, which reopens after it was closed.
 
     Args:
         address: ``http://host:port``.
@@ -33,23 +33,23 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def open(self) -> None:
-        """Connects, if it is not connected.
+        """Connect, if there is no connection.
 
         Raises:
-            ConnectionRefusedError: where nobody listens.
+            ConnectionRefusedError: if the server does not listen.
         """
         if self._streams is None:
             try:
                 self._streams = await asyncio.open_connection(self._host, self._port, limit=_LIMIT)
-            except ConnectionResetError as error:  # the listener closed before it accepted this one
+            except ConnectionResetError as error:  # the listener closed before it accepted
                 raise ConnectionRefusedError from error
 
     async def post(self, path: str, body: bytes, **headers: str) -> Response:
-        """Sends a request and waits for the answer; cancelled, it leaves the server.
+        """Send a request and wait for the response; a cancellation closes the connection.
 
         Raises:
-            ConnectionRefusedError: where nobody listens.
-            ConnectionEndedError: where no whole answer came.
+            ConnectionRefusedError: if the server does not listen.
+            ConnectionEndedError: if the connection ends before the whole response.
         """
         lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
                  f"Content-Length: {len(body)}"]  # fmt: skip
@@ -73,7 +73,7 @@ class Connection:
                 self.close()
 
     def close(self) -> None:
-        """Leaves."""
+        """Close the connection at once."""
         if self._streams is not None:
             with suppress(OSError):
                 self._streams[1].transport.abort()

@@ -1,4 +1,4 @@
-"""The model that is served, the documents that are sent, and what each must be answered."""
+"""The served model, the documents of the requests, and their expected scores."""
 
 import json
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ _ALPHABET = 4
 
 @dataclass(frozen=True)
 class Document:
-    """One that is sent.
+    """A document of the requests.
 
     Attributes:
-        text: of ASCII letters, one token each.
-        ids: its tokens.
-        scores: by label, from a run of it alone.
+        text: ASCII characters, one token each.
+        ids: token IDs of the text.
+        scores: scores by label, from a run of the document alone.
     """
 
     text: str
@@ -41,23 +41,23 @@ class Document:
 
     @property
     def as_text(self) -> bytes:
-        """The body that sends the text."""
+        """The request body with the text."""
         return json.dumps({"text": self.text}).encode()
 
     @property
     def as_ids(self) -> bytes:
-        """The body that sends the tokens."""
+        """The request body with the token IDs."""
         return json.dumps({"input_ids": [self.ids.tolist()]}).encode()
 
     def is_answered_by(self, scores: dict[str, float]) -> bool:
-        """Whether these are its scores, within the bound of parity."""
+        """Return whether scores equal those of the document, within the bound of parity."""
         return scores.keys() == self.scores.keys() and all(
             abs(scores[label] - expected) <= BOUND for label, expected in self.scores.items()
         )
 
 
 def export_model(folder: Path, *, mechanism: str, dim: int, depth: int) -> tuple[Path, Path]:
-    """Exports a model of random weights; returns its checkpoint and its bundle."""
+    """Export a model with random weights and return its checkpoint and its bundle."""
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint, bundle = folder / "model.pt", folder / "model.bundle"
     torch.manual_seed(0)
@@ -70,7 +70,7 @@ def export_model(folder: Path, *, mechanism: str, dim: int, depth: int) -> tuple
 
 
 def bare_engine(bundle: Path, threads: int) -> Classifier:
-    """The model of a bundle with nothing around it."""
+    """Load the model of a bundle without a server."""
     opened = Bundle.open(bundle)
     return Classifier(opened, OnnxRuntimeEngine(opened.model_path, threads=threads))
 
@@ -78,10 +78,10 @@ def bare_engine(bundle: Path, threads: int) -> Classifier:
 def make_documents(
     engine: Classifier, count: int, *, shortest: int, longest: int
 ) -> list[Document]:
-    """Documents of all lengths between two, as many from each doubling as from the next.
+    """Draw documents with lengths in a geometric sequence from ``shortest`` to ``longest``.
 
-    Each is written in a few letters of its own: no two have the same scores, or a wrong
-    answer might pass for a right one.
+    Each document draws its text from a few characters of its own, so that all scores differ.
+    Otherwise a swapped answer could pass for the right one.
     """
     generator = np.random.default_rng(0)
     documents = []
@@ -94,6 +94,6 @@ def make_documents(
     return documents
 
 
-def mixed_up(documents: Sequence[Document]) -> int:
-    """Pairs of different documents of which one has the other's scores within the bound."""
+def count_ambiguous_pairs(documents: Sequence[Document]) -> int:
+    """Count the pairs of documents whose scores are equal within the bound."""
     return sum(a.is_answered_by(b.scores) for a, b in combinations(documents, 2))

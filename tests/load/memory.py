@@ -1,4 +1,4 @@
-"""Does the server keep memory that it no longer needs? With a leak to prove that one is found."""
+"""The growth of a server's memory under load, with an optional leak that must be detected."""
 
 import signal
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from servers import serving
 from load.documents import Document
 from load.traffic import make_requests, send
 
-MOST_MIB = 1.0
-"""For each thousand requests, once the server is warm."""
+MAX_GROWTH_MIB = 1.0
+"""Growth per thousand requests that a warm server may have."""
 
-# A server that gives back what is free before it is looked at, and beside what it gives back by
-# itself: a leak would else fill what the largest documents have left, and not be seen for hours.
-# With one arena (M_ARENA_MAX): of others glibc keeps what is free at their end, up to 64 MiB.
+# A server that returns free memory on SIGUSR1, before each measurement. Otherwise a leak would fill
+# the memory that the largest documents have left, and stay invisible for hours.
+# One arena (M_ARENA_MAX, -8): glibc keeps up to 64 MiB of free memory in each further arena.
 _SERVER = """
 import ctypes, gc, signal, sys
 ctypes.CDLL(None).mallopt(-8, 1)
@@ -47,21 +47,21 @@ def growth(
     options: Sequence[str] = (),
     leak: int = 0,
 ) -> tuple[float, list[float]]:
-    """Resident memory of a server from round to round of mixed traffic.
+    """Measure the resident memory of a server after each round of mixed traffic.
 
     Args:
-        bundle: that it serves.
-        documents: that it is asked about; a fifth of the clients leaves.
-        log: of the server.
-        rounds: that are measured, after half as many for warming up.
-        requests: of each round.
-        connections: at a time.
-        options: of the server.
-        leak: bytes of every request that it keeps.
+        bundle: bundle of the server.
+        documents: documents of the requests; a fifth of the clients disconnect.
+        log: log file of the server.
+        rounds: number of measured rounds, after half as many to warm up.
+        requests: number of requests of each round.
+        connections: number of concurrent connections.
+        options: options of the server.
+        leak: number of bytes that the server leaks per request.
 
     Returns:
-        MiB for each thousand requests, as the line through the rounds has it, and the MiB
-        after each round.
+        Growth in MiB per thousand requests, from a line through the measured rounds, and the
+        resident MiB after each round.
     """
     resident = []
     program = "-c", _SERVER.format(leak=leak)
@@ -73,10 +73,10 @@ def growth(
                 make_requests(documents, requests, leaving=0.2, hurried=0.1, seed=number),
                 connections=connections,
             )
-            assert not results.undefined, results.undefined[0]  # an error keeps nothing
-            eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
+            assert not results.undefined, results.undefined[0]  # failed requests leak nothing
+            eventually(lambda: metric(address, "aftserve_idle") == 1, "the server is idle")
             process.send_signal(signal.SIGUSR1)
-            eventually(lambda: http.get(f"{address}/healthz").is_success, "it has trimmed")
+            eventually(lambda: http.get(f"{address}/healthz").is_success, "memory is trimmed")
             resident.append(metric(address, "process_resident_memory_bytes") / (1 << 20))
     slope = np.polyfit(np.arange(rounds), resident[-rounds:], 1)[0]
     return float(slope) * 1000 / requests, resident

@@ -1,4 +1,4 @@
-"""``aftserve batch`` against a loop that posts one document after the other to ``/infer``."""
+"""``aftserve batch`` against a loop that posts single documents to ``/infer``."""
 
 import json
 import time
@@ -15,19 +15,19 @@ from load.documents import BOUND
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to answer all documents.
+class Answers:
+    """The answers to all documents.
 
     Attributes:
-        seconds: that it took.
+        seconds: total time.
         answers: label and scores of each document, in order.
     """
 
     seconds: float
     answers: list[dict[str, Any]]
 
-    def unlike(self, other: "Way") -> int:
-        """Documents that the other answers otherwise: by its label, or a score over the bound."""
+    def count_differences(self, other: "Answers") -> int:
+        """Count the documents whose label differs, or whose scores differ over the bound."""
         return sum(
             a["label"] != b["label"]
             or any(abs(a["scores"][label] - b["scores"][label]) > BOUND for label in b["scores"])
@@ -36,7 +36,7 @@ class Way:
 
 
 def write(texts: Sequence[str], folder: Path) -> None:
-    """Writes each text to a file, named in order."""
+    """Write each text to a file; the names keep the order."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
@@ -44,8 +44,8 @@ def write(texts: Sequence[str], folder: Path) -> None:
         (folder / f"{number:06}.txt").write_text(text, "utf-8")
 
 
-def by_loop(bundle: Path, folder: Path, log: Path, threads: int) -> Way:
-    """One client of a server that runs already: its start is not counted."""
+def by_loop(bundle: Path, folder: Path, log: Path, threads: int) -> Answers:
+    """Send documents one by one to a server; its start is not measured."""
     with (
         serving(bundle, log, "--threads", str(threads)) as (address, _),
         httpx.Client(base_url=address, timeout=60) as client,
@@ -55,15 +55,15 @@ def by_loop(bundle: Path, folder: Path, log: Path, threads: int) -> Way:
         for path in sorted(folder.iterdir()):
             response = client.post("/infer", json={"text": path.read_text("utf-8")})
             answers.append(response.raise_for_status().json())
-        return Way(time.monotonic() - started, answers)
+        return Answers(time.monotonic() - started, answers)
 
 
-def by_batch(bundle: Path, folder: Path, out: Path, threads: int) -> Way:
-    """The command from its start to its end, that of Ray included."""
+def by_batch(bundle: Path, folder: Path, out: Path, threads: int) -> Answers:
+    """Run the command, and measure it with its start and that of Ray."""
     started = time.monotonic()
     words = ("batch", bundle.resolve(), folder.resolve(), "--output", out.resolve())
     outcome = run_python("-m", "aftserve", *words, "--threads", str(threads), cwd=folder.parent)
     seconds = time.monotonic() - started
     if outcome.code != 0:
         raise RuntimeError(outcome.err)
-    return Way(seconds, [json.loads(line) for line in out.read_text("utf-8").splitlines()])
+    return Answers(seconds, [json.loads(line) for line in out.read_text("utf-8").splitlines()])

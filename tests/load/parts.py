@@ -1,4 +1,4 @@
-"""What is measured, part by part, and the bounds that hold."""
+"""The parts of ``make load`` and ``make soak``, and their bounds."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,21 +19,22 @@ _STOPS = 3
 _STOP_REQUESTS = 200
 _OVERHEAD_BLOCKS = 20
 _CONTENDERS_DOCUMENTS = 60
-"""Of the slower contenders' rounds, or the run would take an hour."""
+"""Documents in a round of the contenders: with all of them the run would take an hour."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all parts have in common.
+    """The setting of all parts.
 
     Attributes:
-        checkpoint, bundle: of the model.
-        documents: that are sent.
-        requests: of the mixed traffic.
-        connections: at a time.
-        rounds: of each contender, or of a thousand requests.
-        threads: of every engine.
-        folder: for logs.
+        checkpoint: checkpoint of the model.
+        bundle: bundle of the model.
+        documents: documents of the requests.
+        requests: number of requests of the mixed traffic.
+        connections: number of concurrent connections.
+        rounds: rounds of each contender, and half the rounds of ``growth``.
+        threads: threads of every engine.
+        folder: folder of the logs.
     """
 
     checkpoint: Path
@@ -47,16 +48,16 @@ class Setting:
 
     @property
     def words(self) -> tuple[str, str]:
-        """The options of every server."""
+        """The command-line options of every server."""
         return "--threads", str(self.threads)
 
     def log(self, name: str) -> Path:
-        """Of a server."""
+        """Return the path of a server's log."""
         return self.folder / f"{name}.log"
 
 
 def mixed(setting: Setting, report: Report) -> None:
-    """Clients of all kinds: a fifth leaves, a tenth is in a hurry."""
+    """Send mixed traffic: a fifth of the clients disconnect, a tenth set short deadlines."""
     with serving(setting.bundle, setting.log("mixed"), *setting.words) as (address, _):
         requests = make_requests(setting.documents, setting.requests, leaving=0.2, hurried=0.1)
         results = send(address, requests, connections=setting.connections)
@@ -70,7 +71,7 @@ def mixed(setting: Setting, report: Report) -> None:
 
 
 def overhead(setting: Setting, report: Report) -> None:
-    """One client with one short document, again and again."""
+    """Send one short document many times from one client."""
     engine = bare_engine(setting.bundle, setting.threads)
     short = min(setting.documents, key=lambda document: len(document.ids))
     with serving(setting.bundle, setting.log("overhead"), *setting.words) as (address, _):
@@ -80,11 +81,11 @@ def overhead(setting: Setting, report: Report) -> None:
 
 
 def saturation(setting: Setting, report: Report) -> None:
-    """More clients than the engine can serve, against the engine in a loop."""
+    """Compare the throughput of a saturated server with the bare engine in a loop."""
     engine = bare_engine(setting.bundle, setting.threads)
     with serving(setting.bundle, setting.log("saturation"), *setting.words) as (address, _):
         served = speed.over_http(address, setting.connections)
-        ways = {"bare engine": speed.in_a_loop(engine), "aftserve": served}
+        ways = {"bare engine": speed.by_engine(engine), "aftserve": served}
         speeds = speed.compare(ways, setting.documents * 2, setting.rounds)
     _show("saturation", speeds, report)
     ratio = speeds["aftserve"].over(speeds["bare engine"])
@@ -92,7 +93,7 @@ def saturation(setting: Setting, report: Report) -> None:
 
 
 def contenders(setting: Setting, report: Report) -> None:
-    """The same clients of LitServe and of plain FastAPI, over the PyTorch model."""
+    """Compare the server with LitServe and plain FastAPI, which run the PyTorch model."""
     with ExitStack() as stack:
         address, _ = stack.enter_context(
             serving(setting.bundle, setting.log("aftserve"), *setting.words)
@@ -106,14 +107,14 @@ def contenders(setting: Setting, report: Report) -> None:
     _show("contenders", speeds, report)
     ours = speeds["aftserve"]
     for name in speed.CONTENDERS:
-        faster = ours.over(speeds[name])
-        report.at_least(f"contenders: throughput over that of {name}", faster, 1.5, "")
-        later = ours.p99_seconds / speeds[name].p99_seconds
-        report.at_most(f"contenders: p99 over that of {name}", later, 1, "")
+        throughput = ours.over(speeds[name])
+        report.at_least(f"contenders: throughput over that of {name}", throughput, 1.5, "")
+        latency = ours.p99_seconds / speeds[name].p99_seconds
+        report.at_most(f"contenders: p99 over that of {name}", latency, 1, "")
 
 
 def batch(setting: Setting, report: Report) -> None:
-    """As many documents in a folder, against one client that posts them one by one."""
+    """Compare ``aftserve batch`` with one client that posts single documents."""
     engine, folder = bare_engine(setting.bundle, setting.threads), setting.folder / "documents"
     documents = make_documents(engine, setting.requests, shortest=64, longest=_BATCH_LONGEST)
     offline.write([document.text for document in documents], folder)
@@ -125,12 +126,13 @@ def batch(setting: Setting, report: Report) -> None:
         ratios.append(loop.seconds / together.seconds)
         report.shown("batch: a loop over /infer", loop.seconds, "s")
         report.shown("batch: aftserve batch", together.seconds, "s")
-        report.at_most("batch: answers unlike those of /infer", together.unlike(loop), 0, "")
-    report.at_least("batch: times as fast as the loop", min(ratios), 1, "")
+        differences = together.count_differences(loop)
+        report.at_most("batch: answers that differ from /infer", differences, 0, "")
+    report.at_least("batch: speed over the loop", min(ratios), 1, "")
 
 
 def growth(setting: Setting, report: Report) -> None:
-    """Memory from round to round, and of a server with a leak."""
+    """Measure the growth of memory, with and without a leak."""
     for name, leak in {"memory": 0, "a leak of 2 KiB": 2048}.items():
         grown, resident = memory.growth(
             setting.bundle,
@@ -144,11 +146,11 @@ def growth(setting: Setting, report: Report) -> None:
         )
         report.shown(f"{name}: resident at the end", resident[-1], "MiB")
         judge = report.at_least if leak else report.at_most
-        judge(f"{name}: growth per 1000 requests", grown, memory.MOST_MIB, "MiB")
+        judge(f"{name}: growth per 1000 requests", grown, memory.MAX_GROWTH_MIB, "MiB")
 
 
 def stops(setting: Setting, report: Report) -> None:
-    """SIGTERM at different times of the same traffic."""
+    """Stop servers under load, after different numbers of requests."""
     for number in range(1, _STOPS + 1):
         stopped = stop_under_load(
             setting.bundle,
@@ -159,7 +161,7 @@ def stops(setting: Setting, report: Report) -> None:
             options=setting.words,
         )
         name = f"SIGTERM {number}"
-        report.shown(f"{name}: answered after it", stopped.answered_after, "requests")
+        report.shown(f"{name}: answered after the signal", stopped.answered_after, "requests")
         report.at_most(f"{name}: accepted and lost", len(stopped.lost), 0, "requests")
         report.at_most(f"{name}: exit status", stopped.exit_status, 0, "")
 
@@ -172,7 +174,7 @@ SOAK = ("growth", "stops")
 
 
 def _show(title: str, speeds: dict[str, speed.Speed], report: Report) -> None:
-    for name, one in speeds.items():
-        report.at_most(f"{title}: {name}: wrong or no answers", one.wrong, 0, "")
-        report.shown(f"{title}: {name}: throughput", one.documents_per_second, "documents/s")
-        report.shown(f"{title}: {name}: p99", one.p99_seconds, "s")
+    for name, found in speeds.items():
+        report.at_most(f"{title}: {name}: wrong or missing answers", found.wrong, 0, "")
+        report.shown(f"{title}: {name}: throughput", found.documents_per_second, "documents/s")
+        report.shown(f"{title}: {name}: p99", found.p99_seconds, "s")

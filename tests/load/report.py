@@ -1,4 +1,4 @@
-"""What was measured, and whether it is within its bound."""
+"""The report of a run: measured values and their bounds."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from aftexport.console import plain_table
 
 @dataclass(frozen=True)
 class Row:
-    """One property.
+    """A measured property.
 
     Attributes:
-        name: what it is, for people.
-        value: as measured.
-        unit: of it.
-        bound: as people read it; empty where the property is shown for itself.
-        within: whether it is; None where there is no bound.
+        name: readable name.
+        value: measured value.
+        unit: unit of the value.
+        bound: readable bound, or an empty text.
+        within: whether the value is within its bound, or None without a bound.
     """
 
     name: str
@@ -33,37 +33,37 @@ class Row:
 
 @dataclass
 class Report:
-    """The rows of one run, and its conditions."""
+    """The conditions and the measured properties of a run."""
 
     conditions: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether every bound is kept."""
+        """Whether all values are within their bounds."""
         return all(row.within is not False for row in self.rows)
 
     def shown(self, name: str, value: float, unit: str) -> None:
-        """Adds a property that has no bound."""
+        """Add a property without a bound."""
         self.rows.append(Row(name, value, unit))
 
     def at_most(self, name: str, value: float, bound: float, unit: str) -> None:
-        """Adds a property that must not be larger."""
+        """Add a property with an upper bound."""
         self.rows.append(Row(name, value, unit, f"at most {bound:g}", value <= bound))
 
     def at_least(self, name: str, value: float, bound: float, unit: str) -> None:
-        """Adds a property that must not be smaller."""
+        """Add a property with a lower bound."""
         self.rows.append(Row(name, value, unit, f"at least {bound:g}", value >= bound))
 
     def write(self, path: Path) -> None:
-        """Writes conditions and rows as JSON."""
+        """Write conditions and rows as JSON."""
         machine = {"cpu": cpu_name(), "cores": os.cpu_count()}
         content = {"conditions": machine | self.conditions, "rows": [asdict(r) for r in self.rows]}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
     def show(self, console: Console) -> None:
-        """Prints the table."""
+        """Print the table."""
         table = plain_table("property", "measured", "", "bound", "")
         verdicts = {None: "", True: "[green]within[/]", False: "[red]outside[/]"}
         for row in self.rows:

@@ -1,4 +1,4 @@
-"""How fast the server is: against its bare engine, and against what one would write instead."""
+"""The speed of the server against its bare engine, and against other servers."""
 
 import asyncio
 import os
@@ -28,20 +28,20 @@ CONTENDERS = {
     "LitServe, batches of 8": ("litserve_server", "--batch", "8"),
     "FastAPI": ("fastapi_server",),
 }
-"""The programs in ``load.contenders``, and what they are told."""
+"""The programs in ``load.contenders`` and their options."""
 PACKAGES = Path("build/contenders")
-"""Where ``make load`` installs what they need, apart from what the server runs on."""
+"""Packages that ``make load`` installs for the contenders, apart from those of the server."""
 _DEADLINE_SECONDS = 300.0
 
 
 @dataclass
 class Speed:
-    """How fast one way of answering documents is.
+    """The speed of one way to answer documents.
 
     Attributes:
-        rounds: documents per second, of each round.
-        seconds: of each answer.
-        wrong: answers that were not those of the document alone, or were none.
+        rounds: documents per second of each round.
+        seconds: latency of each answer.
+        wrong: number of wrong or missing answers.
     """
 
     rounds: list[float] = field(default_factory=list)
@@ -50,25 +50,25 @@ class Speed:
 
     @property
     def documents_per_second(self) -> float:
-        """Of the median round."""
+        """Throughput of the median round."""
         return median(self.rounds)
 
     def over(self, other: "Speed") -> float:
-        """How many times as fast it is: the median of its rounds against those beside them."""
+        """Return the median ratio of its throughput to the other's in the same round."""
         return median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
 
     @property
     def p99_seconds(self) -> float:
-        """Of an answer."""
+        """The 99th percentile of the latency."""
         return float(np.quantile(self.seconds, 0.99))
 
 
 Way = Callable[[Sequence[Document]], Speed]
-"""Answers all documents once."""
+"""A function that answers all documents once."""
 
 
 def over_http(address: str, connections: int) -> Way:
-    """So many clients of a server, none of which leaves."""
+    """Answer documents by a server with ``connections`` clients, all of which stay."""
 
     def answer(documents: Sequence[Document]) -> Speed:
         requests = [
@@ -83,8 +83,8 @@ def over_http(address: str, connections: int) -> Way:
     return answer
 
 
-def in_a_loop(engine: Classifier) -> Way:
-    """The engine alone, one document after the other, tokenized before."""
+def by_engine(engine: Classifier) -> Way:
+    """Answer documents by the bare engine, one after the other, without tokenization."""
 
     def answer(documents: Sequence[Document]) -> Speed:
         seconds = []
@@ -100,9 +100,9 @@ def in_a_loop(engine: Classifier) -> Way:
 def compare(
     ways: Mapping[str, Way], documents: Sequence[Document], rounds: int
 ) -> dict[str, Speed]:
-    """Runs the ways in turn, A B C A B C, so that a slow moment of the machine hits all alike.
+    """Run the ways in turn, A B C A B C, so that a slow moment of the machine affects all of them.
 
-    A round before those that count warms them up.
+    A first round, which is not measured, warms them up.
     """
     speeds = {name: Speed() for name in ways}
     for number in range(rounds + 1):
@@ -118,10 +118,10 @@ def compare(
 def overhead_seconds(
     address: str, engine: Classifier, document: Document, *, blocks: int, repeats: int = 20
 ) -> tuple[float, float]:
-    """One client that asks about one short document, against the bare engine, in turn.
+    """Measure a client's requests about one document, alternating with runs of the bare engine.
 
     Returns:
-        Median seconds of a request, and of a run.
+        Median seconds of a request and of a run.
     """
 
     async def run() -> tuple[float, float]:
@@ -144,7 +144,7 @@ def overhead_seconds(
 
 @contextmanager
 def contender(program: Sequence[str], checkpoint: Path, threads: int, log: Path) -> Iterator[str]:
-    """Another server over the same model, on a free port; yields its address once it answers."""
+    """Run another server with the same model, and yield its address once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -153,7 +153,7 @@ def contender(program: Sequence[str], checkpoint: Path, threads: int, log: Path)
     words += ["--port", str(port), "--threads", str(threads)]
     paths = [str(PACKAGES.absolute()), str(Path(__file__).parents[1])]
     with log.open("wb") as file:
-        # A session of its own: LitServe runs several processes.
+        # LitServe runs several processes: a session of its own lets killpg end all of them.
         process = subprocess.Popen(
             words, env=environment(PYTHONPATH=os.pathsep.join(paths)), stdin=subprocess.DEVNULL,
             stdout=file, stderr=file, start_new_session=True,

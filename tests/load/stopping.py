@@ -1,4 +1,4 @@
-"""A server told to stop while many ask: whatever it accepted is answered."""
+"""A stop under load: the server must answer every request that it accepted."""
 
 import json
 import signal
@@ -14,13 +14,13 @@ from load.traffic import Request, Results, make_requests, send
 
 @dataclass(frozen=True)
 class Stopped:
-    """How a server that was told to stop ended.
+    """The end of a server after SIGTERM.
 
     Attributes:
-        exit_status: of the process.
-        results: of its clients.
-        lost: requests that it took, by its log, and whose clients got no right answer.
-        answered_after: requests answered after the signal.
+        exit_status: exit status of the process.
+        results: results of its clients.
+        lost: names of logged requests whose clients did not get the right answer.
+        answered_after: number of requests answered after the signal.
     """
 
     exit_status: int
@@ -38,9 +38,9 @@ def stop_under_load(
     connections: int,
     options: Sequence[str] = (),
 ) -> Stopped:
-    """Sends SIGTERM to a server ``after`` so many requests.
+    """Send SIGTERM to a server once its clients have begun ``after`` requests.
 
-    Nobody leaves and nobody is in a hurry: each of its clients wants its answer.
+    All clients wait for their answers, with a long deadline.
     """
     words = ("--log-format", "json", "--drain-seconds", "0.2", *options)
     with serving(bundle, log, *words) as (address, process):

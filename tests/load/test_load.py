@@ -1,4 +1,4 @@
-"""What ``make load`` and ``make soak`` measure at length, in small; and that they find faults."""
+"""Short runs of ``make load`` and ``make soak``, and faults that they must detect."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ import pytest
 from servers import serving
 
 from load import memory, speed
-from load.documents import Document, bare_engine, make_documents, mixed_up
+from load.documents import Document, bare_engine, count_ambiguous_pairs, make_documents
 from load.report import Report
 from load.stopping import stop_under_load
 from load.traffic import make_requests, send
 
-# Answers each request by what the one before should have had.
-MIXING = (
+# A server that answers each document with the scores of the document before it.
+SWAPPING = (
     "-c",
     """
 import sys
@@ -22,12 +22,12 @@ from aftserve.cli import main
 
 classify, last = Classifier.classify, []
 
-def mixing(self, documents, stop=None):
+def swapping(self, documents, stop=None):
     answers = last + classify(self, documents, stop)
     last[:] = answers[-1:]
     return answers[: len(documents)]
 
-Classifier.classify = mixing
+Classifier.classify = swapping
 sys.exit(main())
 """,
 )
@@ -38,16 +38,17 @@ def documents(bundle_folder: Path) -> list[Document]:
     return make_documents(bare_engine(bundle_folder, 1), 60, shortest=64, longest=16_384)
 
 
-def test_no_document_can_be_taken_for_another(documents: list[Document]) -> None:
-    assert mixed_up(documents) == 0
-    assert mixed_up([documents[0], documents[0]]) == 1
+def test_documents_have_distinct_scores(documents: list[Document]) -> None:
+    assert count_ambiguous_pairs(documents) == 0
+    assert count_ambiguous_pairs([documents[0], documents[0]]) == 1
     assert min(len(d.ids) for d in documents) == 64
     assert max(len(d.ids) for d in documents) == 16_384
 
 
-def test_every_client_gets_its_own_answer_or_a_reason_while_a_fifth_leaves(
+def test_every_client_gets_defined_outcome(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
+    """A fifth of the clients disconnect, and a tenth set short deadlines."""
     with serving(bundle_folder, tmp_path / "log") as (address, _):
         results = send(
             address, make_requests(documents, 500, leaving=0.2, hurried=0.1), connections=50
@@ -58,16 +59,16 @@ def test_every_client_gets_its_own_answer_or_a_reason_while_a_fifth_leaves(
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-def test_a_server_that_mixes_answers_up_is_found_out(
+def test_swapped_answers_are_counted_wrong(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
-    with serving(bundle_folder, tmp_path / "log", program=MIXING) as (address, _):
+    with serving(bundle_folder, tmp_path / "log", program=SWAPPING) as (address, _):
         results = send(address, make_requests(documents, 50), connections=4)
     assert results.states["wrong"] > 40
     assert len(results.undefined) == results.states["wrong"]
 
 
-def test_memory_does_not_grow_and_a_leak_would_be_found(
+def test_only_leaking_server_grows(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     def grown(leak: int) -> float:
@@ -78,12 +79,12 @@ def test_memory_does_not_grow_and_a_leak_would_be_found(
         assert len(rounds) == 3
         return mib
 
-    # 256 MiB for each thousand requests; over so few, chance is some MiB.
+    # The leak is 256 MiB per thousand requests; noise over 150 requests is a few MiB.
     assert grown(1 << 18) > 128
     assert grown(0) < 64
 
 
-def test_told_to_stop_under_load_it_loses_nothing_that_it_accepted(
+def test_stop_under_load_loses_no_request(
     bundle_folder: Path, documents: list[Document], tmp_path: Path
 ) -> None:
     stopped = stop_under_load(bundle_folder, documents, tmp_path / "log", after=200, connections=50)
@@ -101,20 +102,20 @@ def test_engine_server_and_contenders_answer_alike(
         serving(bundle_folder, tmp_path / "log") as (address, _),
         speed.contender(["fastapi_server"], checkpoint_file, 1, tmp_path / "other") as other,
     ):
-        ways = {"engine": speed.in_a_loop(engine), "aftserve": speed.over_http(address, 8)}
+        ways = {"engine": speed.by_engine(engine), "aftserve": speed.over_http(address, 8)}
         ways["fastapi"] = speed.over_http(other, 8)
         speeds = speed.compare(ways, documents[:12], rounds=2)
         served, bare = speed.overhead_seconds(address, engine, documents[0], blocks=1, repeats=3)
-    for one in speeds.values():
-        assert one.wrong == 0
-        assert len(one.rounds) == 2
-        assert len(one.seconds) == 24
-        assert one.p99_seconds >= min(one.seconds) > 0
+    for found in speeds.values():
+        assert found.wrong == 0
+        assert len(found.rounds) == 2
+        assert len(found.seconds) == 24
+        assert found.p99_seconds >= min(found.seconds) > 0
     assert served > 0
     assert bare > 0
 
 
-def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_path: Path) -> None:
+def test_failed_contender_start_shows_log(checkpoint_file: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="No module named"),
         speed.contender(["absent"], checkpoint_file, 1, tmp_path / "log"),
@@ -122,7 +123,7 @@ def test_a_contender_that_does_not_start_says_why(checkpoint_file: Path, tmp_pat
         pass
 
 
-def test_a_report_says_what_is_outside_its_bound(tmp_path: Path) -> None:
+def test_report_marks_values_outside_bounds(tmp_path: Path) -> None:
     report = Report({"requests": 3})
     report.shown("size", 5, "MiB")
     report.at_most("errors", 0, 0, "")

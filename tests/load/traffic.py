@@ -1,4 +1,4 @@
-"""Many clients at once: what each asks, when it leaves, and how it ended for each."""
+"""Concurrent clients: their requests, disconnections and outcomes."""
 
 import asyncio
 import json
@@ -13,20 +13,20 @@ from load.client import Connection, ConnectionEndedError
 from load.documents import Document
 
 CONTRACT = {413, 429, 504}
-"""Refusals that are in order: too long for the deadline, queue too long, deadline passed."""
+"""Status codes of valid refusals: deadline too short, queue too long, deadline passed."""
 GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one client does.
+    """A request of one client.
 
     Attributes:
-        name: by which the server's log has it.
-        document: what it asks about.
-        body: how.
-        deadline_seconds: that it gives.
-        patience_seconds: after which it leaves without an answer; None where it stays.
+        name: request ID in the server's log.
+        document: document of the request.
+        body: document as text or as token IDs, in JSON.
+        deadline_seconds: value of the header ``Deadline-Seconds``.
+        patience_seconds: time until the client disconnects, or None if it stays.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended.
+    """The outcome of a request.
 
     Attributes:
-        request: which.
-        state: ``right``, ``wrong``, ``left``, ``ended`` where the connection did,
-            ``refused`` where nobody listened, or another status.
-        seconds: that it took.
-        predicted: of an answer: seconds the server predicted when it accepted it.
+        request: the request.
+        state: ``right`` or ``wrong`` answer, ``left`` if the client disconnected, ``ended`` if the
+            connection ended, ``refused`` if the server did not listen, or a status code.
+        seconds: time from the request to its outcome.
+        predicted: seconds that the server predicted at acceptance, if it answered.
     """
 
     request: Request
@@ -56,11 +56,11 @@ class Outcome:
 
 @dataclass
 class Results:
-    """How all of them ended.
+    """The outcomes of all requests.
 
     Attributes:
-        outcomes: of each.
-        wall_seconds: from the first request, with all clients connected, to the last answer.
+        outcomes: outcome of each request.
+        wall_seconds: time from the first request, with all clients connected, to the last outcome.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -68,26 +68,26 @@ class Results:
 
     @property
     def states(self) -> Counter[str]:
-        """How many ended in each state."""
+        """Number of requests by state."""
         return Counter(outcome.state for outcome in self.outcomes)
 
     @property
     def undefined(self) -> list[Outcome]:
-        """Those that ended otherwise than the contract has it."""
+        """Outcomes that the contract does not allow."""
         defined = {"right", "left", *map(str, CONTRACT)}
         return [outcome for outcome in self.outcomes if outcome.state not in defined]
 
     @property
     def late(self) -> list[Outcome]:
-        """Those that had not ended a second after their deadline."""
+        """Outcomes later than a second after their deadline."""
         return [o for o in self.outcomes if o.seconds > o.request.deadline_seconds + GRACE_SECONDS]
 
     def seconds(self, quantile: float) -> float:
-        """A quantile of the times of the answers."""
+        """Return a quantile of the latency of right answers."""
         return float(np.quantile([o.seconds for o in self._answers], quantile))
 
     def ratio(self, quantile: float) -> float:
-        """A quantile of actual over predicted time."""
+        """Return a quantile of actual over predicted time."""
         ratios = [o.seconds / o.predicted for o in self._answers if o.predicted is not None]
         return float(np.quantile(ratios, quantile))
 
@@ -104,14 +104,14 @@ def make_requests(
     hurried: float = 0.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Requests about documents drawn by lot, as text and as tokens.
+    """Draw requests about random documents, as text and as token IDs.
 
     Args:
-        documents: to draw from.
-        count: of requests.
-        leaving: share of the clients that leave within a fifth of a second.
+        documents: documents to draw from.
+        count: number of requests.
+        leaving: share of the clients that disconnect within a fifth of a second.
         hurried: share of the clients with a deadline between 20 ms and a second.
-        seed: of the lot.
+        seed: seed of the random generator.
     """
     generator = np.random.default_rng(seed)
     bodies = [(document, document.as_text, document.as_ids) for document in documents]
@@ -127,9 +127,9 @@ def make_requests(
 
 
 def send(address: str, requests: Iterable[Request], *, connections: int) -> Results:
-    """Sends requests by so many clients, each its next as soon as the one before has ended.
+    """Send requests from concurrent clients, each its next after the end of its last.
 
-    Clients stop once nobody listens.
+    A client stops once the server refuses connections.
     """
     return asyncio.run(_send(address, iter(requests), connections))
 

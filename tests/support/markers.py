@@ -14,9 +14,9 @@ BY_FOLDER = {
     "tensorrt": {"tensorrt", "slow"},
     "examples": {"slow"},
     "docs": {"slow"},
+    "browser": {"browser"},
 }
 BY_MODULE = {
-    "test_page_in_a_browser": {"browser"},
     "test_export_engine": {"tensorrt"},
     "test_recognition": {"slow"},
     "test_runner": {"slow"},

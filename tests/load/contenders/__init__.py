@@ -1,1 +1,1 @@
-"""What one would write instead of ``aftserve``: programs of their own, over the PyTorch model."""
+"""Servers to compare ``aftserve`` with: separate programs that run the PyTorch model."""

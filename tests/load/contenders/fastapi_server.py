@@ -1,4 +1,4 @@
-"""Plain FastAPI: a function behind a route, which the framework runs in its pool of threads."""
+"""Plain FastAPI: a function behind a route, which runs in the framework's thread pool."""
 
 import uvicorn
 from fastapi import FastAPI

@@ -1,4 +1,4 @@
-"""LitServe as its guide has it: one worker; documents one by one, or in batches as they come."""
+"""LitServe as in its guide: one worker, with single documents or dynamic batches."""
 
 from typing import Any
 

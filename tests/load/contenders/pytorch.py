@@ -1,4 +1,4 @@
-"""The checkpoint as PyTorch runs it, and the options of every contender."""
+"""The checkpoint in PyTorch, and the options of every contender."""
 
 import argparse
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import aftexport
 
 @dataclass(frozen=True)
 class Options:
-    """What a contender is told."""
+    """The command-line options of a contender."""
 
     model: Path
     port: int
@@ -46,7 +46,7 @@ class Model:
         return list(self._tokenizer.encode(text).ids)
 
     def classify(self, documents: list[list[int]]) -> list[dict[str, float]]:
-        """Scores of documents in one run, padded to the longest."""
+        """Return the scores of documents from one run, padded to the longest."""
         lengths = torch.tensor([len(ids) for ids in documents])
         padded = torch.zeros(len(documents), int(lengths.max()), dtype=torch.int64)
         for row, ids in zip(padded, documents, strict=True):

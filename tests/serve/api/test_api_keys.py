@@ -1,4 +1,4 @@
-"""Who may ask, and how often."""
+"""API keys, their rates, and requests from other origins."""
 
 import hmac
 import itertools
@@ -34,7 +34,7 @@ CLOSED = ["/parity", "/info", "/metrics", "/v2/models/model", "/v2/models/model/
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """The file, a key that may ask always, and one that may three times an hour."""
+    """Return the keys file, a key without a rate, and a key of three requests an hour."""
     always, first = make_key("always", None)
     rarely, second = make_key("rarely", "3/hour")
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
@@ -64,22 +64,22 @@ def infer(address: str, **headers: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_health_and_the_page_need_no_key(address: str, path: str) -> None:
+def test_health_and_page_need_no_key(address: str, path: str) -> None:
     assert http.get(address + path).status_code == 200
 
 
 @pytest.mark.parametrize("path", CLOSED)
-def test_everything_else_does(address: str, path: str, made: tuple[Path, str, str]) -> None:
+def test_other_paths_need_key(address: str, path: str, made: tuple[Path, str, str]) -> None:
     assert http.get(address + path).status_code == 401
     allowed = {"X-API-Key": made[1]}
     assert http.get(address + path, headers=allowed).status_code == 200
-    of_a_gateway = {"Authorization": "Bearer of-a-gateway"}
-    assert http.get(address + path, headers=allowed | of_a_gateway).status_code == 200
-    other_way_round = {"Authorization": f"Bearer {made[1]}", "X-API-Key": "of-a-gateway"}
-    assert http.get(address + path, headers=other_way_round).status_code == 200
+    gateway = {"Authorization": "Bearer of-a-gateway"}
+    assert http.get(address + path, headers=allowed | gateway).status_code == 200
+    swapped = {"Authorization": f"Bearer {made[1]}", "X-API-Key": "of-a-gateway"}
+    assert http.get(address + path, headers=swapped).status_code == 200
 
 
-def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str]) -> None:
+def test_either_header_carries_key(address: str, made: tuple[Path, str, str]) -> None:
     assert infer(address, Authorization=f"Bearer {made[1]}").status_code == 200
     assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
 
@@ -95,21 +95,21 @@ def test_a_key_lets_in_as_either_header(address: str, made: tuple[Path, str, str
         {"X-API-Key": "ключ".encode().decode("latin-1")},
     ],
 )
-def test_a_wrong_key_does_not(address: str, headers: dict[str, str]) -> None:
+def test_wrong_key_is_refused(address: str, headers: dict[str, str]) -> None:
     answer = infer(address, **{name: value.encode("latin-1") for name, value in headers.items()})  # type: ignore[arg-type]
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
     assert "Authorization: Bearer KEY" in answer.json()["detail"]
 
 
-def test_it_is_refused_before_its_body_is_read(address: str) -> None:
+def test_missing_key_refused_before_body(address: str) -> None:
     with raw_connection(address) as connection:
         connection.sendall(head(1 << 20))
         status, _ = response(connection)
     assert status == 401
 
 
-def test_a_rate_holds_for_its_key_alone(address: str, made: tuple[Path, str, str]) -> None:
+def test_rate_limits_only_its_key(address: str, made: tuple[Path, str, str]) -> None:
     codes = [infer(address, **{"X-API-Key": made[2]}).status_code for _ in range(5)]
     assert codes == [200, 200, 200, 429, 429]
     refused = infer(address, **{"X-API-Key": made[2]})
@@ -118,7 +118,7 @@ def test_a_rate_holds_for_its_key_alone(address: str, made: tuple[Path, str, str
     assert infer(address, **{"X-API-Key": made[1]}).status_code == 200
 
 
-def test_a_rate_holds_for_many_at_once(bundle_folder: Path, tmp_path: Path) -> None:
+def test_rates_hold_for_concurrent_requests(bundle_folder: Path, tmp_path: Path) -> None:
     (one, first), (other, second) = make_key("one", "20/hour"), make_key("other", "10/hour")
     (tmp_path / "keys.toml").write_text(f"{first}\n{second}\n")
     options = ("--api-keys", str(tmp_path / "keys.toml"))
@@ -126,15 +126,14 @@ def test_a_rate_holds_for_many_at_once(bundle_folder: Path, tmp_path: Path) -> N
         serving(bundle_folder, tmp_path / "log", *options) as (address, _),
         ThreadPoolExecutor(12) as pool,
     ):
-        asked = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
-        codes = [answer.result().status_code for answer in asked]
+        pending = [pool.submit(infer, address, **{"X-API-Key": key}) for key in [one, other] * 30]
+        codes = [answer.result().status_code for answer in pending]
     assert Counter(codes[::2]) == {200: 20, 429: 10}
     assert Counter(codes[1::2]) == {200: 10, 429: 20}
 
 
-def test_every_key_takes_the_same_comparisons_right_or_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_key_takes_equal_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and wrong keys take the same number of constant-time comparisons."""
     made = [make_key(f"key{number}", None) for number in range(5)]
     (tmp_path / "keys.toml").write_text("\n".join(section for _, section in made))
     keys = Keys.read(tmp_path / "keys.toml")
@@ -144,7 +143,7 @@ def test_every_key_takes_the_same_comparisons_right_or_wrong(
         sizes.append((len(one), len(other)))
         return hmac.compare_digest(one, other)
 
-    # Of the standard library and constant in time; what could tell is how often it is asked.
+    # compare_digest is constant in time, so only the number of calls could reveal a key.
     monkeypatch.setattr("aftserve.api.api_keys.hmac", SimpleNamespace(compare_digest=compare))
     nearly = made[2][0][:-1] + ("A" if made[2][0][-1] != "A" else "B")
     for one in [key for key, _ in made] + [nearly, "", "x", "x" * 8000, "\xff"]:
@@ -155,41 +154,41 @@ def test_every_key_takes_the_same_comparisons_right_or_wrong(
         assert sizes == [(32, 32)] * 5
 
 
-def letting_in(file: Path, rate: str) -> Callable[[], bool]:
-    """Whether one more request is let in, of a key with that rate."""
+def make_admission(file: Path, rate: str) -> Callable[[], bool]:
+    """Return a function that counts a request of a key, and tells whether the rate admits it."""
     _, section = make_key("hasty", rate)
     file.write_text(section)
     keys = Keys.read(file)
 
-    def let_in() -> bool:
+    def admits() -> bool:
         try:
             keys.count("hasty")
         except BusyError:
             return False
         return True
 
-    return let_in
+    return admits
 
 
-def test_a_rate_lets_in_again(tmp_path: Path) -> None:
-    let_in = letting_in(tmp_path / "keys.toml", "2/second")
-    assert [let_in(), let_in(), let_in()] == [True, True, False]
-    eventually(let_in, "the second is over")
+def test_rate_admits_again_after_window(tmp_path: Path) -> None:
+    admits = make_admission(tmp_path / "keys.toml", "2/second")
+    assert [admits(), admits(), admits()] == [True, True, False]
+    eventually(admits, "the second is over")
 
 
 @pytest.mark.parametrize("step", [-1e9, -3600, -0.5, 3600, 1e9])
-def test_a_clock_that_is_set_changes_no_rate(
+def test_system_clock_change_keeps_rate(
     step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system, steady = [time.time()], [time.monotonic()]
     monkeypatch.setattr(time, "time", lambda: system[0])
     monkeypatch.setattr(time, "monotonic", lambda: steady[0])
-    let_in = letting_in(tmp_path / "keys.toml", "2/minute")
-    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    admits = make_admission(tmp_path / "keys.toml", "2/minute")
+    assert [admits(), admits(), admits()] == [True, True, False]
     system[0] += step
-    assert not let_in()
+    assert not admits()
     steady[0] += 60
-    assert [let_in(), let_in(), let_in()] == [True, True, False]
+    assert [admits(), admits(), admits()] == [True, True, False]
 
 
 @given(
@@ -197,19 +196,18 @@ def test_a_clock_that_is_set_changes_no_rate(
     amount=st.integers(0, 5),
     seconds=st.integers(1, 9),
 )
-def test_in_any_stretch_of_time_a_rate_lets_in_its_number_and_no_fewer(
-    pauses: list[int], amount: int, seconds: int
-) -> None:
+def test_any_window_admits_exact_number(pauses: list[int], amount: int, seconds: int) -> None:
+    """Every window of the rate's length admits its number of requests, neither more nor fewer."""
     key = Key(sha256=DIGEST, rate=f"{amount} per {seconds} seconds")
-    keys, now, let_in = Keys({"hasty": key}), 0, list[int]()
+    keys, now, admitted = Keys({"hasty": key}), 0, list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: now)
         for pause in pauses:
             now += pause
-            within = [then for then in let_in if now - then < seconds]
+            within = [then for then in admitted if now - then < seconds]
             if len(within) < amount:
                 keys.count("hasty")
-                let_in.append(now)
+                admitted.append(now)
                 continue
             with pytest.raises(BusyError) as refusal:
                 keys.count("hasty")
@@ -218,11 +216,10 @@ def test_in_any_stretch_of_time_a_rate_lets_in_its_number_and_no_fewer(
 
 
 @given(pauses=st.lists(st.sampled_from([0, 1, 2, 300, 998]), max_size=60), amount=st.integers(1, 5))
-def test_requests_that_come_together_count_for_a_thousandth_too_long_at_most(
-    pauses: list[int], amount: int
-) -> None:
+def test_grouped_requests_expire_slightly_late(pauses: list[int], amount: int) -> None:
+    """Requests in quick succession count for at most a thousandth of the window too long."""
     keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{amount} per 1000 seconds")})
-    now, let_in = 0, list[int]()
+    now, admitted = 0, list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: now)
         for pause in pauses:
@@ -230,13 +227,13 @@ def test_requests_that_come_together_count_for_a_thousandth_too_long_at_most(
             try:
                 keys.count("hasty")
             except BusyError:
-                assert sum(now - then < 1001 for then in let_in) >= amount
+                assert sum(now - then < 1001 for then in admitted) >= amount
             else:
-                assert sum(now - then < 1000 for then in let_in) < amount
-                let_in.append(now)
+                assert sum(now - then < 1000 for then in admitted) < amount
+                admitted.append(now)
 
 
-def test_a_rate_of_any_number_takes_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_rate_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     keys = Keys({"hasty": Key(sha256=DIGEST, rate=f"{1 << 64}/day")})
@@ -249,14 +246,14 @@ def test_a_rate_of_any_number_takes_the_same_memory(monkeypatch: pytest.MonkeyPa
         tracemalloc.stop()
 
 
-def test_what_one_rate_refuses_another_does_not_count(tmp_path: Path) -> None:
-    let_in = letting_in(tmp_path / "keys.toml", "3/hour;1/second")
+def test_refused_request_counts_toward_no_rate(tmp_path: Path) -> None:
+    admits = make_admission(tmp_path / "keys.toml", "3/hour;1/second")
     for _ in range(3):
-        eventually(let_in, "the second is over")
-    assert not let_in()
+        eventually(admits, "the second is over")
+    assert not admits()
 
 
-def test_the_command_makes_a_key_that_the_file_lets_in(tmp_path: Path) -> None:
+def test_key_command_makes_accepted_key(tmp_path: Path) -> None:
     outcome = run_python("-m", "aftserve", "key", "alice", "60/minute", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     key, section = re.findall(r"\n\n(\S+)\n\n.*?\n\n(.*)", outcome.out, re.DOTALL)[0]
@@ -269,7 +266,7 @@ def test_the_command_makes_a_key_that_the_file_lets_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("a b", None), ("", None), ("ok", "often"), ("ok", "")])
-def test_no_key_for_what_the_file_cannot_say(name: str, rate: str | None) -> None:
+def test_make_key_refuses_bad_arguments(name: str, rate: str | None) -> None:
     with pytest.raises(UsageError):
         make_key(name, rate)
 
@@ -289,7 +286,7 @@ DIGEST = "a" * 64
         ("alice = 1", "alice"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path: Path) -> None:
+def test_invalid_keys_file_is_refused(content: str, mentioned: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(content)
     with pytest.raises(UsageError, match=mentioned):
@@ -297,7 +294,7 @@ def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("file", "folder", "said"),
+    ("file", "folder", "warnings"),
     [
         (0o600, 0o755, []),
         (0o640, 0o1777, []),
@@ -308,11 +305,11 @@ def test_a_file_that_is_wrong_is_refused(content: str, mentioned: str, tmp_path:
     ],
 )
 @pytest.mark.parametrize("linked", [False, True])
-def test_keys_file_that_all_may_use_gives_warning(
+def test_exposed_keys_file_gives_warning(
     linked: bool,
     file: int,
     folder: int,
-    said: list[str],
+    warnings: list[str],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -322,27 +319,27 @@ def test_keys_file_that_all_may_use_gives_warning(
     keys.write_text(make_key("alice", None)[1])
     keys.chmod(file)
     place.chmod(folder)
-    asked = keys
+    path = keys
     if linked:
-        asked = tmp_path / "link.toml"
-        asked.symlink_to(keys)
+        path = tmp_path / "link.toml"
+        path.symlink_to(keys)
     caplog.clear()
-    Keys.read(asked)
+    Keys.read(path)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == len(said)
-    for message, words in zip(messages, said, strict=True):
-        assert words in message
-        assert str(asked) in message
+    assert len(messages) == len(warnings)
+    for message, warning in zip(messages, warnings, strict=True):
+        assert warning in message
+        assert str(path) in message
         assert "chmod" in message
 
 
-def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: Path) -> None:
-    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
-    named = {**asked, "Origin": "https://good.example"}
+def test_cors_allows_only_named_origins(bundle_folder: Path, tmp_path: Path) -> None:
+    foreign = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    named = {**foreign, "Origin": "https://good.example"}
     options = ("--cors-origins", "https://good.example")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, _):
         header = "access-control-allow-origin"
-        assert header not in http.options(f"{address}/infer", headers=asked).headers
+        assert header not in http.options(f"{address}/infer", headers=foreign).headers
         allowed = http.options(f"{address}/infer", headers=named).headers
         assert allowed[header] == "https://good.example"
         answer = http.get(f"{address}/readyz", headers=named)
@@ -350,8 +347,8 @@ def test_a_browser_asks_from_named_origins_alone(bundle_folder: Path, tmp_path: 
         assert {"retry-after", "x-request-id"} <= set(readable.split(", "))
 
 
-def test_without_named_origins_no_page_asks(server: str) -> None:
-    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
-    answer = http.options(f"{server}/infer", headers=asked)
+def test_cors_is_off_by_default(server: str) -> None:
+    foreign = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    answer = http.options(f"{server}/infer", headers=foreign)
     assert answer.status_code == 405
     assert not [name for name in answer.headers if name.startswith("access-control")]

@@ -7,7 +7,9 @@ import pytest
 
 from aftserve.api.file_permissions import exposures
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the bits say nothing of access there")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix", reason="permission bits do not control access there"
+)
 
 
 @pytest.fixture
@@ -21,15 +23,15 @@ def test_private_file_is_not_exposed(keys: Path) -> None:
     assert list(exposures(keys)) == []
 
 
-def test_open_folder_between_two_links_is_named(keys: Path, tmp_path: Path) -> None:
-    """Any user could let the second link lead elsewhere."""
+def test_open_folder_between_links_is_named(keys: Path, tmp_path: Path) -> None:
+    """Any user could point the second link to another file."""
     between = tmp_path / "between"
     between.mkdir()
     between.chmod(0o777)
     (between / "second").symlink_to(keys)
     (tmp_path / "first").symlink_to(between / "second")
-    (said,) = exposures(tmp_path / "first")
-    assert f"every user may write the folder {between}" in said
+    (exposure,) = exposures(tmp_path / "first")
+    assert f"every user may write the folder {between}" in exposure
 
 
 def test_relative_links_are_followed(keys: Path, tmp_path: Path) -> None:
@@ -38,4 +40,4 @@ def test_relative_links_are_followed(keys: Path, tmp_path: Path) -> None:
     between.chmod(0o777)
     (between / "second").symlink_to("../keys.toml")
     (tmp_path / "first").symlink_to("between/second")
-    assert any(str(between) in said for said in exposures(tmp_path / "first"))
+    assert any(str(between) in exposure for exposure in exposures(tmp_path / "first"))

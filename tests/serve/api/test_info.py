@@ -1,4 +1,4 @@
-"""What ``GET /info`` says of the bundle."""
+"""The description of the bundle in ``GET /info``."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from servers import serving
 from aftexport.bundle.bundle import Bundle
 
 
-def test_where_each_node_has_a_precision_it_says_how_many_have_which(
+def test_info_counts_node_precisions(
     server: str, checkpoint_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "auto.bundle"
@@ -21,8 +21,8 @@ def test_where_each_node_has_a_precision_it_says_how_many_have_which(
     manifest = Bundle.open(out).manifest
     assert info["precision"] == manifest.precision
     counts = info["node_precisions"]
-    said = ", ".join(f"{count} in {name}" for name, count in counts.items())
-    assert manifest.precision_title == f"auto: {said}"
+    counted = ", ".join(f"{count} in {name}" for name, count in counts.items())
+    assert manifest.precision_title == f"auto: {counted}"
     assert sum(counts.values()) == len(manifest.node_precisions) > 0
     other = http.get(f"{server}/info").json()
     assert other["node_precisions"] is None

@@ -1,4 +1,4 @@
-"""What web pages may ask of a server without API keys."""
+"""Checks of the Host and Origin headers that protect a server from foreign web pages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,8 +23,6 @@ FOREIGN = [
     "localhost.attacker.example",
     "a localhost",
 ]
-
-
 EFFECTS = ["POST", "PUT", "PATCH", "DELETE", "OTHER"]
 
 
@@ -51,23 +49,24 @@ def proxied(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.parametrize("host", NAMES)
-def test_loopback_may_be_asked_by_its_names(host: str, server: str) -> None:
+def test_loopback_names_are_accepted(host: str, server: str) -> None:
     for path in OPEN + CLOSED:
         assert http.get(server + path, headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", FOREIGN)
-def test_a_name_that_was_made_to_lead_to_loopback_reads_nothing(host: str, server: str) -> None:
+def test_dns_rebinding_reads_nothing(host: str, server: str) -> None:
+    """A foreign name that resolves to loopback reaches only probes and the page."""
     for path in CLOSED:
         refused = http.get(server + path, headers={"Host": host})
         assert refused.status_code == 403
         assert "--allowed-hosts" in refused.text
     assert post(server, Host=host, Content_Type="text/plain").status_code == 403
-    for path in OPEN:  # a probe asks by any name
+    for path in OPEN:  # probes may use any name
         assert http.get(server + path, headers={"Host": host}).status_code == 200
 
 
-def test_a_proxy_may_pass_on_a_name_that_is_allowed(proxied: str) -> None:
+def test_proxy_may_forward_allowed_host(proxied: str) -> None:
     for host, status in (("a.example", 200), ("A.example:443", 200), ("b.example", 403)):
         assert http.get(f"{proxied}/info", headers={"Host": host}).status_code == status
 
@@ -92,10 +91,8 @@ def test_allowed_hosts_hold_at_every_address(host: str) -> None:
         asyncio.run(check(request("GET", host=["a.example", "b.example"])))
 
 
-def test_server_on_all_addresses_holds_to_allowed_hosts(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
-    """Also where it asks for API keys, and for a reload."""
+def test_public_server_enforces_allowed_hosts(bundle_folder: Path, tmp_path: Path) -> None:
+    """The check also holds on a server with API keys, and for ``POST /reload``."""
     key, section = make_key("alice", None, admin=True)
     (tmp_path / "keys.toml").write_text(section)
     options = ("--host", "0.0.0.0", "--allowed-hosts", "a.example")
@@ -112,22 +109,26 @@ def test_server_on_all_addresses_holds_to_allowed_hosts(
 
 
 @pytest.mark.parametrize(("host", "allowed"), [("0.0.0.0", []), ("::", []), ("127.0.0.1", ["*"])])
-def test_where_more_than_loopback_may_ask_every_name_will_do(host: str, allowed: list[str]) -> None:
+def test_unrestricted_server_accepts_any_host(host: str, allowed: list[str]) -> None:
     for name in ("attacker.example", "10.0.0.1:80"):
         asyncio.run(named_host(host, allowed)(request("GET", host=[name])))
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
-def test_a_page_of_another_origin_may_not_ask(site: str, path: str, server: str) -> None:
-    said = {"Sec-Fetch-Site": site, "Origin": "https://other.example", "Content-Type": "text/plain"}
-    refused = http.post(server + path, content=b"a", headers=said)
+def test_cross_origin_page_is_refused(site: str, path: str, server: str) -> None:
+    headers = {
+        "Sec-Fetch-Site": site,
+        "Origin": "https://other.example",
+        "Content-Type": "text/plain",
+    }
+    refused = http.post(server + path, content=b"a", headers=headers)
     assert refused.status_code == 403
     assert "https://other.example" in refused.text
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
-def test_a_page_of_the_server_and_its_reader_may(site: str, server: str) -> None:
+def test_own_page_and_user_are_accepted(site: str, server: str) -> None:
     assert post(server, Sec_Fetch_Site=site, Content_Type="text/plain").status_code == 200
 
 
@@ -135,7 +136,7 @@ OWN = [
     ("http://a.example", "a.example"),
     ("http://a.example", "a.example:80"),
     ("http://a.example:80", "A.Example"),
-    ("https://a.example", "a.example"),  # a proxy ended TLS
+    ("https://a.example", "a.example"),  # a proxy terminates TLS
     ("https://a.example:443", "a.example:443"),
     ("HTTP://A.EXAMPLE:8000", "a.example:8000"),
     ("http://a.example.", "a.example"),
@@ -167,13 +168,13 @@ OTHERS = [
 
 @pytest.mark.parametrize(("origin", "host"), OWN)
 @pytest.mark.parametrize("method", EFFECTS)
-def test_own_page_over_plain_http_may_ask(method: str, origin: str, host: str) -> None:
+def test_own_origin_over_http_is_accepted(method: str, origin: str, host: str) -> None:
     asyncio.run(same_origin([])(request(method, origin=[origin], host=[host])))
 
 
 @pytest.mark.parametrize(("origin", "host"), OTHERS)
 @pytest.mark.parametrize("method", EFFECTS)
-def test_other_page_over_plain_http_may_not(method: str, origin: str, host: str) -> None:
+def test_other_origin_over_http_is_refused(method: str, origin: str, host: str) -> None:
     with pytest.raises(OriginError, match="--cors-origins"):
         asyncio.run(same_origin([])(request(method, origin=[origin], host=[host])))
     asyncio.run(same_origin([])(request("GET", origin=[origin], host=[host])))
@@ -188,14 +189,14 @@ def test_other_page_over_plain_http_may_not(method: str, origin: str, host: str)
         ("*", "null"),
     ],
 )
-def test_named_origin_may_be_spelled_otherwise(named: str, origin: str) -> None:
+def test_named_origin_matches_other_spellings(named: str, origin: str) -> None:
     asyncio.run(same_origin([named])(request("POST", origin=[origin], host=["b.example"])))
     if named != "*":
         with pytest.raises(OriginError):
             asyncio.run(same_origin([named])(request("POST", origin=["null"], host=["b.example"])))
 
 
-def test_several_origins_or_hosts_are_foreign() -> None:
+def test_repeated_origin_or_host_is_refused() -> None:
     check, own = same_origin(["http://a.example"]), "http://a.example"
     for origins, hosts in (([own, "http://b.example"], ["a.example"]), ([own, own], ["a.example"])):
         with pytest.raises(OriginError):
@@ -205,7 +206,7 @@ def test_several_origins_or_hosts_are_foreign() -> None:
         asyncio.run(same_origin([])(request("POST", origin=[own], host=hosts)))
 
 
-def test_sec_fetch_site_comes_before_the_origin() -> None:
+def test_sec_fetch_site_overrides_origin() -> None:
     check, own = same_origin([]), {"origin": ["http://a.example"], "host": ["b.example"]}
     asyncio.run(check(request("POST", sec_fetch_site=["same-origin"], **own)))
     for sites in (["cross-site"], [""], ["same-origin", "cross-site"]):
@@ -215,16 +216,16 @@ def test_sec_fetch_site_comes_before_the_origin() -> None:
 
 @pytest.mark.parametrize("path", ["/infer", "/parity", "/v2/models/model/infer"])
 @pytest.mark.parametrize("origin", ["null", "http://other.example"])
-def test_server_refuses_other_pages_over_plain_http(path: str, origin: str, server: str) -> None:
-    said = {"Origin": origin, "Content-Type": "text/plain"}
-    refused = http.post(server + path, content=b"a", headers=said)
+def test_server_refuses_other_origin_over_http(path: str, origin: str, server: str) -> None:
+    headers = {"Origin": origin, "Content-Type": "text/plain"}
+    refused = http.post(server + path, content=b"a", headers=headers)
     assert refused.status_code == 403
     assert origin in refused.text
     assert post(server, Origin=server, Content_Type="text/plain").status_code == 200
-    assert post(server, Content_Type="text/plain").status_code == 200  # a program
+    assert post(server, Content_Type="text/plain").status_code == 200  # not a browser
 
 
-def test_a_page_that_is_named_may(proxied: str) -> None:
+def test_page_of_named_origin_is_accepted(proxied: str) -> None:
     for origin, status in (("https://good.example", 200), ("https://other.example", 403)):
         headers = {"Origin": origin, "Content_Type": "text/plain"}
         assert post(proxied, Sec_Fetch_Site="cross-site", **headers).status_code == status

@@ -1,4 +1,4 @@
-"""Bodies within the limit of bytes that are out to take as much time and memory as they can."""
+"""Bodies within the byte limit that try to use as much time and memory as possible."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ HOSTILE = {
     "many ids": b'{"input_ids":[[' + b"0," * (COUNT * 3) + b"0]]}",
     "many large ids": b'{"input_ids":[[' + b"65535," * COUNT + b"0]]}",
     "many unknown fields": b"{" + b",".join(b'"k%d":1' % i for i in range(COUNT // 2)) + b"}",
-    "the same field again and again": b"{" + b'"text":"",' * (COUNT // 2) + b'"text":1}',
+    "the same field many times": b"{" + b'"text":"",' * (COUNT // 2) + b'"text":1}',
     "many objects": list_of(b"{}"),
     "many escapes": b'{"texts":["' + b"\\u00e9" * COUNT + b'",1]}',
 }
@@ -40,7 +40,7 @@ HOSTILE = {
 def server(
     bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, int]]:
-    """Its address and its process."""
+    """Yield the address and the process ID of a server."""
     log = tmp_path_factory.mktemp("bodies") / "log"
     with serving(bundle_folder, log, "--max-tokens", "6000") as (address, process):
         yield address, process.pid
@@ -48,13 +48,13 @@ def server(
 
 
 def peak_mib(process: int) -> float:
-    """The most memory that was resident since the last time that it was asked."""
+    """Return the peak of resident memory since the last call, in MiB."""
     status = Path(f"/proc/{process}/status").read_text()
     Path(f"/proc/{process}/clear_refs").write_text("5")
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, int]) -> None:
+def test_hostile_bodies_leave_memory_unchanged(server: tuple[str, int]) -> None:
     address, process = server
 
     def resident_after_all() -> float:
@@ -70,13 +70,13 @@ def test_each_gets_a_reason_and_leaves_the_memory_as_it_was(server: tuple[str, i
 
     resting = metric(address, "process_resident_memory_bytes") / MIB
     peak_mib(process)
-    for _ in range(2):  # the allocator settles
+    for _ in range(2):  # let the allocator settle
         before = resident_after_all()
     assert resident_after_all() - before < 16
     assert http.get(f"{address}/readyz").status_code == 200
 
 
-def test_rows_of_no_tokens_take_no_memory(server: tuple[str, int]) -> None:
+def test_empty_rows_take_no_memory(server: tuple[str, int]) -> None:
     address, process = server
     tensor = {"name": "input_ids", "shape": [1 << 22, 0], "datatype": "INT64", "data": []}
     before = metric(address, "process_resident_memory_bytes") / MIB
@@ -90,19 +90,19 @@ class Question(BaseModel):
     words: list[str]
 
 
-def test_a_list_is_as_long_as_it_may_be() -> None:
+def test_list_limit_is_exact() -> None:
     assert parse(b'{"words": ["a", "b"]}', Question, {"words": 2}).words == ["a", "b"]
     with pytest.raises(DocumentTooLongError, match="words has 3 entries"):
         parse(b'{"words": ["a", "b", "c"]}', Question, {"words": 2})
 
 
-def test_the_first_fault_alone_is_said() -> None:
+def test_error_names_only_first_fault() -> None:
     with pytest.raises(InputError, match="'k0'") as refusal:
         parse(b'{"k0": 1, "k1": 1}', InferRequest, {})
     assert "k1" not in str(refusal.value)
 
 
-def test_a_long_name_is_not_repeated_whole() -> None:
+def test_error_shortens_long_field_name() -> None:
     with pytest.raises(InputError) as refusal:
         parse(b'{"' + b"a" * 10_000 + b'": 1}', InferRequest, {})
     assert len(str(refusal.value)) < 300

@@ -1,4 +1,4 @@
-"""Plain text and newline-delimited JSON, looked at while they arrive."""
+"""Plain text and newline-delimited JSON, processed while they arrive."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_plain_text_is_one_document(address: str, text: str, kind: str) -> None:
     assert answer.json()["scores"] == pytest.approx(scores(address, text), abs=1e-6)
 
 
-def test_text_in_parts_that_cut_its_characters(address: str) -> None:
+def test_chunks_may_split_characters(address: str) -> None:
     encoded = "契約".encode() * 20_000
     parts = [encoded[i : i + 7001] for i in range(0, len(encoded), 7001)]
     answer = http.post(
@@ -56,48 +56,48 @@ def test_text_in_parts_that_cut_its_characters(address: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"a\xe5\xa5", b"a" * 70_000 + b"\xff"])
-def test_what_is_no_utf8(address: str, content: bytes) -> None:
+def test_invalid_utf8_is_refused(address: str, content: bytes) -> None:
     answer = post(address, content, "text/plain")
     assert answer.status_code == 422
     assert "not UTF-8" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("charset", ["utf-16le", "iso-8859-1", '"UTF-16"', "none-such"])
-def test_a_text_in_another_encoding_is_not_taken_for_utf8(charset: str, address: str) -> None:
+def test_other_charset_is_refused(charset: str, address: str) -> None:
     answer = post(address, b"h\0i\0", f"text/plain; charset={charset}")
     assert answer.status_code == 415
     assert charset.strip('"').lower() in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("parameter", ["charset*" + "1" * 5000 + "=utf-8", '"a' + ";" * 60_000])
-def test_a_content_type_that_takes_long_to_read(parameter: str, address: str) -> None:
+def test_overlong_content_type_is_refused(parameter: str, address: str) -> None:
     answer = post(address, b"a", f"text/plain; {parameter}")
     assert answer.status_code == 415
     assert "too long" in answer.json()["detail"]
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(address: str) -> None:
+def test_byte_order_mark_is_dropped(address: str) -> None:
     answer = post(address, b"\xef\xbb\xbfAn invoice.", "text/plain")
     assert answer.json()["tokens_total"] == len("An invoice.")
     assert answer.json()["scores"] == pytest.approx(scores(address, "An invoice."), abs=1e-6)
 
 
-def test_an_empty_text(address: str) -> None:
+def test_empty_text_is_refused(address: str) -> None:
     answer = post(address, b"", "text/plain")
     assert answer.status_code == 422
     assert "no tokens" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", LINES])
-def test_a_compressed_stream_is_refused(address: str, kind: str) -> None:
+def test_compressed_stream_is_refused(address: str, kind: str) -> None:
     headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
     assert http.post(f"{address}/infer", content=b"a", headers=headers).status_code == 415
 
 
-def test_a_text_is_refused_by_its_tokens_before_the_rest_is_sent(address: str) -> None:
+def test_long_text_refused_before_its_end(address: str) -> None:
     with raw_connection(address) as connection:
         start = head(500 << 20).replace(b"application/json", b"text/plain")
-        # The announced length is over the limit of bytes, so none is announced.
+        # Send chunks without a length: the length would exceed the byte limit.
         start = start.replace(b"Content-Length: 524288000", b"Transfer-Encoding: chunked")
         connection.sendall(start)
         for _ in range(4):
@@ -108,9 +108,8 @@ def test_a_text_is_refused_by_its_tokens_before_the_rest_is_sent(address: str) -
 
 
 @pytest.mark.parametrize("form", ["json", "lines", "open inference"])
-def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
-    form: str, address: str
-) -> None:
+def test_whole_text_refused_by_its_prefix(form: str, address: str) -> None:
+    """The tokens of the beginning exceed the limit, so the server does not encode the rest."""
     text = "\u5951 long" * 1_000_000
     match form:
         case "json":
@@ -126,7 +125,7 @@ def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
 
 
 @pytest.mark.parametrize("unit", ["a", "契"])
-def test_a_text_of_just_as_many_tokens_as_are_taken_is_taken(unit: str, address: str) -> None:
+def test_longest_allowed_text_is_accepted(unit: str, address: str) -> None:
     size = len(unit.encode())
     text = unit * (LONGEST // size)
     assert http.post(f"{address}/infer", json={"text": text}).status_code == 200
@@ -135,7 +134,7 @@ def test_a_text_of_just_as_many_tokens_as_are_taken_is_taken(unit: str, address:
     assert f"{(LONGEST // size + 1) * size} tokens, this" in answer.json()["detail"]
 
 
-def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
+def test_huge_stream_leaves_memory_unchanged(address: str) -> None:
     before = metric(address, "process_resident_memory_bytes")
     assert before > 0
 
@@ -154,7 +153,7 @@ def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
     "kind",
     ["application/jsonl", "application/ndjson", "Application/X-JSONLines; charset=utf-8"],
 )
-def test_lines_go_by_several_names(kind: str, address: str) -> None:
+def test_lines_have_several_content_types(kind: str, address: str) -> None:
     answer = post(address, b'{"text": "a"}\n{"input_ids": [1, 2]}', kind)
     assert answer.status_code == 200, answer.text
     assert [json.loads(line)["tokens_total"] for line in answer.text.splitlines()] == [1, 2]
@@ -162,24 +161,24 @@ def test_lines_go_by_several_names(kind: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/html", "application/json-seq", "application/jsonx"])
-def test_refusal_of_a_type_names_those_that_are_taken(kind: str, address: str) -> None:
+def test_refused_type_gets_accepted_types(kind: str, address: str) -> None:
     answer = post(address, b'{"text": "a"}', kind)
     assert answer.status_code == 415
-    said = answer.json()["detail"]
-    for taken in ("application/json,", "text/plain,", LINES, "application/jsonl"):
-        assert taken in said
-    assert f"got {kind or 'none'}." in said
-    one = http.post(f"{address}/parity", content=b"a", headers={"Content-Type": kind})
-    assert f"must be application/json, got {kind or 'none'}." in one.json()["detail"]
+    detail = answer.json()["detail"]
+    for accepted in ("application/json,", "text/plain,", LINES, "application/jsonl"):
+        assert accepted in detail
+    assert f"got {kind or 'none'}." in detail
+    parity = http.post(f"{address}/parity", content=b"a", headers={"Content-Type": kind})
+    assert f"must be application/json, got {kind or 'none'}." in parity.json()["detail"]
 
 
-def test_lines_in_another_encoding_are_refused(address: str) -> None:
+def test_lines_in_other_charset_are_refused(address: str) -> None:
     answer = post(address, b"a", f"{LINES}; charset=utf-16le")
     assert answer.status_code == 415
     assert "must be utf-8, got utf-16le" in answer.json()["detail"]
 
 
-def test_every_line_has_an_answer_in_its_place(address: str) -> None:
+def test_answers_keep_order_of_lines(address: str) -> None:
     sent = [{"text": text} for text in TEXTS] + [{"input_ids": [1, 2, 3]}]
     content = b"\n\n".join(json.dumps(line).encode() for line in sent) + b"\r\n"
     answer = post(address, content, LINES)
@@ -191,7 +190,7 @@ def test_every_line_has_an_answer_in_its_place(address: str) -> None:
         assert line["scores"] == pytest.approx(scores(address, text), abs=1e-5)
 
 
-def test_a_line_that_is_none_does_not_hold_up_the_others(address: str) -> None:
+def test_bad_line_leaves_others_answered(address: str) -> None:
     lines = ['{"text": "a"}', "no JSON", '{"text": ""}', '{"texts": ["a"]}', "[]",
              '{"input_ids": [999999]}', '{"text": "b"}']  # fmt: skip
     answer = post(address, "\n".join(lines).encode(), LINES)
@@ -201,13 +200,13 @@ def test_a_line_that_is_none_does_not_hold_up_the_others(address: str) -> None:
     assert "outside the vocabulary" in found[5]["detail"]
 
 
-def test_lines_are_classified_before_the_last_one_arrives(address: str) -> None:
+def test_lines_run_before_last_arrives(address: str) -> None:
     done = metric(address, "aftserve_run_documents_count")
     with raw_connection(address) as connection:
         connection.sendall(head(None).replace(b"application/json", LINES.encode()))
         connection.sendall(b'10\r\n{"text": "abc"}\n\r\n')
         eventually(
-            lambda: metric(address, "aftserve_run_documents_count") == done + 1, "it has run"
+            lambda: metric(address, "aftserve_run_documents_count") == done + 1, "the line has run"
         )
         connection.sendall(b"0\r\n\r\n")
         status, _ = response(connection)
@@ -215,15 +214,15 @@ def test_lines_are_classified_before_the_last_one_arrives(address: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "status"), [(b"", 422), (b"\n \n", 422), (b"{}\n" * 257, 413)])
-def test_no_lines_and_too_many(address: str, content: bytes, status: int) -> None:
+def test_empty_or_excess_lines_are_refused(address: str, content: bytes, status: int) -> None:
     assert post(address, content, LINES).status_code == status
 
 
-def test_a_client_that_leaves_takes_its_lines_along(address: str) -> None:
+def test_disconnect_drops_queued_lines(address: str) -> None:
     line = json.dumps({"input_ids": [7] * LONGEST}).encode() + b"\n"
     with raw_connection(address) as connection:
         connection.sendall(head(len(line) * 30).replace(b"application/json", LINES.encode()))
         connection.sendall(line * 29)
-        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "they wait")
-    eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "they are dropped")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "lines wait")
+    eventually(lambda: metric(address, "aftserve_waiting_documents") == 0, "lines are dropped")
     eventually(lambda: metric(address, "aftserve_running_documents") == 0, "the run is stopped")

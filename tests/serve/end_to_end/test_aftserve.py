@@ -1,3 +1,5 @@
+"""The command ``aftserve``: start, refusals at the start, and unusual tokenizers."""
+
 import json
 import shutil
 import signal
@@ -15,7 +17,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 
-def test_a_signal_to_stop_ends_it_with_status_zero(bundle_folder: Path, tmp_path: Path) -> None:
+def test_sigterm_exits_with_zero(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log") as (address, process):
         assert http.post(f"{address}/infer", json={"text": "a"}).status_code == 200
         process.send_signal(signal.SIGTERM)
@@ -23,14 +25,14 @@ def test_a_signal_to_stop_ends_it_with_status_zero(bundle_folder: Path, tmp_path
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-def test_an_interrupt_ends_it_without_a_traceback(bundle_folder: Path, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_traceback(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log") as (_, process):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) in (0, 130)
     assert "Traceback" not in (tmp_path / "log").read_text("utf-8")
 
 
-def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path: Path) -> None:
+def test_server_runs_without_torch(bundle_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')\n")
     blocked = run_python(
         "-c", "import sys; sys.modules.update(torch=None, onnxscript=None); "
@@ -45,7 +47,7 @@ def test_it_serves_where_torch_cannot_be_imported(bundle_folder: Path, tmp_path:
     assert blocked.out.strip() in ("invoice", "contract", "letter")
 
 
-def test_without_a_gpu_a_bundle_with_an_engine_is_served_by_onnxruntime_and_it_says_why(
+def test_engine_bundle_without_gpu_uses_onnxruntime(
     no_gpu: None, rtx_bundle: Path, tmp_path: Path
 ) -> None:
     with serving(rtx_bundle, tmp_path / "log", "--max-tokens", "400") as (address, _):
@@ -56,23 +58,21 @@ def test_without_a_gpu_a_bundle_with_an_engine_is_served_by_onnxruntime_and_it_s
     assert "Expected a GPU, got none" in log
 
 
-def test_an_engine_that_cannot_be_had_is_refused_where_it_was_asked_for(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_unavailable_requested_engine_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
     outcome = run_python("-m", "aftserve", bundle_folder, "--engine", "tensorrt", cwd=tmp_path)
     assert_refused(outcome, "--to trt")
 
 
-def test_a_missing_server_package_is_said_plainly(bundle_folder: Path, tmp_path: Path) -> None:
+def test_missing_server_package_is_named(bundle_folder: Path, tmp_path: Path) -> None:
     outcome = without(["uvicorn", "fastapi"], "aftserve", bundle_folder, cwd=tmp_path)
     assert_refused(outcome, "aftexport[serve]")
 
 
-def test_a_busy_port_is_said_plainly(bundle_folder: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+def test_busy_port_is_named(bundle_folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         outcome = run_python("-m", "aftserve", bundle_folder, "--port", port, cwd=tmp_path)
     assert outcome.code not in (0, None)
     assert "Traceback" not in outcome.err
@@ -90,7 +90,7 @@ def test_bad_options_are_refused(options: list[str], bundle_folder: Path, tmp_pa
     assert options[0] in outcome.err
 
 
-def test_a_bad_bundle_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
+def test_damaged_bundle_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     with (bundle_copy / "model.onnx").open("r+b") as file:
         file.seek(100)
         file.write(b"\0\0\0\0")
@@ -98,18 +98,16 @@ def test_a_bad_bundle_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     assert_refused(outcome, "model.onnx", "copy.bundle")
 
 
-def test_a_folder_to_spill_to_that_is_not_there_is_refused(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_missing_spill_folder_is_refused(bundle_folder: Path, tmp_path: Path) -> None:
     words = ("-m", "aftserve", bundle_folder, "--port", "0", "--spill", "absent")
     assert_refused(run_python(*words, cwd=tmp_path), "absent", "--spill")
 
 
 @pytest.mark.parametrize("options", [[], ["--spill", "."]])
-def test_where_no_temporary_file_can_be_written_it_is_said(
+def test_unwritable_temporary_folder_is_refused(
     options: list[str], bundle_folder: Path, tmp_path: Path
 ) -> None:
-    # As in a container with a read-only root and no /tmp; here root could write anywhere.
+    # Imitate a container with a read-only root and no /tmp: root may write to any other folder.
     nowhere = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/absent']; "
     code = nowhere + "import sys; from aftserve.cli import main; sys.exit(main())"
     outcome = run_python("-c", code, bundle_folder, "--port", "0", *options, cwd=tmp_path)
@@ -117,23 +115,23 @@ def test_where_no_temporary_file_can_be_written_it_is_said(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
-def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_loaded(
+def test_unavailable_address_refused_before_loading(
     host: str, bundle_folder: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         words = ("-m", "aftserve", bundle_folder, "--host", host, "--port", str(port))
         outcome = run_python(*words, cwd=tmp_path)
     assert_refused(outcome, host, str(port), "--port")
     assert "Checking" not in outcome.out
 
 
-def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
+def test_missing_bundle_is_refused(tmp_path: Path) -> None:
     assert_refused(run_python("-m", "aftserve", "absent", cwd=tmp_path), "absent")
 
 
 @pytest.mark.parametrize("kind", BAD_MANIFESTS)
-def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
+def test_mismatched_manifest_refused_before_serving(
     kind: str, bundle_copy: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -142,7 +140,7 @@ def test_a_manifest_that_does_not_fit_the_model_is_refused_before_serving(
     from aftserve.server import Server
 
     monkeypatch.setattr(Server, "run", lambda _: None)
-    # For the whole process it would be: tests after this one would write to a stream long closed.
+    # Logging stays configured for the whole process: later tests would write to a closed stream.
     monkeypatch.setattr(server, "configure_logging", lambda _: None)
     changed_manifest(bundle_copy, BAD_MANIFESTS[kind])
     code = main([str(bundle_copy)])
@@ -157,9 +155,7 @@ def ask(bundle: Path, log: Path, text: str, *options: str) -> httpx.Response:
     return answer
 
 
-def test_a_word_the_tokenizer_cannot_encode_is_the_senders_error(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
+def test_unencodable_word_is_client_error(bundle_copy: Path, tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"known": 0}))
     (bundle_copy / "tokenizer.json").write_text(words.to_str())
     answer = ask(resealed(bundle_copy), tmp_path / "log", "unknown")
@@ -167,7 +163,7 @@ def test_a_word_the_tokenizer_cannot_encode_is_the_senders_error(
     assert isinstance(answer.json()["detail"], str)
 
 
-def test_long_words_are_counted_and_taken(bundle_copy: Path, tmp_path: Path) -> None:
+def test_long_words_count_as_single_tokens(bundle_copy: Path, tmp_path: Path) -> None:
     word = "a" * 100
     words = Tokenizer(models.WordLevel({word: 0}))
     words.pre_tokenizer = WhitespaceSplit()
@@ -178,9 +174,7 @@ def test_long_words_are_counted_and_taken(bundle_copy: Path, tmp_path: Path) -> 
     assert answer.json()["tokens_total"] == 5000
 
 
-def test_a_tokenizer_that_truncates_and_pads_is_kept_from_both(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
+def test_tokenizer_truncation_and_padding_are_disabled(bundle_copy: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(bundle_copy / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
@@ -189,9 +183,7 @@ def test_a_tokenizer_that_truncates_and_pads_is_kept_from_both(
     assert answer.json()["tokens_total"] == 7
 
 
-def test_a_special_token_past_the_vocabulary_is_found_before_serving(
-    bundle_copy: Path, tmp_path: Path
-) -> None:
+def test_special_token_outside_vocabulary_is_refused(bundle_copy: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(bundle_copy / "tokenizer.json"))
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", 300)]
@@ -206,7 +198,7 @@ def test_a_special_token_past_the_vocabulary_is_found_before_serving(
         check_tokenizer(tokenizer.to_str(), 300)
 
 
-def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle_copy: Path, tmp_path: Path) -> None:
+def test_bundle_without_tokenizer_takes_only_ids(bundle_copy: Path, tmp_path: Path) -> None:
     (bundle_copy / "tokenizer.json").unlink()
     bundle = resealed(bundle_copy)
     with serving(bundle, tmp_path / "log") as (address, _):

@@ -1,3 +1,5 @@
+"""Answers of a server against PyTorch, and against its own answers to other forms."""
+
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,7 +40,7 @@ def scores_by_torch(model: DocumentClassifier, ids: list[int]) -> dict[str, floa
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_a_text_gets_one_answer_equal_to_pytorchs(
+def test_text_gets_pytorch_answer(
     text: str, client: httpx.Client, classifier: DocumentClassifier
 ) -> None:
     result, ids = infer(client, text=text), tokens_of(text)
@@ -54,27 +56,25 @@ def test_a_text_gets_one_answer_equal_to_pytorchs(
     assert all(seconds >= 0 for seconds in result["timings"].values())
 
 
-def test_the_documents_are_told_apart(client: httpx.Client) -> None:
+def test_documents_get_different_labels(client: httpx.Client) -> None:
     results = infer(client, texts=[chr(code) * 9 for code in range(33, 90)])["results"]
     assert len({result["label"] for result in results}) > 1
 
 
-def test_several_texts_get_a_list_even_if_there_is_one(client: httpx.Client) -> None:
+def test_texts_always_get_list(client: httpx.Client) -> None:
     one = infer(client, texts=["An invoice."])
     assert one.keys() == {"results"}
     assert len(one["results"]) == 1
 
 
-def test_ids_get_the_answer_of_their_text(client: httpx.Client) -> None:
+def test_ids_get_answer_of_text(client: httpx.Client) -> None:
     answer = infer(client, input_ids=[tokens_of(text) for text in TEXTS])
     for text, result in zip(TEXTS, answer["results"], strict=True):
         assert_scores(result, infer(client, text=text)["scores"])
 
 
 @pytest.mark.parametrize("order", [TEXTS, TEXTS[::-1]], ids=["short first", "long first"])
-def test_documents_of_mixed_length_are_answered_as_each_alone(
-    order: list[str], client: httpx.Client
-) -> None:
+def test_mixed_lengths_keep_single_answers(order: list[str], client: httpx.Client) -> None:
     together = infer(client, texts=order)["results"]
     for text, result in zip(order, together, strict=True):
         alone = infer(client, text=text)
@@ -83,13 +83,11 @@ def test_documents_of_mixed_length_are_answered_as_each_alone(
 
 
 @pytest.mark.parametrize("token", [0, tiny_models.VOCABULARY - 1])
-def test_the_first_and_the_last_id_are_in_the_vocabulary(token: int, client: httpx.Client) -> None:
+def test_first_and_last_ids_are_accepted(token: int, client: httpx.Client) -> None:
     assert infer(client, input_ids=[[token]])["results"][0]["tokens_used"] == 1
 
 
-def test_many_clients_at_once_get_their_own_answers(
-    server: str, classifier: DocumentClassifier
-) -> None:
+def test_concurrent_clients_get_own_answers(server: str, classifier: DocumentClassifier) -> None:
     generator = np.random.default_rng(0)
     documents = [generator.integers(0, 300, length).tolist() for length in range(1, 400, 13)]
 
@@ -111,7 +109,7 @@ def test_health_and_readiness_answer(client: httpx.Client) -> None:
         assert answer.json()["status"]
 
 
-def test_the_interface_describes_itself(client: httpx.Client) -> None:
+def test_openapi_describes_endpoints(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert {"/infer", "/healthz", "/readyz"} <= described["paths"].keys()
     post = described["paths"]["/infer"]["post"]

@@ -1,3 +1,5 @@
+"""Requests that ``POST /infer`` refuses, each with a reason in JSON."""
+
 import gzip
 import json
 
@@ -19,72 +21,71 @@ BAD_DOCUMENTS: dict[str, object] = {
     "three forms": {"text": "a", "texts": ["b"], "input_ids": [[1]]},
     "unknown field": {"text": "a", "truncate": True},
     "unknown field with a lone surrogate": {"text": "a", "\ud800": 1},
-    "text a number": {"text": 5},
-    "text a list": {"text": ["a"]},
-    "text empty": {"text": ""},
-    "text a lone surrogate": {"text": "a\ud800b"},
-    "texts a text": {"texts": "ab"},
-    "texts empty": {"texts": []},
+    "text is a number": {"text": 5},
+    "text is a list": {"text": ["a"]},
+    "text is empty": {"text": ""},
+    "text with a lone surrogate": {"text": "a\ud800b"},
+    "texts is a text": {"texts": "ab"},
+    "texts is empty": {"texts": []},
     "texts with an empty one": {"texts": ["a", ""]},
     "texts with null": {"texts": ["a", None]},
-    "texts nested": {"texts": [["a"]]},
+    "texts with a nested list": {"texts": [["a"]]},
     "texts with a lone surrogate": {"texts": ["a", "\udfff"]},
-    "ids flat": {"input_ids": [1, 2]},
-    "ids empty": {"input_ids": []},
+    "ids in a flat list": {"input_ids": [1, 2]},
+    "ids are empty": {"input_ids": []},
     "ids of an empty document": {"input_ids": [[1], []]},
-    "ids nested": {"input_ids": [[[1]]]},
-    "ids null": {"input_ids": [None]},
-    "ids an object": {"input_ids": {"0": [1]}},
-    "id past the vocabulary": {"input_ids": [[1, 300]]},
-    "id negative": {"input_ids": [[-1]]},
-    "id a float": {"input_ids": [[1.5]]},
-    "id a fraction": {"input_ids": [[1.5]]},
-    "id not a number": {"input_ids": [[float("nan")]]},
-    "id infinite": {"input_ids": [[float("inf")]]},
-    "id a truth value": {"input_ids": [[True]]},
-    "id a digit": {"input_ids": [["1"]]},
-    "id just past int64": {"input_ids": [[1 << 63]]},
-    "id huge": {"input_ids": [[10**30]]},
+    "ids nested too deeply": {"input_ids": [[[1]]]},
+    "ids with null": {"input_ids": [None]},
+    "ids are an object": {"input_ids": {"0": [1]}},
+    "id outside the vocabulary": {"input_ids": [[1, 300]]},
+    "id is negative": {"input_ids": [[-1]]},
+    "id is a fraction": {"input_ids": [[1.5]]},
+    "id is NaN": {"input_ids": [[float("nan")]]},
+    "id is infinite": {"input_ids": [[float("inf")]]},
+    "id is a boolean": {"input_ids": [[True]]},
+    "id is a text": {"input_ids": [["1"]]},
+    "id just outside int64": {"input_ids": [[1 << 63]]},
+    "id is huge": {"input_ids": [[10**30]]},
 }
 
 BAD_BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
     "empty": (b"", JSON),
-    "no JSON": (b"hello", JSON),
-    "JSON cut": (b'{"text": "a', JSON),
+    "not JSON": (b"hello", JSON),
+    "truncated JSON": (b'{"text": "a', JSON),
     "not UTF-8": (b'{"text": "\xff\xfe"}', JSON),
-    "not UTF-8, overlong": (b'{"text": "\xc0\xaf"}', JSON),
-    "not UTF-8, a surrogate": (b'{"text": "\xed\xa0\x80"}', JSON),
+    "overlong UTF-8": (b'{"text": "\xc0\xaf"}', JSON),
+    "surrogate in UTF-8": (b'{"text": "\xed\xa0\x80"}', JSON),
     "UTF-16": ('{"text": "a"}'.encode("utf-16"), JSON),
-    "UTF-16 that says so": (
+    "UTF-16 with its charset": (
         '{"text": "a"}'.encode("utf-16-le"),
         {"content-type": "application/json; charset=utf-16le"},
     ),
-    "Latin-1 that says so": (
+    "Latin-1 with its charset": (
         '{"text": "ä"}'.encode("latin-1"),
         {"content-type": "application/json; charset=latin-1"},
     ),
     "UTF-8 after a byte order mark": (b'\xef\xbb\xbf{"text": "a"}', JSON),
     "compressed": (gzip.compress(b'{"text": "a"}'), JSON | {"content-encoding": "gzip"}),
-    "compressed as it says": (b'{"text": "a"}', JSON | {"content-encoding": "br"}),
+    "falsely marked as compressed": (b'{"text": "a"}', JSON | {"content-encoding": "br"}),
     "NaN": (b"NaN", JSON),
     "NaN in place of a text": (b'{"text": NaN}', JSON),
     "infinity": (b'{"input_ids": [[-Infinity]]}', JSON),
-    "a number past every float": (b'{"input_ids": [[1e999]]}', JSON),
+    "a number outside float64": (b'{"input_ids": [[1e999]]}', JSON),
     "a control character": (b'{"text": "\x01"}', JSON),
-    "half an escape": (b'{"text": "\\ud8"}', JSON),
+    "an incomplete escape": (b'{"text": "\\ud8"}', JSON),
     "two values": (b'{"text": "a"} {"text": "b"}', JSON),
-    "objects nested beyond measure": (b'{"text":' * 100_000, JSON),
-    "an unknown field nested beyond measure": (
+    "deeply nested objects": (b'{"text":' * 100_000, JSON),
+    "a deeply nested unknown field": (
         b'{"x":' + b'{"a":' * 9999 + b"1" + b"}" * 10_000,
         JSON,
     ),
-    "nested beyond measure": (b"[" * 100_000, JSON),
-    "ids nested beyond measure": (b'{"input_ids":' + b"[" * 9999 + b"]" * 9999 + b"}", JSON),
+    "deeply nested lists": (b"[" * 100_000, JSON),
+    "deeply nested ids": (b'{"input_ids":' + b"[" * 9999 + b"]" * 9999 + b"}", JSON),
     "number of 5000 digits": (b'{"input_ids": [[' + b"9" * 5000 + b"]]}", JSON),
-    "a page": (b'{"text": "a"}', {"content-type": "text/html"}),
+    "an HTML page": (b'{"text": "a"}', {"content-type": "text/html"}),
     "a form": (b"text=a", {"content-type": "application/x-www-form-urlencoded"}),
     "multipart without boundary": (b"text=a", {"content-type": "multipart/form-data"}),
-    "content type no type": (b'{"text": "a"}', {"content-type": "\x7f"}),
+    "invalid content type": (b'{"text": "a"}', {"content-type": "\x7f"}),
 }
 
 
@@ -98,14 +99,14 @@ def assert_client_error(answer: httpx.Response, *allowed: int) -> str:
 
 
 @pytest.mark.parametrize("kind", BAD_DOCUMENTS)
-def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
+def test_bad_document_gets_reason(kind: str, client: httpx.Client) -> None:
     body = json.dumps(BAD_DOCUMENTS[kind]).encode()
     assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
     assert client.get("/readyz").status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         (b'\xef\xbb\xbf{"text": "a"}', "Remove the byte order mark"),
         (
@@ -115,20 +116,20 @@ def test_a_bad_request_gets_a_reason(kind: str, client: httpx.Client) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_the_json_is_said(body: bytes, said: str, client: httpx.Client) -> None:
-    assert said in assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
+def test_json_fault_is_named(body: bytes, reason: str, client: httpx.Client) -> None:
+    assert reason in assert_client_error(client.post("/infer", content=body, headers=JSON), 422)
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "a\ud800b", "\udfffa", "\ud800\u0041"])
-def test_half_a_surrogate_pair_is_named(text: str, client: httpx.Client) -> None:
+def test_lone_surrogate_is_named(text: str, client: httpx.Client) -> None:
     for body in ({"text": text}, {"texts": ["a", text]}):
         content = json.dumps(body).encode()
-        said = assert_client_error(client.post("/infer", content=content, headers=JSON), 422)
-        assert "half a surrogate pair" in said
+        detail = assert_client_error(client.post("/infer", content=content, headers=JSON), 422)
+        assert "half a surrogate pair" in detail
 
 
 @pytest.mark.parametrize("kind", BAD_BODIES)
-def test_a_body_that_is_no_json_gets_a_reason(kind: str, client: httpx.Client) -> None:
+def test_bad_body_gets_reason(kind: str, client: httpx.Client) -> None:
     body, headers = BAD_BODIES[kind]
     assert_client_error(client.post("/infer", content=body, headers=headers))
 
@@ -142,9 +143,7 @@ def test_a_body_that_is_no_json_gets_a_reason(kind: str, client: httpx.Client) -
     ],
     ids=["text", "texts", "input_ids"],
 )
-def test_a_document_too_long_is_refused_not_cut(
-    body: dict[str, object], client: httpx.Client
-) -> None:
+def test_too_long_document_is_refused(body: dict[str, object], client: httpx.Client) -> None:
     detail = assert_client_error(client.post("/infer", json=body), 413)
     assert "6001" in detail
     assert "6000" in detail
@@ -155,14 +154,12 @@ def test_a_document_too_long_is_refused_not_cut(
 @pytest.mark.parametrize(
     ("entry", "remedy"), [(1, "a list of their own"), ([1], "several requests")]
 )
-def test_of_many_entries_it_says_what_to_do(
-    entry: object, remedy: str, client: httpx.Client
-) -> None:
+def test_excess_entries_get_remedy(entry: object, remedy: str, client: httpx.Client) -> None:
     body = {"input_ids": [entry] * 3000}
     assert remedy in assert_client_error(client.post("/infer", json=body), 413)
 
 
-def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client) -> None:
+def test_longest_allowed_document_is_answered(client: httpx.Client) -> None:
     answer = client.post("/infer", json={"text": "a" * 6000})
     assert answer.status_code == 200
     assert answer.json()["tokens_used"] == 6000
@@ -178,7 +175,7 @@ def test_a_document_exactly_as_long_as_allowed_is_answered(client: httpx.Client)
         ("POST", "/infer/", 404),  # no redirect
     ],
 )
-def test_a_wrong_method_or_path_gets_json_too(
+def test_wrong_method_or_path_gets_json(
     method: str, path: str, status: int, client: httpx.Client
 ) -> None:
     assert_client_error(client.request(method, path), status)

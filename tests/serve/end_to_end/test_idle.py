@@ -1,4 +1,4 @@
-"""The memory of runs: kept while requests come, gone when none do."""
+"""The memory of runs: a busy server keeps it, an idle server returns it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +10,11 @@ from servers import serving
 
 TOKENS = 500_000
 MEMORY_MIB = 160
-"""What a run of so many takes."""
+"""Approximate memory that a run of ``TOKENS`` tokens takes."""
 TOGETHER = ("--memory-budget-mib", "4096")
-"""Such a document is no longer one that runs in chunks."""
+"""Options with which a document of ``TOKENS`` tokens does not run in chunks."""
 
-# The engine gives memory back once, when it was loaded, and never again.
+# The engine returns memory once, after it was loaded; every later release fails.
 STINGY = (
     "-c",
     """
@@ -44,22 +44,20 @@ def scores(address: str, tokens: int) -> dict[str, float]:
 
 
 def wait_until_idle(address: str) -> None:
-    eventually(lambda: metric(address, "aftserve_idle") == 1, "it is idle")
+    eventually(lambda: metric(address, "aftserve_idle") == 1, "the server is idle")
 
 
 @NEEDS_PROC
-def test_an_idle_server_gives_the_memory_of_its_runs_back(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_idle_server_returns_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "0.5")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         assert metric(address, "aftserve_idle") == 1
         resting = resident_mib(process.pid)
         found = []
         for _ in range(2):
-            taken = fresh_mib(process.pid)
+            before = fresh_mib(process.pid)
             found.append(scores(address, TOKENS))
-            assert fresh_mib(process.pid) - taken > MEMORY_MIB / 2
+            assert fresh_mib(process.pid) - before > MEMORY_MIB / 2
             wait_until_idle(address)
             assert resident_mib(process.pid) - resting < MEMORY_MIB / 2
         assert found[0] == found[1]
@@ -67,23 +65,21 @@ def test_an_idle_server_gives_the_memory_of_its_runs_back(
 
 
 @NEEDS_PROC
-def test_a_busy_server_keeps_the_memory_of_its_runs(bundle_folder: Path, tmp_path: Path) -> None:
+def test_busy_server_keeps_run_memory(bundle_folder: Path, tmp_path: Path) -> None:
     options = (*TOGETHER, "--idle-seconds", "inf")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         resting = resident_mib(process.pid)
         scores(address, TOKENS)
         assert resident_mib(process.pid) - resting > MEMORY_MIB / 2
-        taken = fresh_mib(process.pid)
+        before = fresh_mib(process.pid)
         for tokens in (TOKENS, 300_000, 400_000, TOKENS):
             scores(address, tokens)
-        # Four runs, without what one takes of a system that gave it nothing before.
-        assert fresh_mib(process.pid) - taken < MEMORY_MIB
+        # Four runs on kept memory take less new memory than a first run.
+        assert fresh_mib(process.pid) - before < MEMORY_MIB
         assert metric(address, "aftserve_idle") == 0
 
 
-def test_memory_that_goes_back_after_every_run_is_in_nobodys_way(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_release_after_every_run_is_harmless(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, "--idle-seconds", "0") as (address, _):
         with ThreadPoolExecutor(4) as pool:
@@ -95,16 +91,14 @@ def test_memory_that_goes_back_after_every_run_is_in_nobodys_way(
     assert "Traceback" not in log.read_text("utf-8")
 
 
-def test_an_engine_that_cannot_give_memory_back_serves_on(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_failed_release_keeps_server_running(bundle_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(bundle_folder, log, "--idle-seconds", "0.1", program=STINGY) as (address, _):
         for failures in (1, 2):
             scores(address, 300)
             eventually(
                 lambda: metric(address, "aftserve_failed_runs_total") == failures,  # noqa: B023
-                "it has failed",
+                "the release has failed",
             )
         assert http.get(f"{address}/readyz").status_code == 200
     assert "It keeps its memory" in log.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""How the server ends: asked to, asked twice, or because it must."""
+"""The end of a server: by one signal, by two, or by a fault."""
 
 import json
 import shutil
@@ -40,31 +40,32 @@ def readiness(address: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_a_server_told_to_stop_goes_on_while_it_drains(bundle_folder: Path, tmp_path: Path) -> None:
+def test_draining_server_still_answers(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log", "--drain-seconds", "3") as (address, process):
         assert readiness(address) == (200, "ready")
         assert metric(address, "aftserve_ready") == 1
         process.send_signal(signal.SIGTERM)
-        eventually(lambda: readiness(address) == (503, "draining"), "it says that it drains")
+        eventually(lambda: readiness(address) == (503, "draining"), "the server drains")
         answer = post(address, [5])
         assert answer.status_code == 200
-        assert answer.headers["Connection"] == "close"  # the next one has another server's
+        # The client's next request must reach another server.
+        assert answer.headers["Connection"] == "close"
         assert metric(address, "aftserve_ready") == 0
         assert process.wait(30) == 0
 
 
-def test_told_to_stop_under_load_it_answers_whatever_it_accepted(
+def test_stop_answers_accepted_requests(
     bundle_folder: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     options = ("--drain-seconds", "0", "--threads", "1")
     with serving(bundle_folder, tmp_path / "log", *options) as (address, process):
         answers = [pool.submit(post, address, [7] * 200_000) for _ in range(16)]
-        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "some wait")
+        eventually(lambda: metric(address, "aftserve_waiting_documents") > 0, "documents wait")
         accepted = metric(address, "aftserve_waiting_documents")
         process.send_signal(signal.SIGTERM)
         codes = [status(answer) for answer in answers]
         assert process.wait(30) == 0
-    assert set(codes) <= {200, None}  # None: it had stopped listening before this one came
+    assert set(codes) <= {200, None}  # None: the server had closed its listener
     assert codes.count(200) >= accepted
 
 
@@ -75,13 +76,14 @@ def status(answer: "object") -> int | None:
         return None
 
 
-def test_work_that_does_not_end_gets_an_error_and_the_exit_status_says_so(
+def test_endless_work_gets_error_at_shutdown(
     hanging: Path, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
+    """The exit status is 1 because an accepted request failed."""
     options = ("--drain-seconds", "0", "--shutdown-seconds", "1", "--stall-seconds", "300")
     with serving(hanging, tmp_path / "log", *options) as (address, process):
         answer = pool.submit(post, address, [ENDLESS])
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the document runs")
         process.send_signal(signal.SIGTERM)
         assert answer.result().status_code == 503
         assert process.wait(30) == 1
@@ -98,8 +100,8 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the system has no IPv6")
-def test_backlog_is_answered_at_the_end(bundle_folder: Path, tmp_path: Path) -> None:
-    """Connections that the loop had not accepted when it was told to stop, of both families."""
+def test_backlog_is_answered_at_shutdown(bundle_folder: Path, tmp_path: Path) -> None:
+    """The backlog holds IPv4 and IPv6 connections that the loop accepts only after the signal."""
     program = ("-c", _PAUSING)
     with serving(bundle_folder, tmp_path / "log", "--host", "::", program=program) as (
         address,
@@ -121,7 +123,7 @@ def test_backlog_is_answered_at_the_end(bundle_folder: Path, tmp_path: Path) -> 
             waiting = [stack.enter_context(raw_connection(place)) for place in places * 5]
             for connection in (kept, *waiting):
                 connection.sendall(GET)
-            process.send_signal(signal.SIGINT)  # which does not drain
+            process.send_signal(signal.SIGINT)  # SIGINT does not drain
             for connection in (kept, *waiting):
                 assert response(connection)[0] == 200
                 assert connection.recv(1) == b""
@@ -130,14 +132,14 @@ def test_backlog_is_answered_at_the_end(bundle_folder: Path, tmp_path: Path) -> 
         assert process.wait(30) == 0
 
 
-# It is told to stop when its bundle was read, and before it answers.
-WHILE_IT_LOADS = """
+# The server gets the signal before it loads the model.
+SIGNAL_BEFORE_LOADING = """
 import os, signal, sys
 from aftserve import server
 from aftserve.cli import main
 
 load_model, number = server.load_model, signal.Signals[sys.argv.pop()]
-# A suite that runs in the background was told to ignore it.
+# A suite that runs in the background inherits an ignored SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def load_late(*given):
@@ -150,25 +152,27 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 0), ("SIGINT", 130)])
-def test_told_to_stop_while_it_loads(
+def test_signal_while_loading_exits(
     name: str, expected: int, bundle_folder: Path, tmp_path: Path
 ) -> None:
     words = (bundle_folder, "--port", "0", name)
-    outcome = run_python("-c", WHILE_IT_LOADS, *words, cwd=tmp_path)
+    outcome = run_python("-c", SIGNAL_BEFORE_LOADING, *words, cwd=tmp_path)
     assert outcome.code == expected, outcome.err
     assert "Traceback" not in outcome.err
 
 
-def test_a_second_signal_ends_it_at_once(hanging: Path, tmp_path: Path) -> None:
+def test_second_signal_exits_at_once(hanging: Path, tmp_path: Path) -> None:
     options = ("--drain-seconds", "100", "--stall-seconds", "300")
     with serving(hanging, tmp_path / "log", *options) as (address, process):
         body = json.dumps({"input_ids": [[ENDLESS]]}).encode()
         with raw_connection(address) as connection:
             connection.sendall(head(len(body)) + body)
-            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+            eventually(
+                lambda: metric(address, "aftserve_running_documents") == 1, "the document runs"
+            )
             for expected in (503, 0, 0):
                 process.send_signal(signal.SIGTERM)
-                eventually(lambda: code_of(address) == expected, "the signal is seen")  # noqa: B023
+                eventually(lambda: code_of(address) == expected, "the signal takes effect")  # noqa: B023
             assert process.wait(30) is not None
 
 
@@ -179,9 +183,8 @@ def code_of(address: str) -> int:
         return 0
 
 
-def test_without_its_engine_thread_the_server_fails_whoever_waits_and_exits(
-    bundle_folder: Path, tmp_path: Path
-) -> None:
+def test_dead_engine_thread_ends_server(bundle_folder: Path, tmp_path: Path) -> None:
+    """Waiting requests get status 503, and the process exits with 1."""
     log = tmp_path / "log"
     with serving(bundle_folder, log, program=MORTAL) as (address, process):
         assert post(address, [5]).status_code == 200
@@ -191,7 +194,7 @@ def test_without_its_engine_thread_the_server_fails_whoever_waits_and_exits(
     assert "EngineThreadError" in log.read_text("utf-8")
 
 
-def test_a_process_that_was_paused_goes_on(bundle_folder: Path, tmp_path: Path) -> None:
+def test_paused_process_continues(bundle_folder: Path, tmp_path: Path) -> None:
     with serving(bundle_folder, tmp_path / "log", "--stall-seconds", "2") as (address, process):
         process.send_signal(signal.SIGSTOP)
         with raw_connection(address) as connection:
@@ -205,7 +208,7 @@ def test_a_process_that_was_paused_goes_on(bundle_folder: Path, tmp_path: Path) 
         assert post(address, [5]).status_code == 200
 
 
-def test_a_loop_that_stands_still_ends_the_process(bundle_folder: Path, tmp_path: Path) -> None:
+def test_stalled_loop_ends_process(bundle_folder: Path, tmp_path: Path) -> None:
     blocking = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000)); "
     program = ("-c", f"{blocking}import sys; from aftserve.cli import main; sys.exit(main())")
     log = tmp_path / "log"

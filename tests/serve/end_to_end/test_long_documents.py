@@ -1,4 +1,4 @@
-"""Documents over the memory budget: in chunks with the same answer, others between them."""
+"""Documents over the memory budget: they run in chunks, with short documents between them."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from aftexport.bundle.bundle import Bundle
 from aftexport.parity import TOLERANCES
 
 WHOLE = 100
-"""Tokens within the budget."""
+"""Length of the longest document that runs whole, in tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ from aftserve.cli import main
 CostModel.single = lambda costs, tokens: {} * tokens
 sys.exit(main())
 """
-"""Predicts so many seconds for each token, whatever was measured."""
+"""A server that predicts a fixed number of seconds per token."""
 _SLOW_TURNS = """
 import sys, time
 from aftserve.cli import main
@@ -59,7 +59,7 @@ def slowly(scheduler):
 Scheduler._end_run = slowly
 sys.exit(main())
 """
-"""A part of a document has ended and been answered long before it waits for the next one."""
+"""A server that pauses two seconds after every part of a document."""
 _SMALL_FILES = (
     "-c",
     """
@@ -70,7 +70,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 sys.exit(main())
 """,
 )
-"""To a program, a file that may not grow looks like a disk that is full."""
+"""A server with a limit on file sizes, which imitates a full disk."""
 
 
 def document(tokens: int) -> list[int]:
@@ -89,20 +89,20 @@ def answer(address: str, ids: list[int]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("tokens", [WHOLE, WHOLE + 1, 2 * WHOLE, 3457])
-def test_the_answer_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
+def test_answer_matches_whole_run(address: str, server: str, tokens: int) -> None:
     ids = document(tokens)
     in_chunks, whole = answer(address, ids), answer(server, ids)
     assert in_chunks["scores"] == pytest.approx(whole["scores"], abs=TOLERANCES["fp32"].bound)
     assert in_chunks["label"] == whole["label"]
-    said = [in_chunks[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
-    assert said == [tokens, tokens, False, "exact"]
+    fields = [in_chunks[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert fields == [tokens, tokens, False, "exact"]
 
 
 @pytest.mark.parametrize("tokens", [WHOLE + 1, 3457])
-def test_evidence_is_that_of_the_whole_document(address: str, server: str, tokens: int) -> None:
-    asked = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
+def test_evidence_matches_whole_run(address: str, server: str, tokens: int) -> None:
+    request = {"json": {"input_ids": [document(tokens)]}, "timeout": 120}
     in_chunks, whole = (
-        http.post(f"{at}/infer?evidence=3", **asked).json()["results"][0]["evidence"]
+        http.post(f"{at}/infer?evidence=3", **request).json()["results"][0]["evidence"]
         for at in (address, server)
     )
     assert len(whole["spans"]) == 3
@@ -112,28 +112,30 @@ def test_evidence_is_that_of_the_whole_document(address: str, server: str, token
         assert found == pytest.approx(expected, abs=TOLERANCES["fp32"].bound)
 
 
-def test_short_documents_go_between_the_chunks_of_long_ones(address: str) -> None:
+def test_short_documents_run_between_chunks(address: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         long = [pool.submit(answer, address, document(300_000 + i)) for i in range(2)]
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the document runs")
         for tokens in range(1, 4):
             assert answer(address, document(tokens))["tokens_used"] == tokens
         assert not any(future.done() for future in long), [f.result() for f in long if f.done()]
         assert [future.result()["tokens_used"] for future in long] == [300_000, 300_001]
 
 
-def test_the_work_of_a_client_that_left_is_dropped(address: str) -> None:
+def test_disconnect_drops_running_document(address: str) -> None:
     stopped = metric(address, "aftserve_stopped_runs_total")
     body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
     with raw_connection(address) as connection:
         connection.sendall(head(len(body)) + body)
-        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
-    eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
-    eventually(lambda: metric(address, "aftserve_stopped_runs_total") == stopped + 1, "counted")
+        eventually(lambda: metric(address, "aftserve_running_documents") == 1, "the document runs")
+    eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "the document is dropped")
+    eventually(
+        lambda: metric(address, "aftserve_stopped_runs_total") == stopped + 1, "the stop is counted"
+    )
     assert answer(address, document(7))["tokens_used"] == 7
 
 
-def test_a_client_that_left_between_two_parts_is_counted_too(
+def test_disconnect_between_parts_is_counted(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _SLOW_TURNS)
@@ -141,13 +143,19 @@ def test_a_client_that_left_between_two_parts_is_counted_too(
         body = f'{{"input_ids": [{document(1_000_000)}]}}'.encode()
         with raw_connection(address) as connection:
             connection.sendall(head(len(body)) + body)
-            eventually(lambda: metric(address, "aftserve_running_documents") == 1, "it runs")
-            time.sleep(1)  # a part takes a third of that
-        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "it was dropped")
-        eventually(lambda: metric(address, "aftserve_stopped_runs_total") == 1, "counted")
+            eventually(
+                lambda: metric(address, "aftserve_running_documents") == 1, "the document runs"
+            )
+            time.sleep(1)  # three times as long as a part takes
+        eventually(
+            lambda: metric(address, "aftserve_backlog_seconds") == 0, "the document is dropped"
+        )
+        eventually(
+            lambda: metric(address, "aftserve_stopped_runs_total") == 1, "the stop is counted"
+        )
 
 
-def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
+def test_unreachable_deadline_refused_before_run(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _PREDICTING.format(1.0))
@@ -158,20 +166,20 @@ def test_what_cannot_be_done_by_the_deadline_is_refused_before_it_is_run(
         assert metric(address, "aftserve_run_documents_count") == 0
 
 
-def test_what_takes_longer_than_was_predicted_is_stopped_at_the_deadline(
+def test_underestimated_run_stops_at_deadline(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     program = ("-c", _PREDICTING.format(1e-9))
     with serving(bundle_folder, tmp_path / "log", *budget, program=program) as (address, _):
-        # They take ten seconds where nothing else runs; a busy machine may not even have begun.
+        # The two take ten seconds on an idle machine; on a busy one they may not have begun.
         long = {"input_ids": [[5] * 1_000_000] * 2}
         deadline = {"Deadline-Seconds": "4"}
         response = http.post(f"{address}/infer", json=long, headers=deadline, timeout=120)
         assert response.status_code == 504, response.text
-        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "nothing goes on")
+        eventually(lambda: metric(address, "aftserve_backlog_seconds") == 0, "the run ends")
 
 
-def test_info_says_what_becomes_of_them(address: str) -> None:
+def test_info_shows_long_document_policy(address: str) -> None:
     info = http.get(f"{address}/info").json()
     assert info["limits"]["whole_tokens"] == WHOLE
     assert info["limits"]["long_documents"] == "exact"
@@ -181,7 +189,7 @@ def test_info_says_what_becomes_of_them(address: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["head", "tail", "reject"])
-def test_other_policies(
+def test_policies_cut_or_refuse_document(
     policy: str, bundle_folder: Path, budget: tuple[str, str], server: str, tmp_path: Path
 ) -> None:
     ids = document(3 * WHOLE)
@@ -193,18 +201,18 @@ def test_other_policies(
             assert "300 tokens, this server takes 100" in response.json()["detail"]
             return
         found = answer(address, ids)
-        asked = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
-        (explained,) = asked.json()["results"]
+        response = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})
+        (explained,) = response.json()["results"]
     first = 0 if policy == "head" else 2 * WHOLE
     for span in explained["evidence"]["spans"]:
         assert first <= span["start_token"] < span["end_token"] <= first + WHOLE
     part = ids[:WHOLE] if policy == "head" else ids[-WHOLE:]
     assert found["scores"] == pytest.approx(answer(server, part)["scores"], abs=1e-4)
-    said = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
-    assert said == [3 * WHOLE, WHOLE, True, policy]
+    fields = [found[name] for name in ("tokens_total", "tokens_used", "truncated", "policy")]
+    assert fields == [3 * WHOLE, WHOLE, True, policy]
 
 
-def test_a_document_that_finds_no_space_says_so_and_others_are_answered(
+def test_full_disk_fails_only_long_document(
     bundle_folder: Path, budget: tuple[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""Passages that speak for a class, and how they are asked for."""
+"""Evidence: the passages that contribute most to the logit of a class."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ ADDED = st.lists(st.integers(-5, 5), min_size=1, max_size=40).map(
 
 
 @given(ADDED)
-def test_the_first_is_the_run_that_adds_most_above_average(added: np.ndarray) -> None:
+def test_first_passage_contributes_most(added: np.ndarray) -> None:
     above = added - added.astype(np.float64).mean()
     sums = np.concatenate([[0], np.cumsum(above)])
     best = max(sums[e] - sums[s] for s in range(len(added)) for e in range(s + 1, len(added) + 1))
@@ -46,13 +46,13 @@ def test_the_first_is_the_run_that_adds_most_above_average(added: np.ndarray) ->
 
 
 @given(ADDED)
-def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) -> None:
+def test_passages_are_disjoint_and_maximal(added: np.ndarray) -> None:
     sums = np.concatenate([[0], np.cumsum(added - added.astype(np.float64).mean())])
     found = sorted(passages(added, len(added)), key=lambda p: p.start)
     assert all(a.end <= b.start for a, b in pairwise(found))
     for passage in found:
         inner = sums[passage.start : passage.end + 1]
-        # Every proper beginning and end of a maximal subsequence scores more than nothing.
+        # Every prefix and suffix of a maximal subsequence has a positive sum.
         assert inner[0] <= inner.min() + 1e-9
         assert inner[-1] >= inner.max() - 1e-9
 
@@ -60,7 +60,7 @@ def test_passages_do_not_overlap_and_none_can_grow_or_shrink(added: np.ndarray) 
 TEXT = "an ordinary beginning, then something else, and an ordinary end " * 3
 
 
-def test_passages_of_a_text_the_one_that_adds_most_first(server: str) -> None:
+def test_text_passages_descend_by_contribution(server: str) -> None:
     answer = ask(server, 100, json={"text": TEXT})
     evidence = answer["evidence"]
     assert evidence["spans"]
@@ -72,36 +72,34 @@ def test_passages_of_a_text_the_one_that_adds_most_first(server: str) -> None:
     assert ask(server, 1, json={"text": TEXT})["evidence"]["spans"] == evidence["spans"][:1]
 
 
-def test_ids_have_no_characters(server: str) -> None:
+def test_id_passages_have_no_text(server: str) -> None:
     answer = ask(server, 1, json={"input_ids": [[1, 2, 3, 4, 200, 5]]})["results"][0]
     (span,) = answer["evidence"]["spans"]
     assert "text" not in span
     assert span["end_token"] <= 6
 
 
-def test_plain_text_and_lines_have_it_too(server: str) -> None:
+def test_plain_text_and_lines_get_evidence(server: str) -> None:
     plain = ask(server, 2, content=TEXT, headers={"Content-Type": "text/plain"})
     lines = {"Content-Type": "application/x-ndjson"}
     line = ask(server, 2, content=json.dumps({"text": TEXT}) + "\n", headers=lines)
     assert plain["evidence"] == line["evidence"]
 
 
-def test_a_server_says_whether_its_model_has_it(
-    server: str, bundle_copy: Path, tmp_path: Path
-) -> None:
+def test_info_shows_evidence_support(server: str, bundle_copy: Path, tmp_path: Path) -> None:
     assert http.get(f"{server}/info").json()["evidence"] is True
     without = changed_manifest(bundle_copy, {"evidence": None, "no_evidence": "Tanh stands"})
     with serving(without, tmp_path / "log") as (address, _):
         assert http.get(f"{address}/info").json()["evidence"] is False
 
 
-def test_it_is_left_out_unless_it_is_asked_for(server: str) -> None:
+def test_evidence_is_absent_by_default(server: str) -> None:
     answer = http.post(f"{server}/infer", json={"text": TEXT}, timeout=30).json()
     assert "evidence" not in answer
 
 
 @pytest.mark.parametrize("spans", ["-1", "101", "all"])
-def test_another_number_is_refused(server: str, spans: str) -> None:
+def test_invalid_passage_count_is_refused(server: str, spans: str) -> None:
     response = http.post(f"{server}/infer?evidence={spans}", json={"text": TEXT}, timeout=30)
     assert response.status_code == 422
 
@@ -113,7 +111,7 @@ def ask(server: str, spans: int, **request: Any) -> Any:
 
 
 def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
-    """A model by which the letter Z is of class c, and no other says anything of the class."""
+    """Return a model in which only the letter Z contributes to class c."""
     torch.manual_seed(0)
     config = ClassifierConfig(
         mechanism=mechanism, vocab_size=257, num_labels=3, dim=32, depth=1, num_heads=2, ffn_dim=32,
@@ -121,7 +119,7 @@ def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
     )  # fmt: skip
     model = DocumentClassifier(config).eval()
     with torch.no_grad():
-        # Each class has a direction without a mean, which the last norm leaves as it is.
+        # Each class has a direction of mean zero, which the last norm does not change.
         directions = torch.zeros(3, 32)
         for label in range(3):
             directions[label, 2 * label : 2 * label + 2] = torch.tensor([1.0, -1.0])
@@ -137,7 +135,7 @@ def deciding(mechanism: str, pooling: str) -> DocumentClassifier:
 
 
 def tokenizer() -> Tokenizer:
-    """Bytes, and a token after the last that has no characters."""
+    """Return a byte tokenizer that appends a token without characters."""
     found = byte_tokenizer()
     found.add_special_tokens(["[END]"])
     found.post_processor = processors.TemplateProcessing(
@@ -159,9 +157,7 @@ def classifier_of(bundle: Bundle) -> Classifier:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
-def test_the_passage_that_decides_is_the_first(
-    mechanism: str, pooling: str, tmp_path: Path
-) -> None:
+def test_deciding_passage_comes_first(mechanism: str, pooling: str, tmp_path: Path) -> None:
     classifier = classifier_of(deciding_bundle(mechanism, pooling, tmp_path))
     document = "some ordinary words " * 5 + "ZZZZZZZZZZ" + " and others after it" * 5
     (answer,) = classifier.classify([classifier.tokenize(document)])
@@ -170,11 +166,11 @@ def test_the_passage_that_decides_is_the_first(
     assert (found.spans[0].start_token, found.spans[0].end_token) == (100, 110)
     assert found.spans[0].text == "ZZZZZZZZZZ"
     assert answer.added is not None
-    assert answer.added.flags.owndata  # and holds nothing of the engine's
+    assert answer.added.flags.owndata  # the answer keeps no engine memory alive
     assert answer.added.sum() + found.offset == pytest.approx(found.logit, abs=1e-4)
 
 
-def test_where_there_is_none_it_says_why(tmp_path: Path) -> None:
+def test_missing_evidence_gets_reason(tmp_path: Path) -> None:
     bundle = deciding_bundle("aft_simple", "attention", tmp_path)
     engine, plan = OnnxRuntimeEngine(bundle.model_path), bundle.manifest.chunked
     assert plan is not None
@@ -188,7 +184,7 @@ def test_where_there_is_none_it_says_why(tmp_path: Path) -> None:
         Classifier(replace(bundle, manifest=manifest), engine).check_evidence(1)
 
 
-def test_a_token_of_the_tokenizer_has_no_characters(tmp_path: Path) -> None:
+def test_special_token_has_no_characters(tmp_path: Path) -> None:
     classifier = classifier_of(deciding_bundle("aft_simple", "mean", tmp_path))
     for document, shown in (("ordinary words, then ZZ", "ZZ"), ("ordinary words", None)):
         (answer,) = classifier.classify([classifier.tokenize(document)])

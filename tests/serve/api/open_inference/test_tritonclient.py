@@ -31,7 +31,7 @@ def answers(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
     return list(client.post("/infer", json=body).json()["results"])
 
 
-def test_the_server_and_its_model_are_described(protocol: triton.InferenceServerClient) -> None:
+def test_metadata_describes_server_and_model(protocol: triton.InferenceServerClient) -> None:
     assert protocol.is_server_live()
     assert protocol.is_server_ready()
     assert protocol.is_model_ready(MODEL)
@@ -50,7 +50,7 @@ def test_the_server_and_its_model_are_described(protocol: triton.InferenceServer
 
 @pytest.mark.parametrize("binary_in", [False, True])
 @pytest.mark.parametrize("binary_out", [False, True])
-def test_texts(
+def test_texts_get_infer_answers(
     protocol: triton.InferenceServerClient,
     client: httpx.Client,
     binary_in: bool,
@@ -70,7 +70,7 @@ def test_texts(
         "bundle": expected[0]["bundle"],
     }
     labels = result.as_numpy("label").tolist()
-    # The client gives bytes, and text where it came in the JSON.
+    # The client returns bytes for binary tensors and text for tensors in JSON.
     labels = [label.decode() if binary_out else label for label in labels]
     assert labels == [e["label"] for e in expected]
     assert result.as_numpy("tokens_used").tolist() == [e["tokens_used"] for e in expected]
@@ -82,7 +82,7 @@ def test_texts(
 
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("datatype", ["INT64", "INT32"])
-def test_padded_token_ids(
+def test_padded_ids_get_infer_answers(
     protocol: triton.InferenceServerClient, client: httpx.Client, binary: bool, datatype: str
 ) -> None:
     rows = [[5, 6, 7], [9], [1, 2]]
@@ -100,16 +100,16 @@ def test_padded_token_ids(
     np.testing.assert_allclose(result.as_numpy("scores"), scores, atol=1e-6)
 
 
-def test_mixed_lengths_at_once(server: str, client: httpx.Client) -> None:
+def test_concurrent_mixed_lengths_get_own_answers(server: str, client: httpx.Client) -> None:
     documents = ["x" * n for n in (1, 900, 17, 4000, 3, 260)] * 4
     with triton.InferenceServerClient(urlsplit(server).netloc, concurrency=8) as protocol:
-        asked = [protocol.async_infer(MODEL, [texts([d], binary=True)]) for d in documents]
-        results = [request.get_result().as_numpy("scores")[0] for request in asked]
+        pending = [protocol.async_infer(MODEL, [texts([d], binary=True)]) for d in documents]
+        results = [request.get_result().as_numpy("scores")[0] for request in pending]
     expected = [list(e["scores"].values()) for e in answers(client, {"texts": documents})]
     np.testing.assert_allclose(results, expected, atol=1e-5)
 
 
-def test_errors_reach_the_client(protocol: triton.InferenceServerClient) -> None:
+def test_errors_reach_client(protocol: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="There is no model 'another'"):
         protocol.infer("another", [texts(["a"], binary=True)])
     with pytest.raises(InferenceServerException, match="There is no output 'logit'"):

@@ -1,4 +1,4 @@
-"""The files of the page, and what a browser is told of them."""
+"""The files of the page and their response headers."""
 
 from importlib.resources import files
 
@@ -13,7 +13,7 @@ def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_they_come_with_the_package(path: str, client: httpx.Client) -> None:
+def test_page_files_come_from_package(path: str, client: httpx.Client) -> None:
     served = client.get(path)
     assert served.status_code == 200
     assert served.content == (files("aftserve.api.page") / FILES[path]).read_bytes()
@@ -22,7 +22,7 @@ def test_they_come_with_the_package(path: str, client: httpx.Client) -> None:
     assert served.headers["Content-Type"] == f"{kind}; charset=utf-8"
 
 
-def test_a_browser_is_told_to_run_and_ask_nothing_else(path: str, client: httpx.Client) -> None:
+def test_security_policy_allows_own_origin_only(path: str, client: httpx.Client) -> None:
     headers = client.get(path).headers
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
     assert "unsafe" not in headers["Content-Security-Policy"]
@@ -33,7 +33,7 @@ def test_a_browser_is_told_to_run_and_ask_nothing_else(path: str, client: httpx.
     assert headers["Referrer-Policy"] == "no-referrer"
 
 
-def test_what_has_not_changed_is_not_sent_again(path: str, client: httpx.Client) -> None:
+def test_unchanged_file_is_not_resent(path: str, client: httpx.Client) -> None:
     first = client.get(path)
     tag = first.headers["ETag"]
     assert first.headers["Cache-Control"] == "no-cache"
@@ -44,18 +44,18 @@ def test_what_has_not_changed_is_not_sent_again(path: str, client: httpx.Client)
     assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_its_head_is_that_of_the_file(path: str, client: httpx.Client) -> None:
+def test_head_request_matches_get(path: str, client: httpx.Client) -> None:
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["Content-Length"] == str(len(client.get(path).content))
 
 
-def test_it_is_no_part_of_the_interface_for_programs(client: httpx.Client) -> None:
+def test_openapi_omits_page_files(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert "/infer" in paths
     assert not FILES.keys() & paths.keys()
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
-def test_no_page_runs_the_scripts_of_another_host(path: str, client: httpx.Client) -> None:
+def test_third_party_docs_pages_are_absent(path: str, client: httpx.Client) -> None:
     assert client.get(path).status_code == 404

@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol written by hand, good and bad."""
+"""Handwritten requests of the Open Inference Protocol, valid and invalid."""
 
 import json
 import struct
@@ -27,7 +27,7 @@ def outputs(response: httpx.Response) -> dict[str, Any]:
     return {output["name"]: output for output in response.json()["outputs"]}
 
 
-def test_json_both_ways(client: httpx.Client) -> None:
+def test_json_request_gets_json_response(client: httpx.Client) -> None:
     response = client.post(INFER, json={"id": "1", "inputs": [text("a", "An invoice.")]})
     assert response.json()["id"] == "1"
     assert response.json()["model_name"] == "model"
@@ -40,13 +40,13 @@ def test_json_both_ways(client: httpx.Client) -> None:
     assert found["label"]["data"] == [result["label"] for result in expected]
 
 
-def test_flat_and_nested_data_are_the_same(client: httpx.Client) -> None:
+def test_flat_and_nested_data_agree(client: httpx.Client) -> None:
     flat = client.post(INFER, json={"inputs": [ids([1, 2, 3, 4], [2, 2])]})
     nested = client.post(INFER, json={"inputs": [ids([[1, 2], [3, 4]], [2, 2])]})
     assert outputs(flat) == outputs(nested)
 
 
-def test_null_is_nothing(client: httpx.Client) -> None:
+def test_null_fields_count_as_absent(client: httpx.Client) -> None:
     plain = client.post(INFER, json={"inputs": [text("a")], "outputs": [{"name": "label"}]})
     with_nulls = {
         "id": None,
@@ -61,13 +61,13 @@ def test_null_is_nothing(client: httpx.Client) -> None:
     )
 
 
-def test_lengths_leave_padding_out(client: httpx.Client) -> None:
+def test_lengths_exclude_padding(client: httpx.Client) -> None:
     padded = client.post(INFER, json={"inputs": [ids([[7, 8, 0, 0]], [1, 4]), lengths(2)]})
     alone = client.post(INFER, json={"inputs": [ids([[7, 8]], [1, 2])]})
     assert outputs(padded) == outputs(alone)
 
 
-def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
+def test_binary_tensors_follow_json(client: httpx.Client) -> None:
     value = "Ünïcode".encode()
     after = struct.pack("<I", len(value)) + value
     tensor = {
@@ -124,7 +124,7 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
         ("text", "inputs"),
     ],
 )
-def test_what_is_no_request(client: httpx.Client, inputs: Any, reason: str) -> None:
+def test_invalid_inputs_are_refused(client: httpx.Client, inputs: Any, reason: str) -> None:
     response = client.post(INFER, json={"inputs": inputs})
     assert response.status_code == 422, response.text
     assert response.json().keys() == {"error"}
@@ -133,7 +133,7 @@ def test_what_is_no_request(client: httpx.Client, inputs: Any, reason: str) -> N
 
 
 @pytest.mark.parametrize("size", ["99999", "-1", "many"])
-def test_a_false_length_of_the_json(client: httpx.Client, size: str) -> None:
+def test_wrong_json_length_is_refused(client: httpx.Client, size: str) -> None:
     headers = {"Inference-Header-Content-Length": size}
     response = client.post(INFER, content=b"{}", headers=headers)
     assert response.status_code == 422
@@ -149,13 +149,13 @@ def post_texts(client: httpx.Client, after: bytes, shape: list[int]) -> httpx.Re
 
 
 @pytest.mark.parametrize("after", [b"\x05", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00a"])
-def test_texts_that_end_too_soon(client: httpx.Client, after: bytes) -> None:
+def test_truncated_binary_texts_are_refused(client: httpx.Client, after: bytes) -> None:
     response = post_texts(client, after, [1])
     assert response.status_code == 422
     assert "ends within a value" in response.json()["error"]
 
 
-def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
+def test_excess_binary_texts_are_not_decoded(client: httpx.Client) -> None:
     not_utf8 = b"\x01\x00\x00\x00\xff"
     response = post_texts(client, not_utf8 * 300, [2, 150])
     assert response.status_code == 413
@@ -166,7 +166,7 @@ def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("tensor", [text(*["a"] * 257), text(shape=[1, 257]), ids([], [257, 0])])
-def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> None:
+def test_too_many_documents_are_refused(client: httpx.Client, tensor: dict[str, Any]) -> None:
     response = client.post(INFER, json={"inputs": [tensor]})
     assert response.status_code == 413
     assert "257 documents, this server takes 256" in response.json()["error"]
@@ -175,7 +175,7 @@ def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "path", ["/v2/nothing", "/v2/models/another", "/v2/models/model/versions/2/ready"]
 )
-def test_what_there_is_not(client: httpx.Client, path: str) -> None:
+def test_unknown_paths_get_404(client: httpx.Client, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
     assert response.json().keys() == {"error"}

@@ -1,0 +1,173 @@
+"""Documents on the page: their input, and the passages that the answer marks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from page_driver import ORDINARY, classify, focused, fulfill_changed, pieces, shown_pieces
+from playwright.sync_api import BrowserContext, Page, expect
+from servers import serving
+
+# Records when the keys are pressed and when the answer is on the screen.
+TIMED = """() => {
+addEventListener("keydown", event => {
+  if (event.ctrlKey && event.key === "Enter") began = performance.now();
+});
+const drawn = resolve => requestAnimationFrame(() => setTimeout(() => resolve(performance.now())));
+window.shown = new Promise(resolve => new MutationObserver(() => drawn(resolve))
+  .observe(document.getElementById("answer"), { attributeFilter: ["hidden"] }));
+}"""
+LEFT_OF_FIRST = """() => {
+const texts = document.createTreeWalker(document.getElementById("document"), NodeFilter.SHOW_TEXT);
+while (!texts.nextNode().length);
+const range = document.createRange();
+range.setStart(texts.currentNode, 0);
+range.setEnd(texts.currentNode, 1);
+const place = document.getElementById("document").getBoundingClientRect();
+return (range.getBoundingClientRect().left - place.left) / place.width;
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(bundle_folder, tmp_path_factory.mktemp("page") / "log") as (address, _):
+        yield address
+
+
+def test_keyboard_classifies_long_document(
+    address: str, context: BrowserContext, page: Page
+) -> None:
+    text = (ORDINARY * 2000)[:100_000]
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(address)
+    page.evaluate("text => navigator.clipboard.writeText(text)", text)
+    page.evaluate(TIMED)
+    page.keyboard.press("Tab")
+    assert focused(page) == "text"
+    page.keyboard.press("Control+V")
+    with page.expect_response("**/infer*") as response:
+        page.keyboard.press("Control+Enter")
+    expect(page.locator("#answer")).to_be_visible()
+    seconds = page.evaluate("shown.then(time => time - began)") / 1000
+    answer = response.value.json()
+    assert shown_pieces(page) == pieces(text, answer["evidence"]["spans"])
+    expect(page.locator("#label")).to_have_text(answer["label"])
+    expect(page.locator("#read")).to_contain_text("all of it: 100,000 tokens")
+    expect(page.locator("#status")).to_contain_text(answer["label"])
+    expect(page.locator("#scores tbody tr")).to_have_count(3)
+    assert seconds - answer["timings"]["inference_seconds"] < 2
+
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.matches(':focus-visible')")
+        if focused(page) == "#passage-1":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("mark:target")).to_be_in_viewport()
+
+
+def test_markup_in_document_stays_text(address: str, page: Page) -> None:
+    text = "<script>hacked = 1</script><img src=x onerror='hacked = 1'></div>&lt;" * 3
+    page.goto(address)
+    answer = classify(page, text)
+    assert shown_pieces(page) == pieces(text, answer["evidence"]["spans"])
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert page.locator("#document > :not(mark)").count() == 0
+
+
+def test_emoji_keep_highlights_in_place(address: str, page: Page) -> None:
+    text = "one 🙂 or 👩‍👩‍👧‍👦 then e\u0301, 漢字, 𝄞 and 🇫🇷 again; " * 20
+    page.goto(address)
+    page.fill("#passages", "100")
+    answer = classify(page, text)
+    spans = answer["evidence"]["spans"]
+    assert len(spans) > 20
+    assert shown_pieces(page) == pieces(text, spans)
+
+
+def test_lone_surrogate_shows_replacement_character(address: str, page: Page) -> None:
+    page.goto(address)
+    # Set the value by a script: the driver's protocol cannot carry a lone surrogate.
+    page.evaluate("document.getElementById('text').value = 'a\\ud800b\\ud83d\\ude00'")
+    with page.expect_response("**/infer*") as response:
+        page.press("#text", "Control+Enter")
+    assert response.value.status == 200
+    expect(page.locator("#answer")).to_be_visible()
+    assert "".join(shown_pieces(page)) == "a\ufffdb\U0001f600"
+
+
+@pytest.mark.parametrize(
+    ("text", "min_left", "max_left"), [("שלום, a b.", 0.5, 1), ("a b, שלום.", 0, 0.5)]
+)
+def test_line_starts_at_script_side(
+    text: str, min_left: float, max_left: float, address: str, page: Page
+) -> None:
+    page.goto(address)
+    classify(page, text)
+    assert min_left < page.evaluate(LEFT_OF_FIRST) < max_left
+
+
+def test_passage_without_characters_is_only_listed(address: str, page: Page) -> None:
+    """A tokenizer may add such tokens before and after a text."""
+    spans = [
+        {"start_token": 0, "end_token": 1, "contribution": 2.0, "above_average": 1.5},
+        {"start_token": 4, "end_token": 6, "contribution": 1.0, "above_average": 0.5,
+         "start": 3, "end": 5, "text": "or"},
+    ]  # fmt: skip
+    evidence = {"logit": 3.0, "offset": 0.0, "spans": spans}
+    page.route("**/infer*", lambda route: fulfill_changed(route, evidence=evidence))
+    page.goto(address)
+    classify(page, ORDINARY)
+    assert shown_pieces(page) == pieces(ORDINARY, spans[1:])
+    rows = page.locator("#spans tbody tr")
+    expect(rows.nth(0)).to_contain_text("Tokens 0 to 0, which have no characters")
+    expect(rows.nth(1).locator("a")).to_have_attribute("href", "#passage-2")
+
+
+def test_truncation_shows_warning(address: str, page: Page) -> None:
+    truncation = {"truncated": True, "tokens_total": 9000, "tokens_used": 8000, "policy": "head"}
+    page.route("**/infer*", lambda route: fulfill_changed(route, **truncation))
+    page.goto(address)
+    classify(page, ORDINARY)
+    warning = "The model saw the head alone: 8,000 of 9,000 tokens."
+    expect(page.locator("#read.warning")).to_have_text(warning)
+
+
+def drop(page: Page, name: str, content: bytes) -> None:
+    data = page.evaluate_handle(
+        """([name, content]) => {
+            const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array(content)], name));
+            return data;
+        }""",
+        [name, list(content)],
+    )
+    page.dispatch_event("body", "dragover", {"dataTransfer": data})
+    page.dispatch_event("body", "drop", {"dataTransfer": data})
+
+
+def test_dropped_file_is_sent_unchanged(address: str, page: Page) -> None:
+    page.goto(address)
+    drop(page, "two lines.txt", b"\xef\xbb\xbfone\r\ntwo, \xc3\xa9\r\n")
+    expect(page.locator("#status")).to_have_text("Read two lines.txt.")
+    expect(page.locator("#text")).to_have_value("\ufeffone\ntwo, é\n")
+    with page.expect_request("**/infer*") as request:
+        page.click("text=Classify")
+    assert request.value.post_data_json == {"text": "\ufeffone\r\ntwo, é\r\n"}
+    with page.expect_request("**/infer*") as request:
+        page.press("#text", "End")
+        page.keyboard.type("!")
+        page.keyboard.press("Control+Enter")
+    assert "!" in request.value.post_data_json["text"]
+    assert "\r" not in request.value.post_data_json["text"]
+
+
+def test_chosen_file_fills_text_field(address: str, page: Page, tmp_path: Path) -> None:
+    page.goto(address)
+    (tmp_path / "document.txt").write_text(ORDINARY)
+    page.set_input_files("#file", tmp_path / "document.txt")
+    expect(page.locator("#text")).to_have_value(ORDINARY)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
+    page.set_input_files("#file", tmp_path / "picture.png")
+    expect(page.locator("#problem")).to_contain_text("no text in UTF-8")
+    expect(page.locator("#text")).to_have_value(ORDINARY)

@@ -1,0 +1,42 @@
+"""A second bundle, and a folder in which it can replace the first."""
+
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from bundle_swaps import deploy
+
+import aftexport
+from aftexport.pipeline.export import export
+
+
+@pytest.fixture(scope="session")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model of the same kind that gives other scores."""
+    model = tiny_models.classifier()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(-0.9)
+    path = tmp_path_factory.mktemp("other") / "model.pt"
+    aftexport.save(
+        path,
+        model=model,
+        labels=tiny_models.LABELS,
+        tokenizer=tiny_models.byte_tokenizer().to_str(),
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def other_bundle(other_checkpoint: Path) -> Path:
+    """Export the other model; tests must copy the bundle before they change it."""
+    folder = other_checkpoint.with_name("other.bundle")
+    export(other_checkpoint, to="onnx", out=folder)
+    return folder
+
+
+@pytest.fixture
+def served_folder(bundle_folder: Path, tmp_path: Path) -> Path:
+    """Return the folder that the server reads, with a copy of the first bundle."""
+    return deploy(bundle_folder, tmp_path / "served.bundle")

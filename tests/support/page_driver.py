@@ -1,0 +1,46 @@
+"""Actions on the server's page in a browser, and readings of it."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+from playwright.sync_api import Page, Route, expect
+
+GOLDEN = re.compile(
+    r"^(\d+) of \1 golden cases are within tolerance; "
+    r"the worst error is [\d.]+ % of what is allowed\.$"
+)
+PHONE, DESK = 390, 1440
+ORDINARY = "An ordinary document that contains no surprises at all. "
+
+
+def classify(page: Page, text: str) -> Any:
+    """Send a document and return the last answer."""
+    page.fill("#text", text)
+    with page.expect_response("**/infer*") as response:
+        page.press("#text", "Control+Enter")
+    expect(page.locator("#stop")).to_be_hidden()
+    return response.value.json()
+
+
+def pieces(text: str, spans: list[dict[str, Any]]) -> list[str]:
+    """Return the text outside and within each span, in turn."""
+    cuts = [0]
+    for span in sorted(spans, key=lambda span: int(span["start"])):
+        cuts += [max(cuts[-1], span["start"]), max(cuts[-1], span["end"])]
+    return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
+
+
+def shown_pieces(page: Page) -> Any:
+    return page.evaluate(
+        "[...document.getElementById('document').childNodes].map(node => node.textContent)"
+    )
+
+
+def focused(page: Page) -> Any:
+    return page.evaluate("document.activeElement.id || document.activeElement.hash")
+
+
+def fulfill_changed(route: Route, **fields: Any) -> None:
+    """Answer a request of the page with the server's answer after changing some fields."""
+    route.fulfill(json=route.fetch().json() | fields)
