@@ -4,20 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from oracles import mechanisms
 
-from . import definitions
-from .runner import LIBRARY, run
+from .runner import INPUTS, LIBRARY, run
 
-DEFINITION = {
-    "AftFull": definitions.aft_full,
-    "AftLocal": definitions.aft_local,
-    "AftSimple": definitions.aft_simple,
-    "AftConv": definitions.aft_conv,
-    "EfficientAttention": definitions.efficient_attention,
-    "Fastformer": definitions.fastformer,
-    "NormalizedLinearAttention": definitions.linear_attention,
+FORMULAS = {
+    "AftFull": mechanisms.aft_full,
+    "AftLocal": mechanisms.aft_local,
+    "AftSimple": mechanisms.aft_simple,
+    "AftConv": mechanisms.aft_conv,
+    "EfficientAttention": mechanisms.efficient_attention,
+    "Fastformer": mechanisms.fastformer,
+    "NormalizedLinearAttention": mechanisms.linear_attention,
 }
-OPS = [prefix + name for name in DEFINITION for prefix in ("", "Causal")]
+OPS = [prefix + name for name in FORMULAS for prefix in ("", "Causal")]
 WITH_HEADS = [
     op
     for op in OPS
@@ -27,6 +27,13 @@ WITH_HEADS = [
 
 # Largest error relative to the largest value of the definition and of the input `value`.
 BOUND = {np.dtype(np.float32): 3e-5, np.dtype(np.float16): 3e-3}
+
+
+def definition(op: str, inputs: list[np.ndarray], **attributes: Any) -> np.ndarray:
+    """Compute the operator by its formula in float64."""
+    name = op.removeprefix("Causal")
+    tensors = dict(zip(INPUTS[name], inputs, strict=True))
+    return FORMULAS[name](tensors, causal=op.startswith("Causal"), **attributes)
 
 
 def check(
@@ -42,9 +49,7 @@ def check(
     chosen = {"precision": precision} if precision else {}
     actual = run(op, inputs, library=library, bfloat16=bfloat16, **chosen, **attributes)
     assert np.isfinite(actual).all()
-    expected = DEFINITION[op.removeprefix("Causal")](
-        inputs, causal=op.startswith("Causal"), **attributes
-    )
+    expected = definition(op, inputs, **attributes)
     scale = max(
         np.abs(expected).max(initial=0), np.abs(inputs[2].astype(np.float64)).max(initial=0), 1e-30
     )
@@ -63,8 +68,7 @@ def rounding_effect(op: str, inputs: list[np.ndarray], **attributes: Any) -> flo
     The largest of eight random changes by at most 2^-23 of each number, in the measure of
     ``check``. No computation in float32 can be expected to be closer than this.
     """
-    definition, causal = DEFINITION[op.removeprefix("Causal")], op.startswith("Causal")
-    expected = definition(inputs, causal=causal, **attributes)
+    expected = definition(op, inputs, **attributes)
     scale = max(np.abs(expected).max(initial=0), np.abs(inputs[2]).max(initial=0), 1e-30)
     generator = np.random.default_rng(0)
 
@@ -72,7 +76,7 @@ def rounding_effect(op: str, inputs: list[np.ndarray], **attributes: Any) -> flo
         return x * (1 + generator.uniform(-1, 1, x.shape) * 2.0**-23)
 
     changes = [[*map(moved, inputs[:-1]), inputs[-1]] for _ in range(8)]
-    results = [definition(change, causal=causal, **attributes) for change in changes]
+    results = [definition(op, change, **attributes) for change in changes]
     return max(float(np.abs(result - expected).max(initial=0)) for result in results) / scale
 
 

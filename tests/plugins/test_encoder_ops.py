@@ -5,8 +5,8 @@ import platform
 
 import numpy as np
 import pytest
+from oracles.layer_norm import layer_norm
 
-from .definitions import layer_norm
 from .encoder_runner import BOUND, HALF_BOUND, SEQUENCES, error, outputs, run
 
 OPS = ["LayerNormLinear", "LayerNormQueryKeyValue", "LayerNormFeedForward", "LinearResidual"]

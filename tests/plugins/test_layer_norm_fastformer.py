@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.layer_norm import layer_norm
+from oracles.mechanisms import fastformer
 
-from .definitions import fastformer, layer_norm
 from .encoder_runner import BOUND, HALF_BOUND, error, run
 
 OP = "LayerNormFastformer"
@@ -73,7 +74,8 @@ def definition(layer: dict[str, np.ndarray], x: np.ndarray, lengths: np.ndarray)
     normed = layer_norm(x, i["norm_weight"], i["norm_bias"], 1e-5)
     query = normed @ i["query_weight"] + i["query_bias"]
     key = normed @ i["key_weight"] + i["key_bias"]
-    inputs = [query, key, query, i["alpha"], i["beta"], lengths]
+    inputs = {"query": query, "key": key, "value": query, "lengths": lengths}
+    inputs |= {"alpha_weight": i["alpha"], "beta_weight": i["beta"]}
     mixed = fastformer(inputs, num_heads=i["alpha"].shape[1])
     return x + mixed @ i["output_weight"] + i["output_bias"] + query
 

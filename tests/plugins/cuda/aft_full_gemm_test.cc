@@ -14,16 +14,16 @@ static float rounded(float x, AftCudaElement element) {
 }
 
 // products[b] = exp(w - row maxima) entries[b]; float16 ends early, so that sums do go beyond it.
-static void multiply(const AftFull& definition, AftCudaElement element, unsigned char* entries,
+static void multiply(const AftFull& formula, AftCudaElement element, unsigned char* entries,
                      unsigned char* products) {
-  const AftCudaSequence& s = definition.call.sequence;
+  const AftCudaSequence& s = formula.call.sequence;
   const size_t size = element_size(element);
   const int64_t columns = 2 * s.channels;
   std::vector<float> right(s.batch * s.tokens * columns), weights(s.tokens), sums(columns);
   for (size_t i = 0; i < right.size(); ++i) right[i] = decode(entries + i * size, element);
   for (int64_t t = 0; t < s.tokens; ++t) {
     for (int64_t u = 0; u < s.tokens; ++u)
-      weights[u] = static_cast<float>(definition.bias[t * definition.width + u]);
+      weights[u] = static_cast<float>(formula.bias[t * formula.width + u]);
     const float maximum = *std::max_element(weights.begin(), weights.end());
     for (float& weight : weights) weight = rounded(std::exp(weight - maximum), element);
     for (int64_t b = 0; b < s.batch; ++b) {
@@ -39,14 +39,14 @@ static void multiply(const AftFull& definition, AftCudaElement element, unsigned
   }
 }
 
-static int run(const AftFull& definition, const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
+static int run(const AftFull& formula, const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
   const AftCudaSequence& s = call->sequence;
   const AftCudaElement element = product_element(*call);
   const size_t bytes = s.batch * s.tokens * 2 * s.channels * element_size(element);
   Buffer entries(bytes), products(bytes);
   if (const int status = aft_cuda_aft_full_prepare(call, entries.data(), workspace, stream)) return status;
   if (!entries.read()) return -1;
-  multiply(definition, element, entries.host(), products.host());
+  multiply(formula, element, entries.host(), products.host());
   products.write();
   const int status = aft_cuda_aft_full_finish(call, products.data(), stream);
   return products.read() ? status : -1;
@@ -55,13 +55,13 @@ static int run(const AftFull& definition, const AftCudaAftFull* call, void* work
 int main(int argc, char** argv) {
   return run_cases(argc, argv, [](const Case& c, const Bounds& bounds) {
     Problem problem(c, bounds, c.channels);
-    const AftFull definition(problem);
+    const AftFull formula(problem);
     const auto kernels = [&](const AftCudaAftFull* call, void* workspace, cudaStream_t stream) {
-      return run(definition, call, workspace, stream);
+      return run(formula, call, workspace, stream);
     };
-    if (!c.causal) return problem.check(definition.call, aft_cuda_aft_full_prepare_workspace, kernels, definition);
-    const bool refused = aft_cuda_aft_full_prepare(&definition.call, nullptr, nullptr, nullptr) != 0 &&
-                         aft_cuda_aft_full_finish(&definition.call, nullptr, nullptr) != 0;
+    if (!c.causal) return problem.check(formula.call, aft_cuda_aft_full_prepare_workspace, kernels, formula);
+    const bool refused = aft_cuda_aft_full_prepare(&formula.call, nullptr, nullptr, nullptr) != 0 &&
+                         aft_cuda_aft_full_finish(&formula.call, nullptr, nullptr) != 0;
     if (!refused) std::printf("FAILED: %s is not refused\n", c.name().c_str());
     return refused ? 0 : 1;
   });

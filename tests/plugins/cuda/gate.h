@@ -1,11 +1,10 @@
-// The gates of the AFT mechanisms in float64.
+// The gate of a call, as the formulas name it.
 #pragma once
 
-#include <cmath>
-
+#include "../../oracles/mechanisms.h"
 #include "kernels.h"
 
-inline double gate(AftCudaGate kind, double query) {
-  if (kind == AFT_CUDA_SIGMOID) return 1.0 / (1.0 + std::exp(-query));
-  return kind == AFT_CUDA_TANH ? std::tanh(query) : 1.0;
+inline oracle::Gate gate(AftCudaGate kind) {
+  if (kind == AFT_CUDA_SIGMOID) return oracle::Gate::kSigmoid;
+  return kind == AFT_CUDA_TANH ? oracle::Gate::kTanh : oracle::Gate::kNone;
 }

@@ -1,5 +1,4 @@
-// One case brought before one kernel: tensors in device memory, the call, and the comparison with a float64
-// definition.
+// One case brought before one kernel: tensors in device memory, the call, and the comparison with a formula in float64.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <list>
 #include <set>
 
+#include "../../oracles/mechanisms.h"
 #include "cases.h"
 #include "device.h"
 #include "float16.h"
@@ -69,16 +69,10 @@ inline float decode(const unsigned char* from, AftCudaElement element) {
   return element == AFT_CUDA_FLOAT16 ? emulator::half_to_float(bits) : emulator::bfloat_to_float(bits);
 }
 
-// What the definition reads: the numbers that the device memory holds, rounded as they are there.
-struct Numbers {
-  std::vector<double> values;
-  int64_t tokens = 0, channels = 0;
+// What the formulas read: the numbers that the device memory holds, rounded as they are there.
+using Numbers = oracle::Values;
 
-  double operator()(int64_t b, int64_t t, int64_t c) const { return values[(b * tokens + t) * channels + c]; }
-  double operator[](int64_t i) const { return values[i]; }
-};
-
-// How far from the definition an output may be, as aftexport.parity has it, by element.
+// How far from the formula an output may be, as aftexport.parity has it, by element.
 struct Bounds {
   double of[3];
 };
@@ -97,7 +91,7 @@ class Problem {
       const int64_t stride = all ? width : channels[i];
       Buffer& buffer = all ? *all : allocate(rows * channels[i]);
       *tensors[i] = {buffer.data() + slice, c.tokens * stride, stride};
-      *numbers[i] = {std::vector<double>(rows * channels[i]), c.tokens, channels[i]};
+      numbers[i]->resize(rows * channels[i]);
       for (int64_t row = 0; row < rows; ++row)
         for (int64_t k = 0; k < channels[i]; ++k) {
           const int64_t b = row / c.tokens, t = row % c.tokens;
@@ -107,7 +101,7 @@ class Problem {
           if (i > 0 && t >= c.lengths[b])  // does not count, so must not be used, nor be hidden by a NaN
             x = c.draw(2, 42 + i) ? 90.0f : NAN;
           encode(x, c.element, at);
-          numbers[i]->values[row * channels[i] + k] = decode(at, c.element);
+          (*numbers[i])[row * channels[i] + k] = decode(at, c.element);
         }
       buffer.write();
       if (all) slice += channels[i] * size;
@@ -126,24 +120,27 @@ class Problem {
   // A further tensor of the case's element type, its numbers within +-range; `numbers` becomes what it holds.
   const void* input(int64_t count, float range, Numbers& numbers) {
     Buffer& buffer = allocate(count);
-    numbers = {std::vector<double>(count), 0, 0};
+    numbers.resize(count);
     for (int64_t i = 0; i < count; ++i) {
       unsigned char* at = buffer.host() + i * element_size(c.element);
       encode(range * next_number(), c.element, at);
-      numbers.values[i] = decode(at, c.element);
+      numbers[i] = decode(at, c.element);
     }
     buffer.write();
     return buffer.data();
   }
 
-  // How many keys row t of document b sees.
-  int64_t visible(int64_t b, int64_t t) const { return c.causal ? std::min(t + 1, c.lengths[b]) : c.lengths[b]; }
+  // As the formulas take it.
+  oracle::Document document(int64_t b) const {
+    const auto part = [&](const Numbers& all) { return all.data() + b * (all.size() / c.batch); };
+    return {c.causal, c.tokens, c.lengths[b], c.channels, part(query), part(key), part(value)};
+  }
 
-  // Runs the kernel in two orders of threads, which must give the same bits, near definition(b, t, channel)
-  // in rows that count and finite in the others. Returns the number of failures.
+  // Runs the kernel in two orders of threads, which must give the same bits, near formula(document) in rows that count
+  // and finite in the others. Returns the number of failures.
   template <class Call, class Kernel>
   int check(Call call, size_t (*workspace_size)(const Call*), const Kernel& kernel,
-            const std::function<double(int64_t, int64_t, int64_t)>& definition) {
+            const std::function<oracle::Values(const oracle::Document&)>& formula) {
     const size_t outputs = c.batch * c.tokens * c.channels, size = element_size(c.element);
     std::vector<unsigned char> first;
     for (unsigned order : {c.index + 2u, static_cast<unsigned>(c.draw(2, 21))}) {
@@ -162,16 +159,18 @@ class Problem {
 
     double error = 0.0, largest = 1.0;
     bool finite = true;
-    for (int64_t b = 0, i = 0; b < c.batch; ++b)
-      for (int64_t t = 0; t < c.tokens; ++t)
-        for (int64_t k = 0; k < c.channels; ++k, ++i) {
-          const double y = decode(&first[i * size], c.element);
-          finite = finite && std::isfinite(y);
-          if (t >= c.lengths[b]) continue;
-          const double expected = definition(b, t, k);
-          largest = std::max(largest, std::fabs(expected));
-          error = std::max(error, std::fabs(y - expected));
-        }
+    const double most = c.element == AFT_CUDA_FLOAT16 ? 65504.0 : INFINITY;  // which a product of inputs may exceed
+    for (int64_t b = 0, i = 0; b < c.batch; ++b) {
+      const oracle::Values exact = formula(document(b));
+      for (int64_t row = 0; row < c.tokens * c.channels; ++row, ++i) {
+        const double y = decode(&first[i * size], c.element);
+        finite = finite && std::isfinite(y);
+        if (row >= c.lengths[b] * c.channels) continue;
+        const double expected = std::clamp(exact[row], -most, most);
+        largest = std::max(largest, std::fabs(expected));
+        error = std::max(error, std::fabs(y - expected));
+      }
+    }
     expect(finite, "is not finite");
     expect(error <= bounds.of[c.element] * largest, "is off by " + std::to_string(error / largest));
 

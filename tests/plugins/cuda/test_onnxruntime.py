@@ -24,7 +24,7 @@ from aftexport.passes.position_bias import safe_precision
 
 from .. import encoder_runner
 from .. import test_layer_norm_fastformer as fastformer
-from ..checks import DEFINITION, OPS, attributes_of, check
+from ..checks import OPS, attributes_of, check, definition
 from ..runner import random_inputs, run
 from . import emulated
 
@@ -85,9 +85,7 @@ def test_rounding_of_equal_tokens_stays_small(library: Path, op: str, tokens: in
         short[3] = short[3][:1, :1]
     if "Local" in op:
         short[3] = short[3][:1]
-    expected = DEFINITION[op.removeprefix("Causal")](
-        short, causal=op.startswith("Causal"), **attributes_of(op, 2)
-    )
+    expected = definition(op, short, **attributes_of(op, 2))
     assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
 
 

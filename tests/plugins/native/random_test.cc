@@ -14,7 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "definitions.h"
+#include "../../oracles/mechanisms.h"
 #include "encoder.h"
 #include "guarded.h"
 #include "support.h"
@@ -22,11 +22,12 @@
 namespace {
 
 using aft::Element;
-using definition::Document;
-using definition::Values;
+using oracle::Document;
+using oracle::Values;
 
-auto channel_key(const Document& d) {
-  return [&d](int64_t u, int64_t c) { return d.key[u * d.channels + c]; };
+oracle::Gate formula_gate(aft::Gate gate) {
+  if (gate == aft::Gate::kSigmoid) return oracle::Gate::kSigmoid;
+  return gate == aft::Gate::kTanh ? oracle::Gate::kTanh : oracle::Gate::kNone;
 }
 
 uint64_t default_cases() {
@@ -156,7 +157,7 @@ class Case {
       const Values& all = inputs_[i].values;
       return all.data() + b * (all.size() / batch);
     };
-    return {causal, tokens, lengths[b], channels, heads, values(0), values(1), values(2)};
+    return {causal, tokens, lengths[b], channels, values(0), values(1), values(2)};
   }
 
   Random random;
@@ -198,9 +199,8 @@ void aft_simple(Case& one) {
   const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
   auto p = one.params<aft::AftSimple>(query, key, value);
   p.gate = one.gate;
-  one.check("aft_simple", aft::aft_simple, p, largest(value.values), [&](const Document& d) {
-    return attention_free(d, one.gate, channel_key(d), [](int64_t, int64_t, int64_t) { return 0.0; });
-  });
+  one.check("aft_simple", aft::aft_simple, p, largest(value.values),
+            [&](const Document& d) { return oracle::aft_simple(d, formula_gate(one.gate)); });
 }
 
 void aft_full(Case& one) {
@@ -223,14 +223,13 @@ void aft_full(Case& one) {
   const auto packed = p.constant_bias ? aft::pack_position_bias(p) : nullptr;
   p.packed_bias = packed.get();
   one.check("aft_full", aft::aft_full, p, largest(value.values), [&](const Document& d) {
-    return attention_free(d, one.gate, channel_key(d),
-                          [&](int64_t t, int64_t u, int64_t) { return bias.values[t * width + u]; });
+    return oracle::aft_full(d, formula_gate(one.gate), bias.values.data(), width);
   });
 }
 
 void aft_local(Case& one) {
   const auto &query = one.sequence(), &key = one.keys(one.channels), &value = one.sequence();
-  const int64_t left = one.window - 1, width = one.causal ? one.window : 2 * one.window - 1;
+  const int64_t width = one.causal ? one.window : 2 * one.window - 1;
   const int64_t rows = one.random.one_in(3) ? 1 : one.tokens + one.random.between(0, 1);
   const auto& band = one.input(rows * width, one.range);
   auto p = one.params<aft::AftLocal>(query, key, value);
@@ -239,28 +238,20 @@ void aft_local(Case& one) {
   p.band_rows = rows;
   p.window = one.window;
   one.check("aft_local", aft::aft_local, p, largest(value.values), [&](const Document& d) {
-    return attention_free(d, one.gate, channel_key(d), [&](int64_t t, int64_t u, int64_t) {
-      const int64_t j = u - t + left;
-      return j >= 0 && j < width ? band.values[(rows == 1 ? 0 : t * width) + j] : 0.0;
-    });
+    return oracle::aft_local(d, formula_gate(one.gate), band.values.data(), rows, one.window);
   });
 }
 
 void aft_conv(Case& one) {
   const auto &query = one.sequence(), &key = one.keys(one.heads), &value = one.sequence();
-  const int64_t taps = one.window, left = one.causal ? taps - 1 : (taps - 1) / 2;
-  const auto& filter = one.input(one.heads * taps, one.range);
+  const auto& filter = one.input(one.heads * one.window, one.range);
   auto p = one.params<aft::AftConv>(query, key, value);
   p.gate = one.gate;
   p.filter = filter.buffer->data();
   p.heads = one.heads;
-  p.taps = taps;
+  p.taps = one.window;
   one.check("aft_conv", aft::aft_conv, p, largest(value.values), [&](const Document& d) {
-    const auto head_key = [&](int64_t u, int64_t c) { return d.key[u * d.heads + c / d.width()]; };
-    return attention_free(d, one.gate, head_key, [&](int64_t t, int64_t u, int64_t c) {
-      const int64_t j = u - t + left;
-      return j >= 0 && j < taps ? filter.values[c / d.width() * taps + j] : 0.0;
-    });
+    return oracle::aft_conv(d, formula_gate(one.gate), one.heads, filter.values.data(), one.window);
   });
 }
 
@@ -273,8 +264,10 @@ void efficient_attention(Case& one) {
   double terms = p.scale * largest(value.values);
   if (p.normalization == aft::Normalization::kScaling)
     terms *= largest(query.values) * largest(key.values) * static_cast<double>(one.channels / one.heads);
+  const auto normalization = p.normalization == aft::Normalization::kSoftmax ? oracle::Normalization::kSoftmax
+                                                                             : oracle::Normalization::kScaling;
   one.check("efficient_attention", aft::efficient_attention, p, terms,
-            [&](const Document& d) { return efficient_attention(d, p.normalization, p.scale); });
+            [&](const Document& d) { return oracle::efficient_attention(d, one.heads, normalization, p.scale); });
 }
 
 void linear_attention(Case& one) {
@@ -283,8 +276,10 @@ void linear_attention(Case& one) {
   p.feature_map = one.random.choose({aft::FeatureMap::kElu, aft::FeatureMap::kRelu});
   p.heads = one.heads;
   p.eps = one.random.choose({1e-6f, 1e-3f, 0.5f});
+  const auto map =
+      p.feature_map == aft::FeatureMap::kRelu ? oracle::FeatureMap::kRelu : oracle::FeatureMap::kElu;
   one.check("linear_attention", aft::linear_attention, p, largest(value.values),
-            [&](const Document& d) { return linear_attention(d, p.feature_map, p.eps); });
+            [&](const Document& d) { return oracle::linear_attention(d, one.heads, map, p.eps); });
 }
 
 // The weights are such that logits stay in +-range, as the other mechanisms' do.
@@ -300,7 +295,9 @@ void fastformer(Case& one) {
   p.beta_weight = beta_weight.buffer->data();
   p.heads = one.heads;
   one.check("fastformer", aft::fastformer, p, largest(query.values) * largest(key.values) * largest(value.values),
-            [&](const Document& d) { return fastformer(d, alpha_weight.values.data(), beta_weight.values.data()); });
+            [&](const Document& d) {
+              return oracle::fastformer(d, one.heads, alpha_weight.values.data(), beta_weight.values.data());
+            });
 }
 
 constexpr void (*kMechanisms[])(Case&) = {aft_simple,          aft_full,         aft_local, aft_conv,

@@ -1,9 +1,9 @@
 from collections.abc import Callable
 
 import numpy as np
+from oracles.mechanisms import softmax
 
 from .cases import Case, error, make_inputs, variant_of
-from .definitions import softmax
 from .portable import every_form
 
 FASTFORMER, CAUSAL = variant_of("Fastformer"), variant_of("CausalFastformer")

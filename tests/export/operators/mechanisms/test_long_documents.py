@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from oracles.mechanisms import MECHANISMS
 
 from aftexport.operators.mechanisms import OPERATORS
 
@@ -24,7 +25,6 @@ from .cases import (
     named,
     run_torch,
 )
-from .definitions import DEFINITIONS
 from .portable import body_model, run_portable
 
 SHORT, LONG = 16_384, 65_536
@@ -49,10 +49,11 @@ PAIRS = [
 
 def expected_rows(variant: Variant, inputs: Inputs) -> np.ndarray:
     """The definition at ``ROWS``; Fastformer's, whose rows need each other, by running sums."""
-    exact = {n: x if n == "lengths" else x.astype(np.float64) for n, x in inputs.items()}
     if variant.operator.stem != "fastformer":
-        definition = DEFINITIONS[variant.operator.stem]
-        return definition(exact, ROWS, **variant.attributes(CASE.heads), causal=variant.causal)
+        attributes = variant.attributes(CASE.heads)
+        formula = MECHANISMS[variant.operator.stem]
+        return formula(inputs, rows=ROWS, causal=variant.causal, **attributes)
+    exact = {n: x if n == "lengths" else x.astype(np.float64) for n, x in inputs.items()}
 
     def pool(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         width = CASE.channels // CASE.heads

@@ -1,0 +1,220 @@
+// The attention mechanisms by the formulas of their papers, in double precision.
+//
+// Each function returns the output [tokens, channels] of one document: sums over every pair of a row and a key. Beyond
+// the papers:
+// - Key u counts for row t if u < length, and u <= t in causal form.
+// - Padding is not read, and its rows are 0.
+// - A mean over keys of -inf is 0.
+// mechanisms.py has the same formulas.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace oracle {
+
+using Values = std::vector<double>;
+
+enum class Gate { kSigmoid, kTanh, kNone };
+enum class Normalization { kSoftmax, kScaling };
+enum class FeatureMap { kElu, kRelu };
+
+constexpr double kMinEps = 1e-20;  // a smaller eps of linear attention counts as this one
+
+struct Document {
+  bool causal;
+  int64_t tokens, length, channels;
+  const double *query, *key, *value;  // [tokens, channels]; the key of AFT-conv is [tokens, heads]
+
+  int64_t visible(int64_t t) const { return causal ? std::min(t + 1, length) : length; }
+};
+
+// exp(logit(u)) / sum_u exp(logit(u)) for u in [0, count).
+template <class Logit>
+Values softmax(int64_t count, const Logit& logit) {
+  Values weights(count);
+  double highest = -INFINITY, sum = 0;
+  for (int64_t u = 0; u < count; ++u) highest = std::max(highest, weights[u] = logit(u));
+  if (highest == -INFINITY) highest = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - highest);
+  for (double& weight : weights) weight = sum == 0 ? 0 : weight / sum;
+  return weights;
+}
+
+// sum_u weights[u] rows[u]: `width` numbers of each row, which lie `stride` apart.
+inline Values weighted_sum(const Values& weights, const double* rows, int64_t stride, int64_t width) {
+  Values sums(width);
+  for (size_t u = 0; u < weights.size(); ++u, rows += stride)
+    for (int64_t c = 0; c < width; ++c) sums[c] += weights[u] * rows[c];
+  return sums;
+}
+
+inline double gated(Gate gate, double query, double mean) {
+  if (gate == Gate::kSigmoid) return mean / (1 + std::exp(-query));
+  return gate == Gate::kTanh ? mean * std::tanh(query) : mean;
+}
+
+// The form that all AFT have in common, where bias(t, u, k) is w for column k of the key:
+//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
+template <class Bias>
+Values attention_free(const Document& d, Gate gate, int64_t key_columns, const Bias& bias) {
+  const int64_t width = d.channels / key_columns;
+  Values output(d.tokens * d.channels);
+  for (int64_t t = 0; t < d.length; ++t)
+    for (int64_t k = 0; k < key_columns; ++k) {
+      const Values weights =
+          softmax(d.visible(t), [&](int64_t u) { return d.key[u * key_columns + k] + bias(t, u, k); });
+      const Values means = weighted_sum(weights, d.value + k * width, d.channels, width);
+      for (int64_t c = 0; c < width; ++c) {
+        const int64_t at = t * d.channels + k * width + c;
+        output[at] = gated(gate, d.query[at], means[c]);
+      }
+    }
+  return output;
+}
+
+// w of the key that is j-th in the window of a row; 0 outside.
+inline double in_window(const double* biases, int64_t width, int64_t j) { return j >= 0 && j < width ? biases[j] : 0; }
+
+// Zhai et al., An Attention Free Transformer, arXiv 2105.14103, eq. 2:
+//   Y_t = gate(Q_t) * sum_u exp(K_u + w_tu) V_u / sum_u exp(K_u + w_tu)
+// w_tu is position_bias[t * width + u].
+inline Values aft_full(const Document& d, Gate gate, const double* position_bias, int64_t width) {
+  return attention_free(d, gate, d.channels,
+                        [&](int64_t t, int64_t u, int64_t) { return position_bias[t * width + u]; });
+}
+
+// arXiv 2105.14103, eq. 4: w_tu = w[t, u] if |t - u| < window, else 0, in eq. 2.
+// A row of the band, or the only one, has the biases of keys t - (window - 1) and on, up to t in causal form.
+inline Values aft_local(const Document& d, Gate gate, const double* band, int64_t band_rows, int64_t window) {
+  const int64_t left = window - 1, width = d.causal ? window : 2 * window - 1;
+  return attention_free(d, gate, d.channels, [&](int64_t t, int64_t u, int64_t) {
+    return in_window(band + (band_rows == 1 ? 0 : t * width), width, u - t + left);
+  });
+}
+
+// arXiv 2105.14103, eq. 5: Y_t = gate(Q_t) * sum_u exp(K_u) V_u / sum_u exp(K_u).
+inline Values aft_simple(const Document& d, Gate gate) {
+  return attention_free(d, gate, d.channels, [](int64_t, int64_t, int64_t) { return 0.0; });
+}
+
+// arXiv 2105.14103, eq. 6:
+//   num = conv1d(exp(K) V, exp(w) - 1) + sum_u exp(K_u) V_u
+//   den = conv1d(exp(K), exp(w) - 1) + sum_u exp(K_u),  Y = gate(Q) * num / den
+// A tap takes exp(K) from the sum and adds exp(w + K): the same as the bias w in a window, else 0. The filter is
+// [heads, taps], with "same" padding, or all to the left in causal form.
+inline Values aft_conv(const Document& d, Gate gate, int64_t heads, const double* filter, int64_t taps) {
+  const int64_t left = d.causal ? taps - 1 : (taps - 1) / 2;
+  return attention_free(d, gate, heads, [&](int64_t t, int64_t u, int64_t head) {
+    return in_window(filter + head * taps, taps, u - t + left);
+  });
+}
+
+// rho_k(K)^T V over the first `keys` keys: row i has key channel i by the `width` channels of its head.
+inline Values contexts(const Document& d, int64_t width, Normalization normalization, int64_t keys) {
+  Values result;
+  for (int64_t i = 0; i < d.channels; ++i) {
+    const auto key = [&](int64_t u) { return d.key[u * d.channels + i]; };
+    Values normalized(keys);
+    for (int64_t u = 0; u < keys; ++u) normalized[u] = key(u) / static_cast<double>(keys);
+    if (normalization == Normalization::kSoftmax) normalized = softmax(keys, key);
+    const Values row = weighted_sum(normalized, d.value + i / width * width, d.channels, width);
+    result.insert(result.end(), row.begin(), row.end());
+  }
+  return result;
+}
+
+// Shen et al., Efficient Attention, arXiv 1812.01243, eq. 3 and 4, per head:
+//   Y = scale * rho_q(Q) (rho_k(K)^T V)
+// softmax: rho_q over the channels of each query, rho_k over the keys of each key channel. scaling: both divide by
+// sqrt(n), n the number of keys, here all by n at once. Scale and causal form are not of the paper.
+inline Values efficient_attention(const Document& d, int64_t heads, Normalization normalization, double scale) {
+  const int64_t width = d.channels / heads;
+  Values output(d.tokens * d.channels), context;
+  for (int64_t t = 0; t < d.length; ++t) {
+    if (t == 0 || d.causal) context = contexts(d, width, normalization, d.visible(t));
+    for (int64_t first = 0; first < d.channels; first += width) {
+      const double* query = d.query + t * d.channels + first;
+      Values normalized(query, query + width);
+      if (normalization == Normalization::kSoftmax) normalized = softmax(width, [&](int64_t i) { return query[i]; });
+      const Values row = weighted_sum(normalized, context.data() + first * width, width, width);
+      for (int64_t c = 0; c < width; ++c) output[t * d.channels + first + c] = scale * row[c];
+    }
+  }
+  return output;
+}
+
+// Per head sum_t softmax_t(logits[t, head]) x[t] over the first `count` rows of x [., channels]: Fastformer's eq. 3
+// and 4.
+inline Values pool(int64_t count, int64_t channels, int64_t heads, const Values& logits, const double* x) {
+  const int64_t width = channels / heads;
+  Values means;
+  for (int64_t head = 0; head < heads; ++head) {
+    const Values weights = softmax(count, [&](int64_t t) { return logits[t * heads + head]; });
+    const Values part = weighted_sum(weights, x + head * width, channels, width);
+    means.insert(means.end(), part.begin(), part.end());
+  }
+  return means;
+}
+
+// Those means for every row of x [length, channels], with the logits x weight / sqrt(d).
+inline Values pool_by_weight(const Document& d, int64_t heads, const double* x, const double* weight) {
+  const double root = std::sqrt(static_cast<double>(d.channels / heads));
+  Values logits, means, output;
+  for (int64_t t = 0; t < d.length; ++t) {
+    const Values row = weighted_sum(Values(x + t * d.channels, x + (t + 1) * d.channels), weight, heads, heads);
+    for (double logit : row) logits.push_back(logit / root);
+  }
+  for (int64_t t = 0; t < d.length; ++t) {
+    if (t == 0 || d.causal) means = pool(d.visible(t), d.channels, heads, logits, x);
+    output.insert(output.end(), means.begin(), means.end());
+  }
+  return output;
+}
+
+// Wu et al., Fastformer, arXiv 2108.09084, eq. 3 to 6, as in the authors' code:
+//   alpha = softmax_T(Q Wa / sqrt(d)),  g_q[h] = sum_t alpha[t, h] Q[t, h],  P = K * g_q
+//   beta  = softmax_T(P Wb / sqrt(d)),  g_k[h] = sum_t beta[t, h] P[t, h],   Y = V * g_k
+// A head's logits read all channels, and the second mean is of P. The weights are [channels, heads]. In causal form,
+// which is not of the paper, both means are of the tokens up to the row.
+inline Values fastformer(const Document& d, int64_t heads, const double* alpha_weight, const double* beta_weight) {
+  Values product = pool_by_weight(d, heads, d.query, alpha_weight);
+  for (size_t i = 0; i < product.size(); ++i) product[i] *= d.key[i];
+  Values output = pool_by_weight(d, heads, product.data(), beta_weight);
+  for (size_t i = 0; i < output.size(); ++i) output[i] *= d.value[i];
+  output.resize(d.tokens * d.channels);
+  return output;
+}
+
+// phi of x [length, channels]: elu(x) + 1 (eq. 7) or relu(x).
+inline Values features(const Document& d, FeatureMap map, const double* x) {
+  Values result(x, x + d.length * d.channels);
+  for (double& v : result) v = map == FeatureMap::kRelu ? std::max(v, 0.0) : v > 0 ? v + 1 : std::exp(v);
+  return result;
+}
+
+// Katharopoulos et al., Transformers are RNNs, arXiv 2006.16236, eq. 5, per head:
+//   Y_t = sum_u (phi(Q_t) phi(K_u)^T) V_u / (sum_u phi(Q_t) phi(K_u)^T + eps)
+// eps is not of the paper.
+inline Values linear_attention(const Document& d, int64_t heads, FeatureMap map, double eps) {
+  const int64_t width = d.channels / heads;
+  const Values query = features(d, map, d.query), key = features(d, map, d.key);
+  Values output(d.tokens * d.channels);
+  for (int64_t t = 0; t < d.length; ++t)
+    for (int64_t first = 0; first < d.channels; first += width) {
+      Values scores(d.visible(t));
+      double normalizer = std::max(eps, kMinEps);
+      for (size_t u = 0; u < scores.size(); ++u) {
+        for (int64_t i = first; i < first + width; ++i)
+          scores[u] += query[t * d.channels + i] * key[u * d.channels + i];
+        normalizer += scores[u];
+      }
+      const Values sums = weighted_sum(scores, d.value + first, d.channels, width);
+      for (int64_t c = 0; c < width; ++c) output[t * d.channels + first + c] = sums[c] / normalizer;
+    }
+  return output;
+}
+
+}  // namespace oracle
