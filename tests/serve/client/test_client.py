@@ -49,7 +49,7 @@ def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -
         for number in range(300):
             yield [10**9] if number == 150 else "x" * (number + 1)
 
-    answers = list(asking.infer_each(documents(), at_once=70))
+    answers = list(asking.infer_each(documents(), batch_size=70))
     assert len(answers) == 300
     failed = answers.pop(150)
     assert isinstance(failed, InvalidRequestError)
@@ -62,7 +62,7 @@ def test_any_number_of_documents_in_order_and_each_fails_alone(asking: Client) -
 def test_a_request_that_is_too_large_is_asked_in_two(asking: Client) -> None:
     documents = ["x" * (number + 1) for number in range(299)]  # in one request, more than it takes
     documents[20] = "x" * (17 << 20)  # more than any request may have
-    answers = list(asking.infer_each(documents, at_once=len(documents)))
+    answers = list(asking.infer_each(documents, batch_size=len(documents)))
     too_long = answers.pop(20)
     assert isinstance(too_long, TooLongError)
     assert "bytes" in too_long.detail
@@ -123,8 +123,8 @@ def test_one_text_is_not_taken_for_many(asking: Client) -> None:
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_requests_of_no_documents_would_leave_all_out(count: int, asking: Client) -> None:
-    with pytest.raises(ValueError, match="at_once"):
-        list(asking.infer_each(["a text"], at_once=count))
+    with pytest.raises(ValueError, match="batch_size"):
+        list(asking.infer_each(["a text"], batch_size=count))
 
 
 @pytest.mark.parametrize(
