@@ -1,4 +1,4 @@
-"""The endpoints below ``/v2``."""
+"""The endpoints of the protocol, below ``/v2``."""
 
 import time
 from collections.abc import Sequence
@@ -33,9 +33,11 @@ VERSION = "1"
 _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
+_PROBLEMS = responses(ProtocolProblem)
+_PROBLEMS[404] = {"model": ProtocolProblem, "description": "There is no such model."}
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
-# Complete paths, because responses are counted by the path of their route, which lacks the prefixes
-# of nested routers.
+# These paths are complete, because responses are counted by the path of their route. It lacks the
+# prefixes of nested routers.
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
@@ -67,7 +69,9 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         check_version(name, VERSION)
 
     for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
-        router.include_router(_model_router(service, path, [*guards, Depends(check)]))
+        checks = [*guards, Depends(check)]
+        router.include_router(_model_router(service, path, checks))
+        router.include_router(_infer_router(service, path, checks))
     return router
 
 
@@ -96,14 +100,8 @@ def _server_router(service: Service) -> APIRouter:
 
 
 def _model_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
-    problems = responses(ProtocolProblem)
-    problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
-    settings = service.settings
-    router = APIRouter(
-        prefix=path,
-        dependencies=guards,
-        responses={status: problems[status] for status in (*GUARDED, 404, 422)},
-    )
+    """Build the endpoints that describe the model below a path."""
+    router = _router(path, guards)
 
     @router.get("/ready", responses={503: {"model": ModelReady}})
     async def model_ready(name: str, response: Response) -> ModelReady:
@@ -124,10 +122,18 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
             outputs=list(messages.outputs_of(len(classifier.manifest.labels))),
         )
 
+    return router
+
+
+def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoint that classifies below a path."""
+    settings = service.settings
+    router = _router(path, guards)
+
     @router.post(
         "/infer",
         response_model=InferenceResponse,
-        responses={**problems, 200: _TENSORS},
+        responses={**_PROBLEMS, 200: _TENSORS},
         openapi_extra=takes(InferenceRequest),
     )
     async def infer(
@@ -149,12 +155,21 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
     return router
 
 
+def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    return APIRouter(
+        prefix=path,
+        dependencies=guards,
+        responses={status: _PROBLEMS[status] for status in (*GUARDED, 404, 422)},
+    )
+
+
 def _parse(body: bytes, json_bytes: int | None, max_documents: int) -> messages.Message:
     """Split a body into its JSON and the tensors after it, and check both."""
     head = len(body) if json_bytes is None else json_bytes
     if head > len(body):
         raise InputError(
-            f"{messages.HEADER_LENGTH} is {head}, the body has {len(body)} bytes.",
+            f"{messages.HEADER_LENGTH} must be at most {len(body)}, the bytes of the body, "
+            f"got {head}.",
             "Send the length of the JSON only.",
         )
     content, binary = parse_json(body[:head]), memoryview(body)[head:]
