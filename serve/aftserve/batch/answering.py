@@ -42,8 +42,8 @@ class OfflineClassifier:
         digest: required digest of the bundle; None for any.
 
     Raises:
-        AftexportError: if it cannot be loaded.
-        ParityError: if its golden cases are out of bound.
+        AftexportError: if the model cannot be loaded.
+        ParityError: if the golden cases are out of bound.
     """
 
     def __init__(self, settings: Settings, digest: str | None = None) -> None:

@@ -20,7 +20,7 @@ _NICENESS = 19
 
 
 def main() -> int:
-    """Answer until the input ends, at the latest when the server ends."""
+    """Answer until the input ends, which is at the latest when the server ends."""
     parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("model", type=Path)

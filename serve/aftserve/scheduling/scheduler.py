@@ -172,7 +172,7 @@ class Scheduler:
             while (run := await runs.get()) is not None:
                 await wait_for_end(run, self._stall_seconds)
                 self._answer(run)
-                run = None  # keep nothing of it until the next one
+                run = None  # free its documents before the wait for the next run
             raise EngineThreadError("The engine's thread has ended.")
         finally:
             self._close(run)

@@ -58,7 +58,7 @@ def test_a_request_that_finds_the_queue_too_long_is_told_when_to_return(busy: st
     answer = post(busy, [[5]])
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
-    assert "Ask again later" in answer.json()["detail"]
+    assert "Try again later" in answer.json()["detail"]
 
 
 def test_it_is_refused_before_its_body_is_read(busy: str) -> None:
@@ -126,7 +126,7 @@ def test_documents_that_alone_take_longer_than_the_deadline_are_refused(slow: st
     runs = metric(slow, "aftserve_run_documents_count")
     answer = post(slow, [[5], [6]], **{"Deadline-Seconds": "150"})
     assert answer.status_code == 413
-    assert "2 tokens take 200 s, the deadline is in 1" in answer.json()["detail"]
+    assert "2 tokens take 200 s, but the deadline is in 1" in answer.json()["detail"]
     assert metric(slow, "aftserve_run_documents_count") == runs
 
 

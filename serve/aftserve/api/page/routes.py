@@ -21,7 +21,7 @@ _POLICY = (
     "base-uri 'none'",
     "form-action 'none'",
     "frame-ancestors 'none'",
-    # Text never becomes markup or a script, whatever the page's code does with it.
+    # Text never becomes markup or a script, even by an error in the page's code.
     "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 )
@@ -32,7 +32,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # ask each time; 304 where nothing has changed
+    "Cache-Control": "no-cache",  # the browser asks each time, and gets 304 for the same file
 }
 
 

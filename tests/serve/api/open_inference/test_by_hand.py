@@ -90,7 +90,7 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
     ("inputs", "reason"),
     [
         ([text()], "no documents"),
-        ([text("a", shape=[2])], r"has 1 values, its shape \[2\] has 2"),
+        ([text("a", shape=[2])], r"must have 2 values by its shape \[2\], got 1"),
         ([text("a", datatype="INT64")], "must be BYTES, got INT64"),
         ([text("a", datatype="FP64")], "datatype"),
         ([text("a", datatype="FP32")], "must be BYTES, got FP32"),
@@ -159,7 +159,7 @@ def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
     not_utf8 = b"\x01\x00\x00\x00\xff"
     response = post_texts(client, not_utf8 * 300, [2, 150])
     assert response.status_code == 413
-    assert "300 documents, this server takes 256" in response.json()["error"]
+    assert "at most 256 documents, got 300" in response.json()["error"]
     response = post_texts(client, b"\x01\x00\x00\x00a" * 2 + not_utf8, [2])
     assert response.status_code == 422
     assert "more values than its shape [2]" in response.json()["error"]
@@ -169,7 +169,7 @@ def test_of_texts_that_are_too_many_none_is_read(client: httpx.Client) -> None:
 def test_too_many_documents(client: httpx.Client, tensor: dict[str, Any]) -> None:
     response = client.post(INFER, json={"inputs": [tensor]})
     assert response.status_code == 413
-    assert "257 documents, this server takes 256" in response.json()["error"]
+    assert "at most 256 documents, got 257" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
