@@ -117,7 +117,9 @@ class EvidenceSpan(BaseModel):
         default=None, description="The passage, if the document was sent as text."
     )
     contribution: float = Field(description="Exact contribution of its tokens to the logit.")
-    above_average: float = Field(description="Contribution above that of as many average tokens.")
+    above_average: float = Field(
+        description="Contribution minus the contribution of as many average tokens."
+    )
 
 
 class Evidence(BaseModel):

@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=settings.keep_alive_seconds,
-                # By then, every accepted request has its answer or its error.
+                # After --shutdown-seconds, every accepted request has an answer or an error.
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )

@@ -22,7 +22,7 @@ _SERVICE_VARIABLE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP
 
 
 class Variables(EnvSettingsSource):
-    """The environment variables, without empty ones and those of Kubernetes.
+    """The environment variables, without empty variables and those of Kubernetes.
 
     An empty variable counts as unset, as in OpenTelemetry, because a script may leave one empty.
 

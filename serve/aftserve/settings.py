@@ -114,9 +114,9 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],
-        description="host names that requests may use beside those of loopback, separated by "
-        "commas; * for all. By default only those of loopback if the server listens on loopback "
-        "without API keys, and all otherwise",
+        description="host names that requests may use beside names of loopback, separated by "
+        "commas; * for all. By default a server on loopback without API keys accepts only names "
+        "of loopback, and other servers accept all",
     )
     cors_origins: Annotated[list[Origin], NoDecode] = Field(
         [],
@@ -150,8 +150,8 @@ class Settings(BaseSettings):
     )
     keep_alive_seconds: PositiveInt = Field(
         75,
-        description="time that a connection is kept for another request; it must exceed that of a "
-        "proxy in front",
+        description="time that a connection is kept for another request; it must exceed the "
+        "keep-alive time of a proxy in front",
     )
     stall_seconds: Positive = Field(
         30,

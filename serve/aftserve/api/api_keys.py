@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from aftexport.errors import UsageError
 from aftserve.api.file_permissions import exposures
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
-from aftserve.http.access_log import note
+from aftserve.http.access_log import add_log_fields
 
 logger = logging.getLogger("aftserve.keys")
 
@@ -176,7 +176,7 @@ class Keys:
         ) -> None:
             # Accept either header: a gateway in front may use the other one for its own key.
             name = self.owner(header or "", bearer.credentials if bearer else "")
-            note(request, key=name)
+            add_log_fields(request, key=name)
             self.count(name)
             if admin and name not in self._admins:
                 raise ForbiddenError

@@ -18,7 +18,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
 
     Args:
         service: the service that is described.
-        guards: checks of a request; the endpoints of health have none.
+        guards: checks of a request, except to the endpoints of health.
     """
     problems = responses(Problem)
     guarded: dict[str, Any] = {"dependencies": guards}

@@ -40,7 +40,7 @@ def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitab
 
     Args:
         host: the address that the server listens on.
-        allowed_hosts: host names that are accepted beside those of loopback; ``*`` accepts all.
+        allowed_hosts: host names that are accepted beside names of loopback; ``*`` accepts all.
             If it is empty, only a server on loopback checks the name.
     """
     any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
@@ -128,7 +128,7 @@ def _canonical_origin(origin: str) -> str:
         return origin  # a browser extension's origin has no port
     scheme = found["scheme"].lower()
     place = _place(found["host"], _PORTS[scheme])
-    assert place is not None  # the pattern of an origin holds that of a host
+    assert place is not None  # the pattern of an origin contains the pattern of a host
     return f"{scheme}://{place.host}:{place.port}"
 
 

@@ -24,7 +24,7 @@ from aftserve.settings import Settings
 
 _OBJECT_STORE_MIB = 512
 _READERS = 1
-"""CPUs that a Ray on this machine has beside those of the actors, to read Parquet."""
+"""CPUs that a Ray on this machine has beside the actors' CPUs, to read Parquet."""
 _MAX_DEATHS = 3
 
 
@@ -209,6 +209,6 @@ def _configure() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of an error, which names the original error in those of Ray."""
+    """Return the last line of an error, where Ray names the original error."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"

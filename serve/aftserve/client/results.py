@@ -22,7 +22,7 @@ class Span:
     Attributes:
         start_token, end_token: its first token, and the one after its last.
         contribution: contribution of its tokens to the logit.
-        above_average: contribution above that of as many average tokens.
+        above_average: contribution minus the contribution of as many average tokens.
         start, end: its first character and the one after its last, if the document was a text.
         text: the passage, if the document was a text.
     """

@@ -12,7 +12,7 @@ from aftserve.client.errors import (
     InvalidRequestError,
     UnavailableError,
     error_of,
-    seconds_of,
+    parse_retry_after,
 )
 
 _PROXY_STATUSES = (500, 502, 503, 504)
@@ -118,7 +118,7 @@ def _check_status(response: httpx.Response) -> None:
         target = response.headers["Location"][:_MAX_SHOWN_CHARACTERS]
         raise InvalidRequestError(f"The server redirects to {target}. Use that URL.", status)
     text = response.text[:_MAX_SHOWN_CHARACTERS] or response.reason_phrase
-    wait = seconds_of(retry_after)
+    wait = parse_retry_after(retry_after)
     if status in _PROXY_STATUSES:
         raise UnavailableError(text, status, _PROXY_PAUSE if wait is None else wait)
     if status == _BUSY:

@@ -16,7 +16,7 @@ _NAME = re.compile(rb"[\w.:/=+-]{1,128}")
 _HEADER = b"x-request-id"
 
 
-def note(request: HTTPConnection, **fields: Any) -> None:
+def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
     """Add fields to the request's log line."""
     request.state.fields.update(fields)
 

@@ -52,8 +52,8 @@ class Connection(HttpToolsProtocol):
     the application can send the reason.
 
     Args:
-        seconds: maximum time from the connection, or the first byte of a later request, to the end
-            of the headers, and maximum time in which a client reads nothing of its answer.
+        seconds: maximum time until the end of the headers, from the connection or from the first
+            byte of a later request; also the maximum time in which a client reads nothing.
         responses: counter of refusals by path and status.
         health: health of the server. While it drains, connections close after their answer.
             Otherwise a client could not know whether its next request arrived before the end.

@@ -34,8 +34,8 @@ class Measurement:
     Attributes:
         documents: number of documents.
         tokens: length of each document.
-        seconds: minimum of several runs, and at most that of a larger shape. ``SlowdownFactor``
-            measures how busy the machine is.
+        seconds: minimum of several runs, and at most the time of a larger shape.
+            ``SlowdownFactor`` measures how busy the machine is.
     """
 
     documents: int
@@ -224,7 +224,7 @@ def _measured(
 
 
 def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Limit the time of every shape to that of each shape with no fewer documents and tokens.
+    """Limit the time of every shape to the times of larger shapes.
 
     A small run may measure slower than a large one, for example because its cache is cold. If two
     documents seemed to cost more than four, no batch would grow from two documents to four.

@@ -2,8 +2,8 @@
 
 The model returns the contribution of each token to the logit (``aftexport.passes.evidence``). A
 passage is a run of tokens that contributes more than as many average tokens. The passages are the
-maximal scoring subsequences of the contributions minus their average, found by the algorithm of
-Ruzzo and Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
+maximal scoring subsequences of the contributions minus their average. The algorithm is by Ruzzo and
+Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Passage:
     Attributes:
         start, end: its first token, and the one after its last.
         added: exact contribution of its tokens to the logit.
-        above: contribution above that of as many average tokens.
+        above: contribution minus the contribution of as many average tokens.
     """
 
     start: int

@@ -94,7 +94,7 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
 
 
 def check_unchanged(bundle: Bundle) -> None:
-    """Check that the files of a bundle are still those that it was opened with.
+    """Check that the files of a bundle did not change since it was opened.
 
     Raises:
         BundleError: if they changed.

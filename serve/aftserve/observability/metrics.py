@@ -71,7 +71,7 @@ _METRICS = {
         "Comparisons with PyTorch, or of a batch with single runs.", ["kind", "verdict"],
     ),
     "parity_error": _Metric(
-        Histogram, "aftserve_parity_error", "Error of a comparison, relative to the largest output.",
+        Histogram, "aftserve_parity_error", "Error of comparisons, relative to the largest output.",
         ["kind"], _ERRORS,
     ),
     "skipped_checks": _Metric(

@@ -36,7 +36,7 @@ class JobQueue:
         return self._state
 
     def backlog(self, besides: Backlog | None = None) -> Backlog:
-        """Return the queued documents, without those of the request with backlog ``besides``."""
+        """Return the queued documents, without the documents of the backlog ``besides``."""
         with self._changed:
             return self._backlog - (besides or Backlog())
 

@@ -10,7 +10,7 @@ logger = logging.getLogger("aftserve.scheduler")
 
 _STALL_FACTOR = 10
 _STOP_SHARE = 0.5
-"""Share of the allowed delay in which a run must end after it is told to stop."""
+"""Share of the allowed delay in which a run must end after the request to stop."""
 
 
 class StalledError(Exception):

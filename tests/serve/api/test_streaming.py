@@ -120,7 +120,7 @@ def test_a_text_that_came_whole_is_refused_by_the_tokens_of_its_beginning(
         case _:
             sent = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
             answer = http.post(f"{address}/v2/models/model/infer", json={"inputs": [sent]})
-    found = re.search(r"document 0: The document has (\d+) tokens and more", answer.text)
+    found = re.search(r"document 0: A document .* tokens, got (\d+) or more", answer.text)
     assert found, answer.text[:500]
     assert LONGEST < int(found[1]) < 2 * LONGEST
 
@@ -132,7 +132,7 @@ def test_a_text_of_just_as_many_tokens_as_are_taken_is_taken(unit: str, address:
     assert http.post(f"{address}/infer", json={"text": text}).status_code == 200
     answer = http.post(f"{address}/infer", json={"text": text + unit})
     assert answer.status_code == 413
-    assert f"{(LONGEST // size + 1) * size} tokens, this" in answer.json()["detail"]
+    assert f"tokens, got {(LONGEST // size + 1) * size}." in answer.json()["detail"]
 
 
 def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
@@ -146,7 +146,7 @@ def test_half_a_gigabyte_leaves_the_memory_as_it_was(address: str) -> None:
     headers = {"Content-Type": "text/plain"}
     answer = http.post(f"{address}/infer", content=parts(), headers=headers, timeout=120)
     assert answer.status_code == 413
-    assert "tokens and more" in answer.json()["detail"]
+    assert " or more." in answer.json()["detail"]
     assert metric(address, "process_resident_memory_bytes") < before + (32 << 20)
 
 

@@ -21,10 +21,10 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.openapi_body import takes
+from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
 from aftserve.errors import NotFoundError
-from aftserve.http.access_log import note
+from aftserve.http.access_log import add_log_fields
 from aftserve.service import Service
 
 VERSION = "1"
@@ -134,7 +134,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         "/infer",
         response_model=InferenceResponse,
         responses={**_PROBLEMS, 200: _TENSORS},
-        openapi_extra=takes(InferenceRequest),
+        openapi_extra=body_schema(InferenceRequest),
     )
     async def infer(
         request: Request,
@@ -149,7 +149,7 @@ def _infer_router(service: Service, path: str, guards: Sequence[params.Depends])
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
         work = service.classify(message.documents, deadline)
         results = await run_until_disconnect(work, request.receive, deadline)
-        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
         return messages.respond(message, results, name=settings.served_name, version=VERSION)
 
     return router

@@ -101,7 +101,10 @@ def test_binary_tensors_follow_the_json(client: httpx.Client) -> None:
         ([text("a", name="texts")], "The inputs must be .* got texts"),
         ([text("a"), ids([1], [1, 1])], "The inputs must be .* got text, input_ids"),
         ([text("a"), text("b")], "The inputs must be .* got text, text"),
-        ([text("a", parameters={"binary_data_size": 5})], "said to have 5 bytes, 0 follow"),
+        (
+            [text("a", parameters={"binary_data_size": 5})],
+            "must have 5 bytes after the JSON, got 0",
+        ),
         ([lengths(1)], "The inputs must be .* got lengths"),
         ([ids([1, 2], [2])], r"integers \[documents, tokens\], got INT64 of 1 axes"),
         ([ids([], [0, 4])], "no documents"),

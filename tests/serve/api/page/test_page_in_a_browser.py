@@ -139,7 +139,7 @@ def test_a_long_document_by_the_keyboard_alone(
     answer = response.value.json()
     assert shown_pieces(page) == pieces(text, answer["evidence"]["spans"])
     expect(page.locator("#label")).to_have_text(answer["label"])
-    expect(page.locator("#read")).to_contain_text("all of it: 100,000 tokens")
+    expect(page.locator("#read")).to_contain_text("the whole document: 100,000 tokens")
     expect(page.locator("#status")).to_contain_text(answer["label"])
     expect(page.locator("#scores tbody tr")).to_have_count(3)
     assert seconds - answer["timings"]["inference_seconds"] < 2
