@@ -89,7 +89,8 @@ def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
         binary = binary[size or 0 :]
     if len(binary):
         raise InputError(
-            f"{len(binary)} bytes belong to no input.", "Set binary_data_size of their input."
+            f"Every byte after the JSON must belong to an input, got {len(binary)} more.",
+            "Set binary_data_size of each input.",
         )
     return Message(request, _documents(arrays))
 

@@ -172,7 +172,8 @@ function showEvidence(evidence, noEvidence, content) {
   }
   const { logit, offset, spans } = evidence;
   byId("evidence-note").textContent =
-    `The logit of the class is ${signed(logit)}: the tokens contribute ${signed(logit - offset)}, the offset ${signed(offset)}. `
+    `The logit of the class is ${signed(logit)}: `
+    + `the tokens contribute ${signed(logit - offset)}, the offset ${signed(offset)}. `
     + (spans.length ? "These passages contribute the most above as many average tokens."
       : "No passage contributes more than as many average tokens.");
   fill("document", highlighted(content, spans));
@@ -268,7 +269,7 @@ function showParity({ golden, within }) {
 /** Reads the text of a chosen or dropped file. */
 async function readFile(files) {
   try {
-    if (files.length !== 1) throw new Problem("Only one file", `Choose one file, which is one document; got ${files.length}.`);
+    if (files.length !== 1) throw new Problem("Only one file", `Choose one file, got ${files.length}.`);
     if (files[0].size > maxBytes) {
       const sizes = `${NUMBER.format(maxBytes)} bytes, got ${NUMBER.format(files[0].size)}`;
       throw new Problem("The file is too large", `A file must have at most ${sizes}.`);
