@@ -73,7 +73,9 @@ class ReferenceProcess:
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise ReferenceError(f"The PyTorch reference failed: {answer['error']}", "")
+            raise ReferenceError(
+                f"The PyTorch reference failed: {answer['error']}", "Send another document."
+            )
         return np.array(answer["logits"], dtype=np.float64)
 
     async def close(self) -> None:
