@@ -23,7 +23,7 @@ _DESCRIPTIONS = {
     413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
     415: "The body has another type, or is compressed.",
     422: "The request is malformed, or a document cannot be classified.",
-    429: "The queue or the API key's rate is at its limit; Retry-After has the seconds until a retry.",
+    429: "The queue or the key's rate is at its limit; Retry-After has the seconds until a retry.",
     500: "The engine failed on this document.",
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
