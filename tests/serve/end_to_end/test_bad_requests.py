@@ -153,7 +153,7 @@ def test_a_document_too_long_is_refused_not_cut(
 
 
 @pytest.mark.parametrize(
-    ("entry", "remedy"), [(1, "a list of their own"), ([1], "several requests")]
+    ("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")]
 )
 def test_of_many_entries_it_says_what_to_do(
     entry: object, remedy: str, client: httpx.Client
