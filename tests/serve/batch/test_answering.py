@@ -110,7 +110,7 @@ def test_what_is_over_the_memory_budget_is_treated_as_the_policy_says(
         if len(document.ids) <= 600 or policy == "exact":
             assert_right(outcome, document)
         elif policy == "reject":
-            assert "takes 600" in (outcome.error or "")
+            assert "at most 600 tokens" in (outcome.error or "")
         else:
             ids = document.ids[:600] if policy == "head" else document.ids[-600:]
             assert (outcome.tokens_used, outcome.tokens_total) == (600, len(document.ids))
