@@ -1,9 +1,12 @@
 // The page sends a document to the server and shows the answer. Content from the document and the
 // server enters the page only as text: the page's Content-Security-Policy forbids markup from strings.
 
-const byId = (id) => document.getElementById(id);
+import {
+  byId, cell, duration, element, fill, fillFacts, fillTable, head, NUMBER, number, part, percent,
+  row, scientific, signed, tokens,
+} from "./elements.js";
+
 const [form, text, file, key, status] = ["form", "text", "file", "key", "status"].map(byId);
-const NUMBER = new Intl.NumberFormat("en");
 
 let fileText = null; // unchanged text of the chosen file: a textarea removes carriage returns
 let activeRequest = null; // AbortController of the last request, until it is answered
@@ -87,47 +90,6 @@ async function loadServerInfo() {
   }
 }
 
-function element(name, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children);
-  return made;
-}
-
-const cell = (content) => element("td", {}, content);
-const number = (content) => element("td", { className: "number" }, content);
-const head = (content) => element("th", { scope: "row" }, content);
-const row = (...cells) => element("tr", {}, ...cells);
-const fill = (id, children) => byId(id).replaceChildren(...children);
-const fillTable = (id, rows) => byId(id).tBodies[0].replaceChildren(...rows);
-const fillFacts = (id, facts) =>
-  fill(id, facts.map(([name, value, stage]) => {
-    const term = element("dt", {}, name);
-    if (stage) term.dataset.stage = stage;
-    return element("div", {}, term, element("dd", {}, value));
-  }));
-
-function part(share, stage) {
-  const made = element("div");
-  made.style.width = `${100 * share}%`;
-  if (stage) made.dataset.stage = stage;
-  return made;
-}
-
-function percent(share) {
-  if (share > 0 && share < 0.0005) return "< 0.1 %";
-  if (share < 1 && share >= 0.9995) return "> 99.9 %";
-  return `${(100 * share).toFixed(1)} %`;
-}
-
-function duration(seconds) {
-  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
-  return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
-}
-
-const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
-const tokens = (count) => `${NUMBER.format(count)} ${count === 1 ? "token" : "tokens"}`;
-const scientific = (value) => (value === "inf" ? value : value.toExponential(1));
-
 function show(id) {
   for (const section of ["problem", "answer"]) byId(section).hidden = section !== id;
   const place = byId("outcome").getBoundingClientRect();
@@ -135,7 +97,7 @@ function show(id) {
 }
 
 function showProblem(problem) {
-  fill("problem", [element("h2", {}, problem.title ?? "This page has a fault"), element("p", {}, problem.message)]);
+  fill("problem", [element("h2", {}, problem.title ?? "The page failed"), element("p", {}, problem.message)]);
   status.textContent = "";
   show("problem");
   if (problem.code === 401) key.focus();

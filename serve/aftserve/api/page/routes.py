@@ -11,6 +11,7 @@ _FILES = {
     "/": ("index.html", "text/html"),
     "/page/page.css": ("page.css", "text/css"),
     "/page/page.js": ("page.js", "text/javascript"),
+    "/page/elements.js": ("elements.js", "text/javascript"),
 }
 _POLICY = (
     "default-src 'none'",
