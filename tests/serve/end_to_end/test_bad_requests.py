@@ -152,9 +152,7 @@ def test_a_document_too_long_is_refused_not_cut(
         assert "document 1" in detail
 
 
-@pytest.mark.parametrize(
-    ("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")]
-)
+@pytest.mark.parametrize(("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")])
 def test_of_many_entries_it_says_what_to_do(
     entry: object, remedy: str, client: httpx.Client
 ) -> None:
