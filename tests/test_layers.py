@@ -27,6 +27,7 @@ LAYERS = {
         ("model",),
         ("schemas",),
         ("settings",),
+        ("setting_sources",),
         ("http",),
         ("observability", "errors"),
         ("types", "client", "__init__"),

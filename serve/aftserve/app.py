@@ -57,12 +57,12 @@ def _application(service: Service) -> FastAPI:
         version=__version__,
         summary="Long-document classification. No document is ever truncated silently.",
         lifespan=lifespan,
-        # These pages run scripts of another host beside the users' API keys. They show nothing
-        # where that host cannot be reached.
+        # These pages run scripts of another host, which could read API keys. Without access to
+        # that host they are empty.
         docs_url=None,
         redoc_url=None,
-        # If TLS ends before this server, a client would repeat a redirected request, with its API
-        # key, in the clear; and it would go to whatever host the client named.
+        # Behind a proxy that ends TLS, a client would repeat a redirected request in plain text,
+        # with its API key, and to any host that the client named.
         redirect_slashes=False,
         # aftserve.observability.tracing configures traces, and GET /metrics has the metrics.
         telemetry={
@@ -109,5 +109,5 @@ def _guards(service: Service, keys: Keys | None) -> Sequence[params.Depends]:
     by_name = Depends(named_host(settings.host, settings.allowed_hosts))
     if keys is None:
         return [by_name, Depends(same_origin(settings.cors_origins))]
-    # A web page that has a key is meant to ask, by any host name unless some are listed.
+    # A web page with an API key may send requests, under any host name unless some are listed.
     return [*([by_name] if settings.allowed_hosts else []), Depends(keys.dependency())]

@@ -10,7 +10,7 @@ class DocumentTooLongError(InputError):
 
 
 class RefusedError(AftexportError):
-    """A request that is refused for another reason than its documents.
+    """A refusal of a request for a reason other than its documents.
 
     Attributes:
         status: status of the HTTP response.
@@ -59,13 +59,13 @@ class ForbiddenError(RefusedError):
 
 
 class NotFoundError(RefusedError):
-    """The requested thing does not exist."""
+    """The requested resource does not exist."""
 
     status = 404
 
 
 class BusyError(RefusedError):
-    """The documents in the queue take too long."""
+    """The queue, the API key's rate or the buffer for bodies is at its limit."""
 
     status = 429
 
@@ -87,9 +87,9 @@ class UnavailableError(RefusedError):
 
 
 class ClientGoneError(RefusedError):
-    """The client has left. The status is the one that nginx logs."""
+    """The client has left; nginx uses the same status for this."""
 
     status = 499
 
     def __init__(self) -> None:
-        super().__init__("The client left.", "Nothing.")
+        super().__init__("The client left.", "Keep the connection open until the answer.")

@@ -19,8 +19,8 @@ from aftserve.settings import Policy
 from aftserve.types import Document
 
 
-def _whole(ids: Any) -> Any:
-    """Turn whole floats into integers: 5.0 is an integer in JSON. The check is fast without any."""
+def _convert_whole_floats(ids: Any) -> Any:
+    """Turn whole floats into integers, because 5.0 is an integer in JSON."""
     if isinstance(ids, list) and float in set(map(type, ids)):
         return [int(i) if isinstance(i, float) and i.is_integer() else i for i in ids]
     return ids
@@ -29,13 +29,13 @@ def _whole(ids: Any) -> Any:
 TokenIds = Annotated[
     list[StrictInt],
     FailFast(),
-    BeforeValidator(_whole),
+    BeforeValidator(_convert_whole_floats),
     Field(description="Token ids of one document."),
 ]
 
 
 class InferRequest(BaseModel):
-    """Documents to classify: exactly one of the three forms."""
+    """Documents to classify, in exactly one of the three forms."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,14 +62,14 @@ class InferRequest(BaseModel):
 
 
 class DocumentRequest(BaseModel):
-    """One document: exactly one of the two forms."""
+    """One document, in exactly one of the two forms."""
 
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = None
     input_ids: list[StrictInt] | None = Field(None, fail_fast=True)
 
-    _whole_ids = field_validator("input_ids", mode="before")(_whole)
+    _whole_ids = field_validator("input_ids", mode="before")(_convert_whole_floats)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -94,7 +94,7 @@ class LineProblem(BaseModel):
 
 
 class Timings(BaseModel):
-    """Where the time went, in seconds."""
+    """Times of the stages of an answer, in seconds."""
 
     tokenize_seconds: float
     queue_seconds: float = Field(description="Wait for earlier documents.")
@@ -108,12 +108,18 @@ class EvidenceSpan(BaseModel):
     """A passage that contributes more to the logit than as many average tokens."""
 
     start_token: int
-    end_token: int = Field(description="The token after its last.")
-    start: int | None = Field(default=None, description="Its first character, if sent as text.")
-    end: int | None = Field(default=None, description="The character after its last.")
-    text: str | None = Field(default=None, description="The passage, if sent as text.")
+    end_token: int = Field(description="Index of the token after its last.")
+    start: int | None = Field(
+        default=None, description="Index of its first character, if the document was sent as text."
+    )
+    end: int | None = Field(default=None, description="Index of the character after its last.")
+    text: str | None = Field(
+        default=None, description="The passage, if the document was sent as text."
+    )
     contribution: float = Field(description="Exact contribution of its tokens to the logit.")
-    above_average: float = Field(description="Contribution above that of as many average tokens.")
+    above_average: float = Field(
+        description="Contribution minus the contribution of as many average tokens."
+    )
 
 
 class Evidence(BaseModel):
@@ -130,7 +136,7 @@ class DocumentResult(BaseModel):
     bundle: str = Field(description="Digest of the bundle that answered; see GET /info.")
     label: str
     scores: dict[str, float] = Field(
-        description="Probability of every label: a softmax over labels that exclude each other."
+        description="Probability of every label, by a softmax over labels that exclude each other."
     )
     tokens_total: int = Field(description="Tokens of the document.")
     tokens_used: int = Field(description="Tokens that the model saw.")
@@ -165,13 +171,19 @@ class Limits(BaseModel):
     max_characters: int = Field(description="Maximum characters of one text.")
     max_documents: int
     max_body_bytes: int
-    max_queue_seconds: float = Field(description="Maximum predicted time of the queue before it.")
-    deadline_seconds: float = Field(description="Maximum time from its first byte to the answer.")
+    max_queue_seconds: float = Field(
+        description="Maximum predicted time of the queue before a request."
+    )
+    deadline_seconds: float = Field(
+        description="Maximum time from a request's first byte to its answer."
+    )
     budget_tokens: int = Field(description="Maximum tokens of a shared run, with padding.")
     batching: bool = Field(description="Whether documents may share a run.")
     whole_tokens: int = Field(description="Maximum tokens of a document within the memory budget.")
     long_documents: Policy
-    whole_only: str | None = Field(description="Reason why no document can run in chunks, if any.")
+    whole_only: str | None = Field(
+        description="Reason why no document can run in chunks; null if they can."
+    )
 
 
 class GoldenCase(BaseModel):
@@ -198,7 +210,7 @@ class ParityReport(BaseModel):
 
 
 class OutputParity(BaseModel):
-    """One logit."""
+    """One logit of the engine and of PyTorch."""
 
     label: str
     served: float
@@ -223,7 +235,7 @@ class MeasuredRun(BaseModel):
     documents: int
     tokens: int = Field(description="Tokens of each document.")
     seconds: float
-    pays: bool = Field(description="Whether it takes clearly less than single runs.")
+    pays: bool = Field(description="Whether it takes clearly less time than single runs.")
 
 
 class ChunkedRun(BaseModel):
@@ -238,10 +250,12 @@ class Calibration(BaseModel):
     """The cost of documents on this machine."""
 
     measurements: list[MeasuredRun]
-    batch_up_to_tokens: int = Field(description="Longer documents have single runs.")
+    batch_up_to_tokens: int = Field(description="Maximum length of documents that share runs.")
     batch_up_to_documents: int
-    in_chunks: list[ChunkedRun] = Field(description="A document of one chunk, and one of two.")
-    pace: float = Field(description="Time of the last runs over their calibrated time.")
+    in_chunks: list[ChunkedRun] = Field(description="Times of a document of one chunk, and of two.")
+    slowdown: float = Field(
+        serialization_alias="pace", description="Time of the last runs over their calibrated time."
+    )
 
 
 class Reload(BaseModel):
@@ -249,9 +263,9 @@ class Reload(BaseModel):
 
     at: datetime
     bundle: str | None = Field(description="Digest of the loaded bundle; null if none was loaded.")
-    seconds: float = Field(description="Time that it took.")
+    seconds: float = Field(description="Duration of the reload.")
     problem: str | None = Field(
-        description="Reason why the bundle before stays in use, if it does."
+        description="Reason why the previous bundle stays in use; null if the new one is used."
     )
 
 
@@ -263,7 +277,10 @@ class Info(BaseModel):
     loaded: datetime
     last_reload: Reload | None
     engine: str
-    safe: bool = Field(description="Whether only portable bodies run, after a breach of parity.")
+    uses_standard_ops_only: bool = Field(
+        serialization_alias="safe",
+        description="Whether only portable bodies run, after a breach of parity.",
+    )
     labels: list[str]
     scores: str = Field(description="Meaning of the scores of an answer.")
     vocab_size: int

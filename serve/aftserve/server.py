@@ -33,7 +33,7 @@ from aftserve.settings import Settings
 logger = logging.getLogger(__name__)
 
 _RELOAD: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""Windows has no such signal."""
+"""The signal that reloads the bundle; None on Windows, which lacks it."""
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -68,10 +68,10 @@ def serve(settings: Settings, console: Console) -> int:
 
 
 def check_address(host: str, port: int) -> None:
-    """Check that the server can listen, before anything is loaded.
+    """Check that the server can listen, before the bundle is loaded.
 
     Raises:
-        UsageError: if it cannot.
+        UsageError: if the server cannot listen at the address.
     """
     try:
         bound = bind(host, port)
@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=settings.keep_alive_seconds,
-                # By then, every accepted request has its answer or its error.
+                # After --shutdown-seconds, every accepted request has an answer or an error.
                 timeout_graceful_shutdown=int(settings.shutdown_seconds) + 5,
             )
         )
@@ -194,7 +194,7 @@ class Server(uvicorn.Server):
             self._leave()
 
     def _drain(self) -> None:
-        """Serve on for a while, so that load balancers see that the server is not ready."""
+        """Serve for a while longer, so that load balancers see that the server is not ready."""
         logger.info("draining for %g s", self._drain_seconds)
         self._reloader.close()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The server's parts together: from a request's documents to their results."""
+"""From a request's documents to their results, with the active bundle."""
 
 import asyncio
 import logging
@@ -8,20 +8,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import anyio
-import anyio.to_thread
-
 from aftexport.bundle.bundle import Bundle
-from aftexport.errors import InputError
 from aftserve.errors import DocumentTooLongError, UnavailableError
 from aftserve.model.active import ActiveBundle
 from aftserve.model.evidence import explain
-from aftserve.model.load import LoadedModel, load_standard_ops_model
+from aftserve.model.inputs import TokenizedDocument, tokenize_document, tokenize_documents
+from aftserve.model.load import LoadedModel
 from aftserve.model.reload import Reloader
 from aftserve.model.tokenizer_pool import TokenizerPool
 from aftserve.observability.health import Health
 from aftserve.observability.metrics import Metrics
 from aftserve.observability.tracing import Traces
+from aftserve.parity.breach_handler import BreachHandler
 from aftserve.parity.monitor import ParityMonitor
 from aftserve.parity.reference import ReferenceProcess
 from aftserve.scheduling.admission import Admission
@@ -36,30 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Input:
-    """A document of a request, tokenized.
-
-    Attributes:
-        document: the document as it was sent.
-        ids: all of its tokens.
-        used: the tokens that the policy for long documents leaves.
-        tokenize_seconds: time of the tokenizer.
-    """
-
-    document: Document
-    ids: Tokens
-    used: Tokens
-    tokenize_seconds: float
-
-
-@dataclass(frozen=True)
 class _Times:
-    """The times of a request; all but one by ``time.monotonic``.
+    """The times of a request: points by ``time.monotonic``, and a prediction.
 
     Attributes:
         began: start of tokenization.
         admitted: end of tokenization, and start of the wait for the engine.
-        predicted: seconds from then to the answer, as predicted.
+        predicted: predicted seconds from ``admitted`` to the answer.
         ended: end of the last stage.
     """
 
@@ -75,13 +56,13 @@ class _Times:
 
 
 class Service:
-    """Everything behind the HTTP interface.
+    """The server behind its HTTP interface.
 
     Args:
         bundle: a checked bundle.
         model: the loaded model of the bundle.
         settings: settings of the server.
-        traces: traces of its requests; none by default.
+        traces: traces of the requests; none by default.
     """
 
     def __init__(
@@ -106,7 +87,7 @@ class Service:
         self.reloader = Reloader(settings, self._activate, self.metrics)
         self._admission = Admission(self.scheduler, settings.max_queue_seconds)
         self._tokenizers = TokenizerPool()
-        self._falling_back: asyncio.Task[None] | None = None
+        self._breaches = BreachHandler(settings, self.health, self.scheduler)
         self.metrics.observe_bundle(bundle.digest, self.active.since.timestamp())
         self.metrics.ready.set_function(lambda: self.health.ready)
         self.metrics.slowdown.set_function(lambda: self.scheduler.slowdown.value)
@@ -125,7 +106,7 @@ class Service:
         """Answer requests within the block."""
         scheduling = asyncio.create_task(self.scheduler.serve())
         scheduling.add_done_callback(self._end_with_scheduler)
-        # The scheduler's end gives every waiting client an error.
+        # When the scheduler ends, it gives every waiting client an error.
         self.health.when_failed(scheduling.cancel)
         self.health.phase = "ready"
         if self.model.breach is not None:
@@ -137,7 +118,7 @@ class Service:
         scheduling.cancel()
 
     def check_open(self) -> None:
-        """Check that the server takes requests, before one is read.
+        """Check that the server takes requests, before it reads one.
 
         Raises:
             UnavailableError: if the server answers no requests.
@@ -172,7 +153,9 @@ class Service:
         async with self.parity.held() as parity:
             active = parity.active
             began = time.monotonic()
-            inputs = await self._tokenize(active, documents, with_evidence=spans > 0)
+            inputs = await tokenize_documents(
+                self._tokenizers, active.model.classifier, documents, with_evidence=spans > 0
+            )
             admitted = time.monotonic()
             used = [one.used for one in inputs]
             predicted, done = await self._run(
@@ -202,44 +185,16 @@ class Service:
         """
         async with self.parity.held() as parity:
             active = parity.active
-            ids, _ = await self._tokens(active, 0, document)
-            if active.model.classifier.in_chunks(len(ids)):
+            classifier = active.model.classifier
+            ids, _ = await tokenize_document(self._tokenizers, classifier, 0, document)
+            if classifier.in_chunks(len(ids)):
                 raise DocumentTooLongError(
-                    f"The document has {len(ids)} tokens; PyTorch takes it whole, which is over "
-                    "the memory budget.",
+                    f"A document for PyTorch must have at most {classifier.whole_tokens} tokens, "
+                    f"because PyTorch runs it whole; got {len(ids)}.",
                     "Send a shorter one.",
                 )
             _, (result,) = await self._run(active, [ids], deadline)
             return await parity.check(ids, result.answer.logits)
-
-    async def _tokenize(
-        self, active: ActiveBundle, documents: Sequence[Document], *, with_evidence: bool
-    ) -> list[_Input]:
-        """Tokenize documents, and cut them by the policy for long documents."""
-        classifier = active.model.classifier
-        tokenized = [await self._tokens(active, *numbered) for numbered in enumerate(documents)]
-        inputs = [
-            _Input(document, ids, classifier.cut(ids), seconds)
-            for document, (ids, seconds) in zip(documents, tokenized, strict=True)
-        ]
-        for one in inputs if with_evidence else ():
-            classifier.check_evidence(len(one.used))
-        return inputs
-
-    async def _tokens(
-        self, active: ActiveBundle, index: int, document: Document
-    ) -> tuple[Tokens, float]:
-        """Return a document's checked tokens, and the seconds that the tokenizer took."""
-        classifier = active.model.classifier
-        try:
-            if not isinstance(document, str):
-                return classifier.check(document), 0.0
-            classifier.check_text(document)  # before it waits for a thread
-            start = time.perf_counter()
-            ids = await self._tokenizers.encode(classifier, document)
-            return ids, time.perf_counter() - start
-        except InputError as error:
-            raise type(error)(f"document {index}: {error.problem}", error.remedy) from error
 
     async def _run(
         self,
@@ -272,7 +227,7 @@ class Service:
     def _result(
         self,
         active: ActiveBundle,
-        one: _Input,
+        one: TokenizedDocument,
         result: Result,
         queue_seconds: float,
         predicted: float,
@@ -294,7 +249,7 @@ class Service:
         )
 
     async def _explain(
-        self, active: ActiveBundle, one: _Input, result: Result, spans: int
+        self, active: ActiveBundle, one: TokenizedDocument, result: Result, spans: int
     ) -> Evidence:
         classifier = active.model.classifier
         first = len(one.ids) - len(one.used) if classifier.policy == "tail" else 0
@@ -313,7 +268,9 @@ class Service:
                 seconds = getattr(result.timings, f"{stage}_seconds")
                 self.metrics.stage_seconds.labels(stage).observe(seconds)
 
-    def _trace(self, inputs: Sequence[_Input], done: Sequence[Result], times: _Times) -> None:
+    def _trace(
+        self, inputs: Sequence[TokenizedDocument], done: Sequence[Result], times: _Times
+    ) -> None:
         """Record the stages of an answered request in its trace."""
         total = sum(len(one.ids) for one in inputs)
         self.traces.record(
@@ -349,38 +306,15 @@ class Service:
         )
 
     async def _activate(self, active: ActiveBundle) -> None:
-        """Answer new requests by a bundle; accepted ones stay with the bundle before."""
-        if self._falling_back is not None:
-            await asyncio.wait({self._falling_back})
+        """Answer new requests with a bundle; accepted requests stay with the bundle before."""
+        await self._breaches.wait()
         before, self.active, self.parity = self.parity, active, self._monitor(active)
-        self._falling_back = None
+        self._breaches.clear()
         self.scheduler.forget()
-        self.health.breach = None
         self.metrics.observe_bundle(active.bundle.digest, active.since.timestamp())
         await before.retire()
 
     def _handle_breach(self, active: ActiveBundle, reason: str) -> None:
         logger.error("parity is broken: %s", reason)
-        if active is not self.active:
-            return  # another bundle answers by now
-        if self.settings.on_breach == "unready" or self.model.uses_standard_ops_only:
-            self.health.breach = reason
-        elif self._falling_back is None:
-            self._falling_back = asyncio.create_task(self._fall_back(active, reason))
-
-    async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
-        """Go on with standard operators only, if their golden cases are within the bound."""
-        with self.scheduler.paused():
-            model = None
-            try:
-                model = await anyio.to_thread.run_sync(
-                    load_standard_ops_model, active.bundle, self.settings
-                )
-            except Exception:
-                logger.exception("the model cannot be loaded with portable bodies only")
-            if model is None or model.breach is not None:
-                self.health.breach = reason
-                return
-            active.model = model
-            self.scheduler.forget()
-            logger.warning("serving with portable bodies only from now on")
+        if active is self.active:  # otherwise another bundle answers by now
+            self._breaches.handle(active, reason)

@@ -1,20 +1,14 @@
-"""The settings of the server, from flags, environment variables and a file."""
+"""The settings of the server."""
 
-import os
-import re
-import tomllib
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, from_json
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
-    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -23,18 +17,19 @@ from pydantic_settings import (
 
 from aftexport.contract import MAX_TOKENS
 from aftexport.errors import UsageError
+from aftserve.setting_sources import PREFIX, ConfigFile, Variables, check_variables, suggest
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def _named(path: Any) -> Any:
-    if path == "":  # a variable that a script left empty would mean the current folder
+def _refuse_empty(path: Any) -> Any:
+    if path == "":  # an empty path would mean the current folder
         raise PydanticCustomError("empty_path", "The path is empty")
     return path
 
 
-Location = Annotated[Path, BeforeValidator(_named)]
+Location = Annotated[Path, BeforeValidator(_refuse_empty)]
 """Path of a file or folder."""
 Origin = Annotated[str, Field(pattern=r"^(\*|[^/\sA-Z]+://[^/\sA-Z]+)$")]
 """An origin as a browser sends it, in lower case and without a path; or * for all."""
@@ -44,11 +39,6 @@ Policy = Literal["exact", "reject", "head", "tail"]
 """Treatment of a document over the memory budget."""
 
 _MIB = 1 << 20
-_PREFIX = "AFTSERVE_"
-_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
-_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
-"""Ends of the other variables that Kubernetes sets for a service."""
 
 
 class Settings(BaseSettings):
@@ -56,7 +46,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         frozen=True,
-        env_prefix=_PREFIX,
+        env_prefix=PREFIX,
         cli_prog_name="aftserve",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -66,13 +56,13 @@ class Settings(BaseSettings):
 
     bundle: CliPositionalArg[Location] = Field(
         Path(),
-        description="a folder written by aftexport; SIGHUP reloads it. Or one of the commands "
-        "key, batch and deploy; each has its own --help",
+        description="a folder written by aftexport, which SIGHUP reloads; or one of the commands "
+        "key, batch and deploy, each with its own --help",
     )
     config: Location | None = Field(None, description="a TOML file of these settings")
     host: str = Field(
         "127.0.0.1",
-        min_length=1,  # the system would take an empty one for all addresses
+        min_length=1,  # an empty host would mean all addresses
         description="address to listen on; :: for all of IPv6 and IPv4",
     )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 for a free one")
@@ -95,8 +85,8 @@ class Settings(BaseSettings):
     idle_seconds: float = Field(
         5,
         ge=0,
-        description="time without a request after which the engine gives the memory of its runs "
-        "back to the system; inf to keep it",
+        description="time without a request after which the engine releases the memory of its "
+        "runs; inf to keep it",
     )
     budget_tokens: PositiveInt = Field(
         16_384,
@@ -109,12 +99,12 @@ class Settings(BaseSettings):
         "same answer, refuse it, or cut it to its head or tail",
     )
     memory_budget_mib: Positive = Field(
-        512, description="MiB that one document may take; a longer one runs in chunks"
+        512, description="maximum MiB of one document's run; a longer document runs in chunks"
     )
     spill: Location | None = Field(
         None,
-        description="folder for the values of such a document between layers; by default the "
-        "system's folder for temporary files",
+        description="folder for a document's values between layers while it runs in chunks; by "
+        "default the system's folder for temporary files",
     )
 
     api_keys: Location | None = Field(
@@ -124,9 +114,9 @@ class Settings(BaseSettings):
     )
     allowed_hosts: Annotated[list[Host], NoDecode] = Field(
         [],
-        description="host names that requests may use beside those of loopback, separated by "
-        "commas; * for all. By default only those of loopback if the server listens on loopback "
-        "without API keys, and all otherwise",
+        description="host names that requests may use beside names of loopback, separated by "
+        "commas; * for all. By default a server on loopback without API keys accepts only names "
+        "of loopback, and other servers accept all",
     )
     cors_origins: Annotated[list[Origin], NoDecode] = Field(
         [],
@@ -160,47 +150,52 @@ class Settings(BaseSettings):
     )
     keep_alive_seconds: PositiveInt = Field(
         75,
-        description="time that a connection is kept for another request; it must exceed that of a "
-        "proxy in front",
+        description="time that a connection is kept for another request; it must exceed the "
+        "keep-alive time of a proxy in front",
     )
     stall_seconds: Positive = Field(
-        30, description="end the process if a run is late by this and ten times its prediction"
+        30,
+        description="end the process if a run exceeds ten times its prediction by this time",
     )
 
     reference: Location | None = Field(
         None,
-        description="the model file that the bundle was exported from, for comparison; needs torch",
+        description="the model file that the bundle was exported from, to compare with; needs "
+        "torch",
     )
     reference_factory: str | None = Field(
-        None, description="package.module:callable, if that file is a bare state dict"
+        None, description="package.module:callable, if --reference is a bare state dict"
     )
     reference_allow_pickle: bool = Field(
-        False, description="allow that file to be a pickled module, whose code is run"
+        False, description="allow --reference to be a pickled module, whose code is run"
     )
     shadow: float = Field(
         0,
         ge=0,
         le=1,
-        description="share of live documents, of up to 65,536 tokens, that are also compared",
+        description="share of live documents that are also compared, if they have at most 65,536 "
+        "tokens",
     )
     on_breach: Literal["unready", "fallback"] = Field(
         "unready",
-        description="if parity is broken: take no requests, or run only the portable bodies",
+        description="if parity is broken: refuse requests, or run only the portable bodies",
     )
 
     drain_seconds: Seconds = Field(
-        1, description="time after SIGTERM in which the server is not ready but still serves"
+        1, description="time after SIGTERM in which the server reports not ready but still serves"
     )
     shutdown_seconds: Positive = Field(
-        60, description="time after that for the answers to accepted requests"
+        60, description="time after --drain-seconds for the answers to accepted requests"
     )
 
-    log_format: Literal["text", "json"] = Field("text", description="one line for each event")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="format of the log, which has one line for each event"
+    )
 
     @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
-    def _listed(cls, names: Any) -> Any:
-        """Parse the list of a flag or a variable: JSON, or separated by commas."""
+    def _split(cls, names: Any) -> Any:
+        """Parse the list of a flag or a variable: JSON, or names separated by commas."""
         if not isinstance(names, str):
             return names
         if names.startswith("["):
@@ -224,12 +219,12 @@ class Settings(BaseSettings):
 
     @property
     def max_buffered_bytes(self) -> int:
-        """Maximum bytes of all requests that are being received."""
+        """Maximum bytes of all requests, each from its arrival to its answer."""
         return int(self.max_buffered_mib * _MIB)
 
     @property
     def absolute_paths(self) -> dict[str, Path]:
-        """All files and folders that are set, as absolute paths."""
+        """All files and folders of the settings, as absolute paths."""
         return {name: path.absolute() for name, path in self if isinstance(path, Path)}
 
     @classmethod
@@ -242,14 +237,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources after the command line; the first with a value wins."""
-        # Ignore empty variables, as OpenTelemetry does: a script may leave one empty.
-        environment = EnvSettingsSource(settings_cls, env_ignore_empty=True)
-        environment.env_vars = {
-            name: value
-            for name, value in environment.env_vars.items()
-            if not (name.upper() == f"{_PREFIX}PORT" and _LINK.match(value or ""))
-        }
-        return init_settings, environment, _ConfigFile(settings_cls)
+        return init_settings, Variables(settings_cls), ConfigFile(settings_cls)
 
     @classmethod
     def read(cls, arguments: Sequence[str]) -> Self:
@@ -261,56 +249,19 @@ class Settings(BaseSettings):
         Raises:
             UsageError: if a value is out of range, or a file cannot be read.
         """
-        cls._check_variables()
+        check_variables(cls.model_fields)
         try:
             return cls(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
             if first["type"] == "extra_forbidden":  # flags and variables are checked before
-                meant = " or ".join(
-                    [*get_close_matches(name, cls.model_fields, 1), "aftserve --help"]
-                )
                 raise UsageError(
                     f"{name} in the file of --config is not a setting.",
-                    f"Remove it, or see {meant}.",
+                    f"Remove it, or see {suggest(name, cls.model_fields)}.",
                 ) from error
             flag = name if name == "bundle" else "--" + name.replace("_", "-")
             message = first["msg"][:1].lower() + first["msg"][1:]
             raise UsageError(f"{flag}: {message}.", "See aftserve --help.") from error
         except SettingsError as error:
             raise UsageError(f"{error}.", "See aftserve --help.") from error
-
-    @classmethod
-    def _check_variables(cls) -> None:
-        """Refuse variables that would be ignored: unknown settings, and an empty file of keys."""
-        known = [f"{_PREFIX}{name.upper()}" for name in cls.model_fields]
-        for name, value in os.environ.items():
-            name = name.upper()
-            if name == f"{_PREFIX}API_KEYS" and not value:
-                raise UsageError(
-                    f"{name} is empty: the server would answer requests without API keys.",
-                    "Unset it, or name the file.",
-                )
-            if not name.startswith(_PREFIX) or name in known or _OF_SERVICES.search(name):
-                continue
-            if name.endswith("_PORT") and _LINK.match(value):
-                continue
-            meant = " or ".join([*get_close_matches(name, known, 1), "aftserve --help"])
-            raise UsageError(f"{name} is not a setting.", f"Unset it, or see {meant}.")
-
-
-class _ConfigFile(PydanticBaseSettingsSource):
-    """The TOML file of ``--config``."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # never called: the file is read as a whole
-
-    def __call__(self) -> dict[str, Any]:
-        path = self.current_state.get("config")
-        if path is None:
-            return {}
-        try:
-            return tomllib.loads(Path(path).read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--config {path}: {error}.", "Check the file.") from error

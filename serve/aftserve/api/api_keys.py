@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from aftexport.errors import UsageError
 from aftserve.api.file_permissions import exposures
 from aftserve.errors import BusyError, ForbiddenError, UnauthorizedError
-from aftserve.http.access_log import note
+from aftserve.http.access_log import add_log_fields
 
 logger = logging.getLogger("aftserve.keys")
 
@@ -34,7 +34,7 @@ def _check_rate(rate: str) -> str:
 
 
 class Key(BaseModel):
-    """One section of the file of keys; its name is that of the key's owner."""
+    """One section of the file of keys, named after the owner of the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,9 +59,9 @@ class _Group:
 class _SlidingWindow:
     """The requests that a rate has accepted within the last period.
 
-    Requests that arrive close together are stored as one group with the time of the last, so that
-    memory does not grow with their number. They count for at most a thousandth of the period too
-    long. The library either stores each request or accepts too many, and it uses the system's
+    Requests that arrive close together are one group with the time of the last, so that memory does
+    not grow with their number. So a request counts for up to a thousandth of the period too long.
+    The library ``limits`` either stores each request or accepts too many. It also uses the system's
     clock, which may be set.
 
     Args:
@@ -133,7 +133,7 @@ class Keys:
         return cls(keys)
 
     def owner(self, *given: str) -> str:
-        """Return the owner of one of these keys, in a time that does not depend on them.
+        """Return the owner of one of these keys, in a time that does not depend on the keys.
 
         Raises:
             UnauthorizedError: if none of them is known.
@@ -156,8 +156,10 @@ class Keys:
         windows, now = self._rates.get(name, ()), time.monotonic()
         for window in windows:
             if (left := window.seconds_left(now)) > 0:
-                raise BusyError(f"This API key may ask {window.rate}.", "Ask again later.", left)
-        for window in windows:  # only once none of them refuses it
+                raise BusyError(
+                    f"The rate of this API key is {window.rate}.", "Try again later.", left
+                )
+        for window in windows:  # a refused request counts for none of them
             window.accept(now)
 
     def dependency(self, *, admin: bool = False) -> Callable[..., Awaitable[None]]:
@@ -172,9 +174,9 @@ class Keys:
             bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
             header: Annotated[str | None, Security(_HEADER)],
         ) -> None:
-            # Take either: a gateway in front may use the other header for a key of its own.
+            # Accept either header: a gateway in front may use the other one for its own key.
             name = self.owner(header or "", bearer.credentials if bearer else "")
-            note(request, key=name)
+            add_log_fields(request, key=name)
             self.count(name)
             if admin and name not in self._admins:
                 raise ForbiddenError

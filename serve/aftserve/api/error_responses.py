@@ -23,7 +23,7 @@ _DESCRIPTIONS = {
     413: "The body or a document is over a limit, or takes longer than the deadline by itself.",
     415: "The body has another type, or is compressed.",
     422: "The request is malformed, or a document cannot be classified.",
-    429: "The queue or the API key's rate is at its limit; Retry-After says when to ask again.",
+    429: "The queue or the key's rate is at its limit; Retry-After has the seconds until a retry.",
     500: "The engine failed on this document.",
     503: "The server is not ready, is stopping, or has failed.",
     504: "The deadline passed.",
@@ -59,15 +59,15 @@ def handle_problems(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> JSONResponse:
         headers = error.headers
-        if error.status_code == 405:  # the router names the methods of one route only
+        if error.status_code == 405:  # the router names only the methods of one route
             headers = {"Allow": ", ".join(_methods(request))}
         return _problem(request, error.detail, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        # uvicorn closes the connection; another request on it would be lost.
+        # Tell the client that uvicorn closes the connection, or its next request is lost.
         headers = {"Connection": "close"}
-        return _problem(request, "The server has a fault. See its log.", 500, headers)
+        return _problem(request, "The server failed. See its log.", 500, headers)
 
 
 def _methods(request: Request) -> list[str]:

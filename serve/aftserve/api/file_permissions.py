@@ -20,7 +20,7 @@ def exposures(file: Path) -> Iterator[str]:
         OSError: if the file cannot be examined.
     """
     if os.name != "posix":
-        return  # the permission bits have no meaning there
+        return  # other systems do not use the permission bits
     mode = file.stat().st_mode
     if mode & stat.S_IWOTH:
         yield f"every user may write {file}, and so add keys: chmod o-w it"

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Request, Response, params
 from aftserve.api import streaming
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.openapi_body import takes
+from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import media_type, read_json
-from aftserve.http.access_log import note
+from aftserve.http.access_log import add_log_fields
 from aftserve.scheduling.job import Backlog
 from aftserve.schemas import DocumentResult, InferRequest, InferResponse, Problem
 from aftserve.service import Service
@@ -24,7 +24,7 @@ _LINES_SCHEMA: dict[str, Any] = {
 }
 _TEXT_SCHEMA = {"type": "string", "minLength": 1}
 _LINES_CONTENT = dict.fromkeys(streaming.LINES_TYPES, _LINES_SCHEMA)
-_INFER = takes(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
+_INFER = body_schema(InferRequest, **{streaming.TEXT: _TEXT_SCHEMA}, **_LINES_CONTENT)
 _LINES_RESPONSE = {"content": {kind: {"schema": schema} for kind, schema in _LINES_CONTENT.items()}}
 EvidenceSpans = Annotated[
     int,
@@ -73,14 +73,14 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
             lines = await streaming.classify_lines(
                 request, classify, max_lines=service.settings.max_documents, deadline=deadline
             )
-            note(request, documents=len(lines))
+            add_log_fields(request, documents=len(lines))
             content = "".join(line.model_dump_json(exclude_none=True) + "\n" for line in lines)
             return Response(content, media_type=kind)
         body = await _read(request, kind, service)
         service.traces.record("receive", request.state.started, time.monotonic())
         work = service.classify(body.documents, deadline, spans=evidence)
         results = await run_until_disconnect(work, request.receive, deadline)
-        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
         return results[0] if body.text is not None else InferResponse(results=results)
 
     return router

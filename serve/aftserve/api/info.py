@@ -21,7 +21,7 @@ def describe(service: Service) -> Info:
         loaded=active.since,
         last_reload=service.reloader.last,
         engine=classifier.engine.name,
-        safe=model.uses_standard_ops_only,
+        uses_standard_ops_only=model.uses_standard_ops_only,
         labels=list(manifest.labels),
         scores=SCORES,
         vocab_size=manifest.vocab_size,
@@ -43,7 +43,7 @@ def describe(service: Service) -> Info:
             long_documents=settings.long_documents,
             whole_only=_whole_only(active),
         ),
-        calibration=Calibration(pace=service.scheduler.slowdown.value, **model.costs.to_dict()),
+        calibration=Calibration(slowdown=service.scheduler.slowdown.value, **model.costs.to_dict()),
     )
 
 
@@ -51,4 +51,6 @@ def _whole_only(active: ActiveBundle) -> str | None:
     classifier = active.model.classifier
     if classifier.chunked is not None:
         return None
-    return active.bundle.manifest.whole_only or f"{classifier.engine.name} has none"
+    return (
+        active.bundle.manifest.whole_only or f"{classifier.engine.name} runs no documents in chunks"
+    )

@@ -30,7 +30,7 @@ def describe_bodies(app: FastAPI, service: Service) -> None:
 
 @lru_cache(maxsize=1)  # the document needs no key: repeated requests for it must stay cheap
 def _bodies(vocab_size: int, min_tokens: int, has_tokenizer: bool) -> dict[str, Schema]:
-    # A document that is too long is not malformed: it gets 413, and GET /info has the limits.
+    # Name no maximum length: a document that is too long gets 413, and GET /info has the limits.
     text = {"type": "string", "minLength": 1}
     ids: Schema = {
         "type": "array",

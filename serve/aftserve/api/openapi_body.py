@@ -8,7 +8,7 @@ COMPONENTS = "#/components/schemas/"
 Schema = dict[str, Any]
 
 
-def takes(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
+def body_schema(model: type[BaseModel], **others: Schema) -> dict[str, Any]:
     """Return a route's description of a body that the endpoint reads itself.
 
     Args:

@@ -18,7 +18,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
 
     Args:
         service: the service that is described.
-        guards: checks of a request; the endpoints of health have none.
+        guards: checks of a request, except to the endpoints of health.
     """
     problems = responses(Problem)
     guarded: dict[str, Any] = {"dependencies": guards}
@@ -71,10 +71,10 @@ def create_reload_router(service: Service, guards: Sequence[params.Depends]) -> 
 
     @router.post("/reload", dependencies=guards, responses=refusals)
     async def reload() -> Reload:
-        """Load the bundle from its path again; one that cannot be used is refused.
+        """Load the bundle from its path again, and refuse it if it cannot be used.
 
-        Requests that were accepted earlier are answered by the bundle before. The API key must be
-        marked admin.
+        The previous bundle answers requests that were accepted earlier. The API key must be marked
+        admin.
         """
         return await service.reloader.run()
 

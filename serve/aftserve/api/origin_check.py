@@ -1,6 +1,6 @@
 """Checks of the Origin and Host headers that browsers send.
 
-A page of any site can make its reader's browser send a request to this server. The page cannot
+A page of any site can make a browser send a request to this server. The page cannot
 read the answer, unless its own host name resolves to this server (DNS rebinding).
 """
 
@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 _ALL_ADDRESSES = {"0.0.0.0", "::"}
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = ("same-origin", "none")
-"""Values of Sec-Fetch-Site: of a page of this server, and of the reader's own request."""
+"""Values of Sec-Fetch-Site for a page of this server, and for a request by the user."""
 
 
 class OriginError(RefusedError):
@@ -40,23 +40,23 @@ def named_host(host: str, allowed_hosts: Sequence[str]) -> Callable[..., Awaitab
 
     Args:
         host: the address that the server listens on.
-        allowed_hosts: host names that are accepted beside those of loopback; ``*`` accepts all.
+        allowed_hosts: host names that are accepted beside names of loopback; ``*`` accepts all.
             If it is empty, only a server on loopback checks the name.
     """
     any_host = "*" in allowed_hosts or not (allowed_hosts or _is_loopback(_canonical(host)))
     own = {_canonical(name) for name in (host, *allowed_hosts)} - _ALL_ADDRESSES
 
     async def check(request: Request) -> None:
-        # Starlette's URL is no use: for an odd host it has the server's own address.
+        # Do not use Starlette's URL: for a malformed host it has the server's own address.
         named = [*filter(None, request.headers.getlist("host"))]
-        # HTTP/1.0 has no Host header: such a client is refused only if names are listed.
+        # Refuse a client of HTTP/1.0 without a Host header only if names are listed.
         for asked in named or ([""] if allowed_hosts else []):
             place = _place(asked, 0)
             if any_host or (place and (place.host in own or _is_loopback(place.host))):
                 continue
             raise OriginError(
                 f"The Host header must name this server, got {asked[:100] or 'none'}.",
-                "If that is a name of this server, give it to --allowed-hosts.",
+                "If this server has that name, add it to --allowed-hosts.",
             )
 
     return check
@@ -81,8 +81,8 @@ def same_origin(origins: Sequence[str]) -> Callable[..., Awaitable[None]]:
             return
         raise OriginError(
             f"A page of this server must send the request, got one of {', '.join(given)[:100]}.",
-            "Give that origin to --cors-origins to accept its pages; if it is this server's own "
-            "behind a proxy, have the proxy pass on the Host header.",
+            "Add that origin to --cors-origins to accept its pages. If it is this server's own "
+            "origin behind a proxy, make the proxy forward the Host header.",
         )
 
     return check
@@ -128,7 +128,7 @@ def _canonical_origin(origin: str) -> str:
         return origin  # a browser extension's origin has no port
     scheme = found["scheme"].lower()
     place = _place(found["host"], _PORTS[scheme])
-    assert place is not None  # the pattern of an origin holds that of a host
+    assert place is not None  # the pattern of an origin contains the pattern of a host
     return f"{scheme}://{place.host}:{place.port}"
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, params
 
 from aftserve.api.deadline import DeadlineSeconds, deadline_of, run_until_disconnect
 from aftserve.api.error_responses import GUARDED, responses
-from aftserve.api.openapi_body import takes
+from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import read_json
 from aftserve.schemas import DocumentRequest, ParityCheck, ParityReport, Problem
 from aftserve.service import Service
@@ -31,7 +31,7 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         return service.parity.report()
 
     @router.post(
-        "/parity", responses={**problems, 404: unknown}, openapi_extra=takes(DocumentRequest)
+        "/parity", responses={**problems, 404: unknown}, openapi_extra=body_schema(DocumentRequest)
     )
     async def compare(request: Request, deadline_seconds: DeadlineSeconds = None) -> ParityCheck:
         """Classify a document, and compare every output with PyTorch's."""

@@ -55,7 +55,7 @@ async def read_json(
         raise NotJsonError(
             f"The body's content type must be {_one_of(JSON, *other_types)}, got "
             f"{kind[:100] or 'none'}.",
-            "Send one of these, and name it in the Content-Type header."
+            "Send one of these types, and name it in the Content-Type header."
             if other_types
             else "Send JSON, and name it in the Content-Type header.",
         )
@@ -108,8 +108,8 @@ def _one_of(*kinds: str) -> str:
 def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Model:
     """Check a body that was received; see ``read_json``.
 
-    The error names only the first fault: a list of all faults of a hostile body takes minutes and
-    gigabytes.
+    The error names only the first fault, because a list of all faults of a hostile body would take
+    minutes and gigabytes.
     """
     content = parse_json(body)
     known = ", ".join(model.model_fields)
@@ -123,8 +123,8 @@ def parse(body: bytes, model: type[Model], max_entries: Mapping[str, int]) -> Mo
             raise InputError(f"There is no field {name[:100]!r}.", f"Fields are {known}.")
         if isinstance(value, list) and len(value) > max_entries.get(name, math.inf):
             raise DocumentTooLongError(
-                f"{name} has {len(value)} entries, this server takes {max_entries[name]}.",
-                "Each entry is one document: put a document's ids in a list of their own."
+                f"{name} must have at most {max_entries[name]} entries, got {len(value)}.",
+                "Put the ids of each document in their own list, because each entry is a document."
                 if isinstance(value[0], int)
                 else "Send them in several requests.",
             )
@@ -153,12 +153,12 @@ def parse_json(body: bytes) -> Any:
     """Return the value of a JSON body; raise InputError if it is not JSON."""
     try:
         with collection_paused():
-            # The model's own parser would hold a tree of the body beside the objects.
+            # The parser of the model would hold a tree of the body beside the objects.
             return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         remedy = "Send JSON in UTF-8."
         if body.startswith(codecs.BOM_UTF8):
-            remedy = "Remove the byte order mark from its beginning."
+            remedy = "Remove the byte order mark at the beginning."
         if "hex escape" in str(error):
             remedy = "Send whole characters: one of \\ud800 to \\udfff is half a surrogate pair."
         raise InputError(f"The body is not JSON: {error}.", remedy) from None

@@ -101,7 +101,7 @@ async def classify_lines(
         async for line in _lines(request):
             if len(tasks) == max_lines:
                 raise DocumentTooLongError(
-                    f"The request has more than the {max_lines} lines this server takes.",
+                    f"A request must have at most {max_lines} lines, got more.",
                     "Send them in several requests.",
                 )
             tasks.append(asyncio.create_task(_classify_line(line, classify)))

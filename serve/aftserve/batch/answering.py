@@ -38,12 +38,12 @@ class OfflineClassifier:
     """The model of a bundle, loaded and compared with its golden cases.
 
     Args:
-        settings: settings of the server; those of requests and the queue are ignored.
+        settings: settings of the server; settings of requests and the queue are ignored.
         digest: required digest of the bundle; None for any.
 
     Raises:
-        AftexportError: if it cannot be loaded.
-        ParityError: if its golden cases are out of bound.
+        AftexportError: if the model cannot be loaded.
+        ParityError: if the golden cases are out of bound.
     """
 
     def __init__(self, settings: Settings, digest: str | None = None) -> None:
@@ -102,7 +102,7 @@ class OfflineClassifier:
                 )
 
     def _answers(self, documents: Sequence[Tokens]) -> Iterator[Answer | AftexportError]:
-        """Yield the answers of one run; if it fails, those of a single run of each document."""
+        """Yield the answers of one run; if it fails, yield the answers of single runs."""
         classifier = self._model.classifier
         try:
             if len(documents) == 1 and classifier.in_chunks(len(documents[0])):

@@ -13,10 +13,10 @@ from aftexport.errors import AftexportError, InputError, UsageError
 from aftserve.errors import DocumentTooLongError
 
 ROWS = 256
-"""Documents of a block, which an actor takes at a time, and again if it dies."""
+"""Documents of a block. An actor takes one block at a time, and repeats it after a restart."""
 PATH, TEXT = "path", "text"
 _TABLES = (".csv", ".jsonl", ".ndjson", ".tsv")
-"""Files of tables, whose user means the rows."""
+"""Suffixes of tables whose rows, not whole files, are the user's documents."""
 _MAX_CHARACTER_BYTES = 4
 """Maximum bytes of a character in UTF-8."""
 
@@ -148,7 +148,7 @@ def find(place: Path, *, text: str, id: str | None) -> Documents:
         raise UsageError(f"{place} does not exist.", "Check the path.")
     if place.is_file() and place.suffix in _TABLES:
         raise UsageError(
-            f"{place} would be one document, not one for each of its rows.",
+            f"A table of documents must be Parquet, got {place}.",
             "Convert it to Parquet.",
         )
     listed = _files(place) if place.is_dir() else [place]
@@ -189,8 +189,8 @@ def _read(path: bytes, max_characters: int) -> str | AftexportError:
             content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             return DocumentTooLongError(
-                f"The file has more than {max_bytes} bytes, a text at most {max_characters} "
-                "characters.",
+                f"A text must have at most {max_characters} characters, got a file of more than "
+                f"{max_bytes} bytes.",
                 "Leave it out.",
             )
         return content.decode("utf-8-sig")  # like the server's plain text

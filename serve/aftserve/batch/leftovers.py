@@ -15,7 +15,8 @@ except ImportError:  # Windows has no such locks: nothing is removed there
     fcntl = None  # type: ignore[assignment]
 
 _MAX_NAME_CHARACTERS = 32
-"""The file beside a longer name has only its beginning, which other outputs may share."""
+"""Maximum length of an output's name. The temporary file of a longer name has only its start, which
+other outputs may share."""
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def _locked(file: Path) -> BinaryIO:
-    """Lock a file for as long as the returned one is open.
+    """Lock a file for as long as the returned file is open.
 
     Another run may remove the file before it is locked; then it is made again.
     """

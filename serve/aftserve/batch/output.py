@@ -176,7 +176,7 @@ def check_output(path: Path, place: Path) -> None:
     """Check that an output has a known format, can be made, and is not part of the input.
 
     Raises:
-        UsageError: if it does not.
+        UsageError: if a condition does not hold.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--output must end in .parquet or .jsonl, got {path}.", "Rename it.")

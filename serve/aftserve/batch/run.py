@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from aftserve.settings import Settings
 
 _OBJECT_STORE_MIB = 512
 _READERS = 1
-"""CPUs of a Ray on this machine beside those of the actors, to read Parquet; mostly idle."""
+"""CPUs that a Ray on this machine has beside the actors' CPUs, to read Parquet."""
 _MAX_DEATHS = 3
 
 
@@ -34,13 +35,13 @@ class RunError(AftexportError):
 
 
 class Deaths:
-    """A counter of the actors that died, because Ray Data restarts them without end."""
+    """A counter of the actors that died: Ray Data itself restarts them without a limit."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def add(self) -> int:
-        """Count another death, and return the number of all."""
+        """Count another death, and return the number of deaths."""
         self._count += 1
         return self._count
 
@@ -56,7 +57,7 @@ class Actor:
             raise RunError(
                 "The process that holds the model dies again and again, for lack of memory or "
                 "because of a document.",
-                "Give it more memory, or find the document.",
+                "Give the process more memory, or remove the document.",
             )
         self._classifier = OfflineClassifier(settings, digest)
         self._max_characters = settings.max_characters
@@ -86,7 +87,7 @@ def run(
     Args:
         settings: settings of the bundle and its engine.
         found: the documents.
-        out: the file to write; an earlier one is replaced only by a complete new one.
+        out: the file to write; only a complete output replaces an earlier file.
         actors: number of processes that hold the model.
         address: the address from ``resolve``.
         console: console that shows the progress.
@@ -94,8 +95,7 @@ def run(
             exception.
 
     Raises:
-        AftexportError: if it cannot run.
-        RunError: if it does not finish.
+        AftexportError: if it cannot run, or does not finish.
     """
     bundle = Bundle.open(settings.bundle)
     columns = output.schema(bundle.manifest.labels, found.ids)
@@ -107,40 +107,43 @@ def run(
     )
     failed = None
     try:
-        import ray
-
-        interruption.check()  # an import may swallow it, and Ray takes long to start
+        # The import may swallow an interruption, so check for one before Ray's long start.
+        import_module("ray")
+        interruption.check()
         with cluster:
             interruption.check()
             _configure()
-            deaths = ray.remote(num_cpus=0)(Deaths).remote()
-            actor_arguments = (settings, bundle.digest, columns, deaths)
-            rows = _answers(found, actor_arguments, actors=actors, threads=threads)
+            rows = _answers(found, settings, bundle.digest, columns, actors)
             failed = _write(rows, columns, found, out, console, interruption)
     except KeyboardInterrupt:
         if failed is None:  # otherwise the output is complete, and only Ray's end was interrupted
             raise
-    seconds = time.monotonic() - start
+    _summarize(console, found, out, failed, time.monotonic() - start)
+    return failed
+
+
+def _summarize(console: Console, found: Documents, out: Path, failed: int, seconds: float) -> None:
     console.print(
         f"{found.count:,} documents in {seconds:.1f} s, {failed:,} of them without an answer: "
         f"{escape(str(out))}",
         soft_wrap=True,
     )
-    return failed
 
 
 def _answers(
-    found: Documents, actor_arguments: tuple[Any, ...], *, actors: int, threads: int
+    found: Documents, settings: Settings, digest: str, columns: pa.Schema, actors: int
 ) -> Iterable[pa.Table]:
+    """Return the tables of answers, in order, as actors classify the documents."""
     import ray
 
+    deaths = ray.remote(num_cpus=0)(Deaths).remote()
     answered = found.blocks().map_batches(
         Actor,
-        fn_constructor_args=actor_arguments,
+        fn_constructor_args=(settings, digest, columns, deaths),
         batch_format="pyarrow",
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(size=actors),
-        num_cpus=threads,
+        num_cpus=settings.threads,
     )
     rows: Iterable[pa.Table] = answered.iter_batches(batch_size=None, batch_format="pyarrow")
     return rows
@@ -159,7 +162,7 @@ def _write(
     with _progress(console) as progress:
         task = progress.add_task("documents", total=found.count)
         try:
-            # Closing them writes the rest, and the disk may be full: keep it within the try block.
+            # Closing writes the rest, and the disk may be full: keep it within the try block.
             with (
                 replacing(out) as aside,
                 output.Writer(aside, out, columns, numbered=found.ids is None) as writer,
@@ -180,7 +183,7 @@ def _write(
 
 
 def _arriving(answered: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows from Ray; its errors are not those of the output."""
+    """Yield the rows from Ray, whose errors must not count as errors of the output."""
     import ray
 
     try:
@@ -206,6 +209,6 @@ def _configure() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of an error: in Ray's errors it names the original one."""
+    """Return the last line of an error, where Ray names the original error."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"The run failed: {lines[-1].strip() if lines else type(error).__name__}"

@@ -27,8 +27,8 @@ _EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve a bundle until told to stop, or run a subcommand; return the exit status.
 
-    The server's status is 0 if it was stopped, 1 if it failed, 2 if the bundle or a setting cannot
-    be used, and 130 if it was interrupted before it served.
+    The server's status is 0 if it was stopped and 1 if it failed. It is 2 if the bundle or a
+    setting cannot be used, and 130 if the command was interrupted before it served.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--version"]:

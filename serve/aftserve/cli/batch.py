@@ -17,8 +17,9 @@ server's answer or an error. The output is complete or not written.
 
 Set other settings of the server as AFTSERVE_* variables or in FILE.
 
-Exit status: 0 if every document has an answer, 3 if some have an error. Nothing is written with
-1, the run failed; 2, it could not begin; 130, interrupted; 143, terminated by SIGTERM.
+Exit status: 0 if every document has an answer, 3 if some have an error. Otherwise nothing is
+written: 1 if the run failed, 2 if it could not begin, 130 if it was interrupted, and 143 if it was
+terminated by SIGTERM.
 """
 
 

@@ -20,8 +20,9 @@ Without --address, a Ray on this machine runs until SIGTERM or an interrupt. On 
 node must have aftexport, and the bundle at the same path. The command then returns once the
 replicas are ready. Run again, it replaces them one after the other.
 
-Exit status: 0, deployed, or stopped on request; 1, Ray Serve failed; 2, the bundle or a setting
-cannot be used; 130, interrupted, and 143, terminated before it served.
+Exit status: 0 if the bundle was deployed, or the server stopped on request; 1 if Ray Serve failed;
+2 if the bundle or a setting cannot be used. Before it serves, it is 130 if the command was
+interrupted and 143 if it was terminated.
 """
 
 

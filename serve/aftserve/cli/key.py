@@ -24,5 +24,6 @@ def run(words: Sequence[str]) -> int:
     from aftserve.api.api_keys import make_key
 
     key, section = make_key(options.name, options.rate, admin=options.admin)
-    print(f"For {options.name}, shown this once:\n\n{key}\n\nFor the server's file:\n\n{section}")
+    print(f"API key of {options.name}, shown only once:\n\n{key}\n")
+    print(f"Section for the file of --api-keys:\n\n{section}")
     return 0

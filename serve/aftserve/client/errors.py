@@ -59,10 +59,10 @@ _KINDS = {
 def error_of(status: int, detail: str, retry_after: str | None = None) -> ServerError:
     """Return the error of a response, by its status and its Retry-After header."""
     kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
-    return kind(detail, status, seconds_of(retry_after))
+    return kind(detail, status, parse_retry_after(retry_after))
 
 
-def seconds_of(retry_after: str | None) -> float | None:
+def parse_retry_after(retry_after: str | None) -> float | None:
     """Return the seconds of a Retry-After header, which may be a date; None if malformed."""
     if retry_after is None:
         return None

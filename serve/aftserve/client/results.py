@@ -7,7 +7,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time went, in seconds; see the server's ``/openapi.json``."""
+    """Times of the stages of an answer, in seconds; see the server's ``/openapi.json``."""
 
     tokenize_seconds: float
     queue_seconds: float
@@ -22,9 +22,9 @@ class Span:
     Attributes:
         start_token, end_token: its first token, and the one after its last.
         contribution: contribution of its tokens to the logit.
-        above_average: contribution above that of as many average tokens.
-        start, end: its first character and the one after its last, if sent as text.
-        text: the passage, if sent as text.
+        above_average: contribution minus the contribution of as many average tokens.
+        start, end: its first character and the one after its last, if the document was a text.
+        text: the passage, if the document was a text.
     """
 
     start_token: int

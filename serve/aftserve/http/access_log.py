@@ -16,7 +16,7 @@ _NAME = re.compile(rb"[\w.:/=+-]{1,128}")
 _HEADER = b"x-request-id"
 
 
-def note(request: HTTPConnection, **fields: Any) -> None:
+def add_log_fields(request: HTTPConnection, **fields: Any) -> None:
     """Add fields to the request's log line."""
     request.state.fields.update(fields)
 
@@ -42,7 +42,7 @@ class AccessLogMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The connection sets the time of the first byte: slow headers are part of a client's wait.
+        # The connection sets the time of the first byte, because the client's wait starts there.
         started = scope["state"].setdefault("started", time.monotonic())
         given = dict(scope["headers"]).get(_HEADER, b"")
         name = given if _NAME.fullmatch(given) else uuid.uuid4().hex.encode()
@@ -63,7 +63,7 @@ class AccessLogMiddleware:
             await self._app(scope, receive, send_named)
         finally:
             status = status or 500  # an error without a handler
-            # Count by the path of the route: that of the request would make unlimited series.
+            # Count by the path of the route: paths of requests would create unlimited series.
             path = getattr(scope.get("route"), "path", "other")
             self._responses.labels(path, str(status)).inc()
             fields["seconds"] = round(time.monotonic() - started, 6)

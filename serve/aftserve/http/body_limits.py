@@ -1,4 +1,4 @@
-"""Limits on request bodies: their time, their size, and the size of all of them at a time."""
+"""Limits on request bodies: the time and size of each, and the size of all together."""
 
 import asyncio
 import math
@@ -29,8 +29,8 @@ class BodyLimitMiddleware:
     """ASGI middleware that refuses bodies that are too large or too slow, without holding them.
 
     If a client is refused while it still sends, the rest of its body is received and discarded
-    until its time is up: a client that is cut off never reads the reason. The connection is kept
-    if the rest arrives within a moment, and closed otherwise.
+    until its time is up. Otherwise the client would never read the reason. The connection is kept
+    if the rest arrives within 0.1 s, and closed otherwise.
 
     Args:
         app: the application; its ``receive`` raises the errors of this module.
@@ -54,7 +54,7 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The time counts from the request's first byte: slow headers leave its body less.
+        # The time counts from the request's first byte, so slow headers leave less for the body.
         deadline = scope["state"]["started"] + self.seconds
         body = _Body(self, scope["headers"], receive, deadline)
 
@@ -115,7 +115,7 @@ class _Body:
             return
         self.release()
         deadline = min(self._deadline, time.monotonic() + _SETTLE_SECONDS)
-        # Receiving would invite the body of a client that awaits an interim response.
+        # Do not receive from a client that awaits an interim response: it would send the body.
         if not self._awaits_interim and self._announced <= self._limits.max_bytes:
             await self._receive_rest(deadline, self._limits.max_bytes)
 
@@ -149,12 +149,12 @@ class _Body:
     def _check(self, count: int) -> None:
         if count > self._limits.max_bytes:
             raise BodyTooLargeError(
-                f"The body has more than the {self._limits.max_bytes} bytes this server takes.",
-                "Send less at once.",
+                f"The body must have at most {self._limits.max_bytes} bytes, got more.",
+                "Send several smaller requests.",
             )
 
     def _hold(self, count: int) -> None:
         self._held += count
         self._limits.buffered_bytes += count
         if self._limits.buffered_bytes > self._limits.max_buffered_bytes:
-            raise BusyError("Too many large requests are arriving.", "Ask again later.", 1)
+            raise BusyError("Too many large requests are arriving.", "Try again later.", 1)

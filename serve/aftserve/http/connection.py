@@ -1,8 +1,8 @@
 """A client's connection, with limits on the bytes and the time before a request is complete.
 
-A few bytes can take long to parse, and no API key has been checked by then: for example chunks of
-one byte, or requests that are sent before the answers of earlier ones. So each connection is parsed
-for at most a millisecond, and then the others have their turn.
+A few bytes can take long to parse before an API key is checked. Examples are chunks of one byte,
+and requests that are sent before the answers to earlier ones. So the server parses each connection
+for at most a millisecond at a time, and then serves the others.
 
 The class relies on private parts of ``HttpToolsProtocol`` in uvicorn 0.46 and later: it calls
 ``_unset_keepalive_if_required``, overrides ``_start_asgi_task``, and uses ``cycle``, ``pipeline``
@@ -19,7 +19,6 @@ from typing import Any
 import httptools
 from prometheus_client import Counter
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -28,59 +27,37 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from aftserve.http.departure_probe import DepartureProbe
 from aftserve.http.file_descriptors import DescriptorWatch
+from aftserve.http.flow_control import ReadFlow
+from aftserve.http.header_checks import UnknownCodingError, check_headers
+from aftserve.http.unread_answer import UnreadAnswerTimeout
 from aftserve.observability.health import Health
 
 logger = logging.getLogger("aftserve.request")
 
 _TURN_SECONDS = 0.001
 _PIECE_BYTES = 4096
-"""Takes at most about 0.5 ms to parse."""
+"""Bytes that are parsed at once, which takes at most about 0.5 ms."""
 _MAX_HEADER_BYTES = 1 << 16
 _FIRST_REQUEST_SECONDS = 0.5
+"""Time from the start of a connection for its first request, if the server ends meanwhile."""
 _LAST_REQUEST_SECONDS = 0.05
-"""Time for a request that is on its way when the server ends: from the start of a connection
-without any request, and from the end of the server for others."""
-
-
-class _UnknownCodingError(Exception):
-    """A body has an unknown transfer coding; RFC 9112 requires status 501."""
-
-
-class _Flow(FlowControl):
-    """Flow control that also stops reading while earlier bytes are not parsed."""
-
-    _full = _held = False
-
-    def pause_reading(self) -> None:
-        self._full = True
-        super().pause_reading()
-
-    def resume_reading(self) -> None:
-        self._full = False
-        self.hold(self._held)
-
-    def hold(self, held: bool) -> None:
-        """Stop reading, or resume unless the application holds it too."""
-        self._held = held
-        if held:
-            super().pause_reading()
-        elif not self._full:
-            super().resume_reading()
+"""Time from the end of the server for a request that is on its way."""
 
 
 class Connection(HttpToolsProtocol):
     """A connection that refuses malformed or slow requests, and clients that read nothing.
 
-    uvicorn limits the time between two requests, but not that of the headers, nor that of an answer
-    that the client does not read. The application limits bodies, because it can send the reason.
+    uvicorn limits the time between two requests. It limits neither the time of the headers nor
+    that of an answer that the client does not read. ``BodyLimitMiddleware`` limits bodies, because
+    the application can send the reason.
 
     Args:
-        seconds: maximum time from the connection, or the first byte of a later request, to the end
-            of the headers, and maximum time in which a client reads nothing of its answer.
+        seconds: maximum time until the end of the headers, from the connection or from the first
+            byte of a later request; also the maximum time in which a client reads nothing.
         responses: counter of refusals by path and status.
-        health: health of the server. While it drains, connections close after their answer: the
-            client of another request could not know whether it arrived before the end.
-        files: watch that takes note of each connection.
+        health: health of the server. While it drains, connections close after their answer.
+            Otherwise a client could not know whether its next request arrived before the end.
+        files: watch that notes the file descriptor of each connection.
     """
 
     def __init__(
@@ -97,8 +74,7 @@ class Connection(HttpToolsProtocol):
         self._seconds = seconds
         self._responses = responses
         self._health = health
-        self._waiting: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         self._turn: asyncio.Handle | None = None
         self._unparsed = bytearray()
@@ -121,20 +97,21 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._made = self.loop.time()
         self._files.note(transport.get_extra_info("socket").fileno())
-        self.flow = self._flow = _Flow(transport)
-        self._watch()
+        self.flow = self._flow = ReadFlow(transport)
+        self._unread = UnreadAnswerTimeout(transport, self._seconds)
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse as much as one turn allows."""
         if self.timeout_keep_alive_task is not None:  # the data is of a later request
-            self._watch()
+            self._start_header_timer()
         self._unset_keepalive_if_required()
         if not self._refused:
             self._unparsed += data
             self._parse()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while a complete request has no answer."""
+        """Keep the connection as long as a complete request is unanswered."""
         self._half_closed = True
         if self._owes_answer and self._probe is None:
             self._probe = DepartureProbe(self.transport, self._may_send_interim)
@@ -145,9 +122,9 @@ class Connection(HttpToolsProtocol):
         if self._probe is not None:
             self._probe.cancel()
         self._unparsed.clear()
-        self._rest()
-        self._expect_no_reading()
-        if self._running is not None:  # uvicorn tells only the last request
+        self._cancel_header_timer()
+        self._unread.cancel()
+        if self._running is not None:  # uvicorn notifies only the last request
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -155,12 +132,12 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to read."""
         super().pause_writing()
-        self._expect_reading()
+        self._unread.start()
 
     def resume_writing(self) -> None:
         """End the wait for the client to read."""
         super().resume_writing()
-        self._expect_no_reading()
+        self._unread.cancel()
 
     def on_message_begin(self) -> None:
         """Note the start of a request."""
@@ -170,45 +147,34 @@ class Connection(HttpToolsProtocol):
         self._started = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers after a body come too late for the application."""
+        """Store a header; ignore trailers, which arrive after the application has started."""
         if self._in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Make the checks that the parser does not, and start the application."""
+        """Check the headers, and start the application."""
         self._in_headers = False
         self._silent_bytes = 0
-        self._unset_keepalive_if_required()  # bytes read in time may be parsed late
+        self._unset_keepalive_if_required()  # bytes that were read in time may be parsed late
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("CONNECT is for proxies")
             return
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts != 1 and self.parser.get_http_version() == "1.1":
-            raise httptools.HttpParserError(f"{hosts} Host headers")
-        codings = b", ".join(value for name, value in self.headers if name == b"transfer-encoding")
-        codings = codings.strip().lower()
-        # The parser would ignore the other codings.
-        if codings.endswith(b"chunked") and codings != b"chunked":
-            raise _UnknownCodingError(
-                "The transfer coding must be chunked only: send the body without other codings"
-            )
-        if not self.url.startswith((b"/", b"*")) and not httptools.parse_url(self.url).path:
-            raise httptools.HttpParserError("a URL without a path")
-        self._rest()
+        check_headers(self.parser.get_http_version(), self.url, self.headers)
+        self._cancel_header_timer()
         if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False  # the client would take it for the answer
+            self.expect_100_continue = False  # a client of HTTP/1.0 would read it as the answer
         super().on_headers_complete()
         if self.pipeline:
             self._flow.resume_reading()  # otherwise a disconnect would go unnoticed
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Pass on a part of the body."""
         self._silent_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note the end of a request."""
+        """End a request, unless it is parsed again without its upgrade."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -219,18 +185,18 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, as long as uvicorn keeps the connection."""
+        """Wait for the next request while uvicorn keeps the connection."""
         super().on_response_complete()
-        if self._idle and self._begun:  # a part of it has arrived
+        if self._idle and self._has_partial_request:  # a part of the next request has arrived
             self._unset_keepalive_if_required()
-            self._watch()
+            self._start_header_timer()
         self._parse()
-        self._expect_end()
+        self._unread.start_if_closing()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection without a further request."""
         super().timeout_keep_alive_handler()
-        self._expect_end()
+        self._unread.start_if_closing()
 
     def shutdown(self) -> None:
         """Close the connection after the answers to current requests."""
@@ -244,23 +210,23 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(seconds, self._close_unused)
 
     def _close_unused(self) -> None:
-        # A request whose first bytes arrived keeps its usual time for the rest of its headers.
-        if self._idle and not self._begun and not self.transport.is_closing():
+        # A request that has begun to arrive keeps its usual time for the rest of its headers.
+        if self._idle and not self._has_partial_request and not self.transport.is_closing():
             self.transport.close()
-            self._expect_end()
+            self._unread.start_if_closing()
 
     @property
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     @property
-    def _begun(self) -> bool:
+    def _has_partial_request(self) -> bool:
         """Whether a part of an unanswered request has arrived."""
         return bool(self._unparsed) or (self._in_headers and self.scope is not None)
 
     @property
     def _owes_answer(self) -> bool:
-        """Whether a complete request has no answer, or unparsed bytes may hold one."""
+        """Whether a complete request is unanswered, or unparsed bytes may hold one."""
         running = self._running
         waits = running is not None and not (running.response_complete or running.more_body)
         return waits or bool(self._unparsed)
@@ -279,7 +245,7 @@ class Connection(HttpToolsProtocol):
             self._turn.cancel()
             self._turn = None
         end = self.loop.time() + _TURN_SECONDS
-        # Pipelined requests are parsed only once it is their turn.
+        # Parse a pipelined request only after the answer to the request before it.
         while self._unparsed and not self.pipeline and not self.transport.is_closing():
             if self.loop.time() > end:
                 self._turn = self.loop.call_soon(self._parse)
@@ -289,21 +255,21 @@ class Connection(HttpToolsProtocol):
             self._parse_piece(piece)
         if self._half_closed and not self._owes_answer and not self.transport.is_closing():
             self.transport.close()
-            self._expect_end()
+            self._unread.start_if_closing()
         if not self.transport.is_closing():
-            self._flow.hold(bool(self._unparsed))
+            self._flow.pause_for_parser(bool(self._unparsed))
 
     def _parse_piece(self, piece: bytes) -> None:
         self._silent_bytes += len(piece)
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
-            # The parser takes all bytes that follow, also the body, for another protocol.
+            # The parser treats all following bytes, also the body, as another protocol.
             self._unparsed[:0] = self._without_upgrade() + piece[upgrade.args[0] :]
-            self._started = self.scope["state"]["started"]  # the first parse counts
+            self._started = self.scope["state"]["started"]  # the time of the first parse counts
             self.parser = self._parser()  # the old parser takes no more bytes
         except httptools.HttpParserError as error:
-            if isinstance(error.__context__, _UnknownCodingError):
+            if isinstance(error.__context__, UnknownCodingError):
                 self._refuse(501, f"{error.__context__}.")
             else:
                 self._refuse(400, f"This is not HTTP: {error.__context__ or error}.")
@@ -342,38 +308,18 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + headers.encode() + content)
         self.transport.close()
-        self._expect_end()
+        self._unread.start_if_closing()
 
-    def _expect_end(self) -> None:
-        """Limit the time for the client to read from a closing connection; uvicorn waits for it."""
-        if self.transport.is_closing() and self._unread is None:
-            self._expect_reading()
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_later(self._seconds, self._refuse_late_headers)
 
-    def _expect_reading(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._unread = self.loop.call_later(self._seconds, self._check_read, left)
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _expect_no_reading(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _check_read(self, left: int) -> None:
-        if self.transport.get_write_buffer_size() < left:
-            self._expect_reading()
-        else:
-            self.transport.abort()  # close() would wait until everything is read
-
-    def _watch(self) -> None:
-        if self._waiting is None and not self.transport.is_closing():
-            self._waiting = self.loop.call_later(self._seconds, self._overdue)
-
-    def _rest(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _overdue(self) -> None:
+    def _refuse_late_headers(self) -> None:
         if not self.transport.is_closing():
             problem = f"The headers did not arrive within {self._seconds:g} s."
             self._refuse(408, problem)

@@ -1,4 +1,4 @@
-"""A probe whether a client that ended its side of a connection still waits for an answer."""
+"""A probe for clients that ended their side of a connection: do they still wait for an answer?"""
 
 import asyncio
 import socket
@@ -13,8 +13,8 @@ class DepartureProbe:
     """A timer that sends interim responses, and drops the connection once one is refused.
 
     A client that closes its socket and one that only ends its side look the same to the server.
-    The system of the first answers the next bytes with a reset. Every client of HTTP/1.1 must skip
-    interim responses (RFC 9110, 15.2).
+    After a closed socket, the client's system answers the next bytes with a reset. Every client of
+    HTTP/1.1 must skip interim responses (RFC 9110, 15.2).
 
     Args:
         transport: connection of the client.

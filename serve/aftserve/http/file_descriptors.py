@@ -1,4 +1,4 @@
-"""The limit of open files, of which each connection takes one."""
+"""The limit of open files; each connection counts as one."""
 
 import logging
 import math

@@ -25,8 +25,8 @@ PIECE_CHARACTERS = 1 << 16
 _MAX_EXTRA_TOKENS = 256
 """Maximum tokens by which a piece may exceed its share of the whole text."""
 _LONG_CHARACTERS_PER_TOKEN = 8
-"""A text with more characters for each allowed token is probably too long and counted first."""
-_AND_MORE = {False: "", True: " and more"}
+"""A text with more characters for each allowed token is probably too long, and counted first."""
+_OR_MORE = {False: "", True: " or more"}
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,18 @@ class Classifier:
         """Raise DocumentTooLongError if a text, or its start if there is ``more``, is too long."""
         if self.max_characters is not None and count > self.max_characters:
             raise DocumentTooLongError(
-                f"The text has {count} characters{_AND_MORE[more]}, this server takes "
-                f"{self.max_characters}.",
-                "Send a shorter one; it is never truncated silently.",
+                f"A text must have at most {self.max_characters} characters, got {count}"
+                f"{_OR_MORE[more]}.",
+                "Send a shorter one; the server never truncates it silently.",
             )
 
     def check_length(self, tokens: int, *, more: bool = False) -> None:
         """Raise DocumentTooLongError for over ``max_tokens``, unless the policy cuts them off."""
         if tokens > self.max_tokens and not self._cuts:
             raise DocumentTooLongError(
-                f"The document has {tokens} tokens{_AND_MORE[more]}, this server takes "
-                f"{self.max_tokens}.",
-                "Send a shorter one; it is never truncated silently.",
+                f"A document must have at most {self.max_tokens} tokens, got {tokens}"
+                f"{_OR_MORE[more]}.",
+                "Send a shorter one; the server never truncates it silently.",
             )
 
     def count(self, piece: str, before: int) -> int:
@@ -172,7 +172,7 @@ class Classifier:
         except Exception as error:  # the library raises bare Exception and TypeError
             raise InputError(
                 "The tokenizer cannot encode the text.",
-                "Send Unicode text without lone surrogates, in words the model knows.",
+                "Send Unicode text without lone surrogates, in words that the model knows.",
             ) from error
         return np.array(encoded.ids, dtype=np.int64)
 
@@ -184,14 +184,14 @@ class Classifier:
     def check_evidence(self, tokens: int) -> None:
         """Raise InputError if the model has no evidence for a document of this length."""
         if self.manifest.evidence is None:
-            why = self.manifest.no_evidence or "it was exported before there was any"
-            raise InputError(f"This model has no evidence: {why}.", "Ask without it.")
+            why = self.manifest.no_evidence or "an earlier version exported it"
+            raise InputError(f"This model has no evidence: {why}.", "Do not request evidence.")
         plan = self.manifest.chunked
         if self.in_chunks(tokens) and plan is not None and not plan.evidence:
             raise InputError(
                 f"The document has {tokens} tokens and runs in chunks, where this model pools them "
                 "in a way that keeps no evidence.",
-                f"Send one of {self.whole_tokens} or less.",
+                f"Send a document of at most {self.whole_tokens} tokens.",
             )
 
     def check(self, ids: Sequence[int] | Tokens) -> Tokens:
@@ -217,7 +217,8 @@ class Classifier:
         bad = next((i for i in (low, high) if not 0 <= i < vocabulary), None)
         if bad is not None:
             raise InputError(
-                f"Token id {bad} is outside the vocabulary.", f"Ids go from 0 to {vocabulary - 1}."
+                f"Token id {bad} is outside the vocabulary.",
+                f"Send ids from 0 to {vocabulary - 1}.",
             )
         return np.asarray(ids, dtype=np.int64)
 

@@ -10,10 +10,10 @@ from typing import Any
 LENGTHS = (1, 16, 64, 256, 1024, 4096, 16_384)
 BATCHES = (2, 4, 8, 16)
 BATCH_LENGTHS = (16, 64, 256, 1024)
-"""Longer documents run one by one: no batch of them has paid on a CPU."""
+"""Longer documents have single runs: on CPUs, no batch of them was faster."""
 
 MIN_BATCH_GAIN = 0.05
-"""A batch must take less time than its documents one by one, by at least this share."""
+"""Minimum share of the time of single runs that a batch must save."""
 
 _ROUNDS = 5
 _SLOW_SECONDS = 0.1
@@ -34,8 +34,8 @@ class Measurement:
     Attributes:
         documents: number of documents.
         tokens: length of each document.
-        seconds: minimum of several runs, and at most that of a larger shape. ``SlowdownFactor``
-            measures how busy the machine is.
+        seconds: minimum of several runs, and at most the time of a larger shape.
+            ``SlowdownFactor`` measures how busy the machine is.
     """
 
     documents: int
@@ -90,8 +90,8 @@ class CostModel:
     def batch(self, documents: int, tokens: int) -> float:
         """Return the seconds of a run of several documents padded to ``tokens``.
 
-        They are infinite for a batch that is larger, or of longer documents, than any measured
-        one: it is not known to pay.
+        A batch with more or longer documents than any measured one takes infinite seconds, because
+        it may be slower than single runs.
         """
         if documents == 1:
             return self.single(tokens)
@@ -107,7 +107,7 @@ class CostModel:
         return fewer + (more - fewer) * (documents - below) / (sizes[above] - below)
 
     def pays(self, batch: Measurement) -> bool:
-        """Return whether a measured batch took clearly less than its documents one by one."""
+        """Return whether a measured batch took clearly less time than single runs."""
         return batch.seconds < (1 - MIN_BATCH_GAIN) * batch.documents * self.single(batch.tokens)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,8 +140,8 @@ class SlowdownFactor:
         """Take a run into account.
 
         Args:
-            calibrated: calibrated seconds of its documents, one by one.
-            actual: seconds that it took.
+            calibrated: calibrated seconds of single runs of its documents.
+            actual: measured seconds of the run.
         """
         fading = math.exp(-actual / _HORIZON_SECONDS)
         self._calibrated = self._calibrated * fading + calibrated
@@ -156,7 +156,7 @@ def calibrate(
     budget_tokens: int,
     batching: bool = True,
 ) -> CostModel:
-    """Measure runs of growing documents and batches, for some seconds in all.
+    """Measure runs of growing documents and batches, for some seconds in total.
 
     Args:
         run: function that runs a batch, given the number of documents and their length.
@@ -168,17 +168,18 @@ def calibrate(
     shapes: list[tuple[int, int]] = []
     for tokens in sorted({min(max(length, min_tokens), longest) for length in LENGTHS}):
         shapes.append((1, tokens))
-        # The first run of a shape allocates, so it is not counted. It may also be slow by chance;
-        # only two slow runs end the series.
+        # The first run of a shape does not count, because it allocates memory. It may also be slow
+        # by chance, so only two slow runs end the series.
         if all(_seconds(run, 1, tokens) > _MAX_SECONDS for _ in range(2)):
             break
     singles = _measured(run, shapes, _SLOW_SECONDS * _ROUNDS)
-    alone = {m.tokens: m.seconds for m in singles}
+    single_seconds = {m.tokens: m.seconds for m in singles}
     shapes = [
         (documents, tokens)
-        for tokens in filter(alone.__contains__, BATCH_LENGTHS)
+        for tokens in filter(single_seconds.__contains__, BATCH_LENGTHS)
         for documents in (BATCHES if batching else ())
-        if documents * tokens <= budget_tokens and documents * alone[tokens] <= _SLOW_SECONDS
+        if documents * tokens <= budget_tokens
+        and documents * single_seconds[tokens] <= _SLOW_SECONDS
     ]
     for shape in shapes:
         run(*shape)
@@ -210,7 +211,7 @@ def measure_chunks(
 def _measured(
     run: Callable[[int, int], object], shapes: Iterable[tuple[int, int]], enough: float
 ) -> list[Measurement]:
-    """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in all.
+    """Return the minimum of at least two runs of each shape, up to ``enough`` seconds in total.
 
     The shapes take turns, so that a slow moment of the machine does not hit all runs of one.
     """
@@ -223,10 +224,10 @@ def _measured(
 
 
 def _increasing(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Limit the time of every shape to that of each shape with no fewer documents and tokens.
+    """Limit the time of every shape to the times of larger shapes.
 
     A small run may measure slower than a large one, for example because its cache is cold. If two
-    documents seemed to cost more than four, they would never be joined, and so no four would be.
+    documents seemed to cost more than four, no batch would grow from two documents to four.
     """
     return [
         replace(
@@ -257,9 +258,9 @@ def _interpolate(curve: Sequence[Measurement], tokens: int) -> float:
 
 
 def _power(curve: Sequence[Measurement]) -> float:
-    """Return the power of the length with which the time grows; 1 unless it is clearly more.
+    """Return the power of the length with which the time grows; 1 unless it is clearly larger.
 
-    It is taken over a wide range, because one slow moment must not make a model quadratic.
+    The power covers a wide range of lengths, so that one slow moment does not make it quadratic.
     """
     high = curve[-1]
     low = next((m for m in reversed(curve) if m.tokens * _POWER_LENGTH_RATIO <= high.tokens), high)

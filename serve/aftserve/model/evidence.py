@@ -2,8 +2,8 @@
 
 The model returns the contribution of each token to the logit (``aftexport.passes.evidence``). A
 passage is a run of tokens that contributes more than as many average tokens. The passages are the
-maximal scoring subsequences of the contributions minus their average, found by the algorithm of
-Ruzzo and Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
+maximal scoring subsequences of the contributions minus their average. The algorithm is by Ruzzo and
+Tompa ("A linear time algorithm for finding all maximal scoring subsequences", ISMB 1999).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Passage:
     Attributes:
         start, end: its first token, and the one after its last.
         added: exact contribution of its tokens to the logit.
-        above: contribution above that of as many average tokens.
+        above: contribution minus the contribution of as many average tokens.
     """
 
     start: int
@@ -67,7 +67,7 @@ def explain(
 def _characters(encoding: Encoding, start: int, end: int) -> tuple[int, int] | None:
     """Return the first character of a run of tokens, and the one after its last.
 
-    The tokens are looked up one by one: a list of all would hold the interpreter's lock for long.
+    The tokens are looked up one by one, because a list of all tokens would hold the GIL for long.
     """
 
     def shown(tokens: Iterable[int]) -> tuple[int, int] | None:
@@ -94,7 +94,7 @@ def passages(added: Added, max_spans: int) -> list[Passage]:
 def _maximal(sums: Sequence[float]) -> list[tuple[int, int]]:
     """Return the maximal scoring subsequences of a sequence, given its running sums."""
     found: list[tuple[int, int]] = []
-    # For each of ``found``: the index of the last earlier one with a lower sum at its start, or -1.
+    # For each range of ``found``: index of the last earlier range with a lower start sum, or -1.
     lower: list[int] = []
     for place in range(len(sums) - 1):
         if sums[place + 1] <= sums[place]:

@@ -28,7 +28,7 @@ class LoadedModel:
         classifier: the classifier with its engine.
         golden: results of the bundle's golden cases on that engine.
         costs: cost model of its runs.
-        reason: the choice of the engine and its reason, as a sentence for people.
+        reason: the choice of the engine and its reason, as a sentence.
         uses_standard_ops_only: whether it runs in standard operators, without our kernels.
     """
 
@@ -65,7 +65,7 @@ def load_model(bundle: Bundle, settings: Settings, console: Console) -> LoadedMo
         AftexportError: if the engine is not available.
     """
     _check_folders(settings)
-    # Not within the stage below: building an engine shows its own progress.
+    # Choose the engine outside the stage below, because building one shows its own progress.
     choice = choose_engine(
         bundle,
         settings.engine,
@@ -87,12 +87,14 @@ def load_standard_ops_model(bundle: Bundle, settings: Settings) -> LoadedModel:
     """
     check_unchanged(bundle)
     engine = OnnxRuntimeEngine(bundle.model_path, threads=settings.threads or 0, fused=False)
-    choice = ChosenEngine(engine, "ONNX Runtime with portable bodies only: parity was broken.")
+    choice = ChosenEngine(
+        engine, "ONNX Runtime with portable bodies only, because parity was broken."
+    )
     return _prepare(bundle, settings, choice, standard_ops_only=True)
 
 
 def check_unchanged(bundle: Bundle) -> None:
-    """Check that the files of a bundle are still those that it was opened with.
+    """Check that the files of a bundle did not change since it was opened.
 
     Raises:
         BundleError: if they changed.
@@ -104,7 +106,7 @@ def check_unchanged(bundle: Bundle) -> None:
 
 
 def _check_folders(settings: Settings) -> None:
-    """Check that the folders for temporary files, of long documents and of the engine, work."""
+    """Check that files can be written for long documents and for the engine."""
     remedies = {
         settings.spill: "Name a folder by --spill.",
         None: "Name a folder by the variable TMPDIR, or mount one at /tmp.",

@@ -1,4 +1,4 @@
-"""Reload of the bundle while the current one answers; it stays if the new one cannot be used."""
+"""Reload of the bundle: the current one answers meanwhile, and stays if the new one fails."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ class Reloader:
             raise UnavailableError("The server is stopping.", "Ask another one.")
         reload = task.result()
         if reload.problem is not None:
-            raise ReloadError(reload.problem, "The bundle before stays in use.")
+            raise ReloadError(reload.problem, "The previous bundle stays in use.")
         return reload
 
     def close(self) -> None:
@@ -105,22 +105,22 @@ class Reloader:
                 problem = str(error)
             except Exception as error:
                 logger.exception("the reload has failed")
-                problem = f"The reload has failed: {error!r}. The server's log says more."
+                problem = f"The reload has failed: {error!r}. See the server's log."
             seconds = time.monotonic() - start
-            said = problem
+            shown = problem
             for path in (self._settings.bundle, self._settings.bundle.absolute()):
-                if said and path.parent.name:  # only the log shows the path on this machine
-                    said = said.replace(f"{path.parent}/", "")
-            self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=said)
+                if shown and path.parent.name:  # only the log shows the path on this machine
+                    shown = shown.replace(f"{path.parent}/", "")
+            self.last = Reload(at=datetime.now(UTC), bundle=digest, seconds=seconds, problem=shown)
             self._metrics.reloads.labels("refused" if problem else "served").inc()
             if problem is None:
                 logger.info("serving bundle %s after %.1f s", digest, seconds)
             else:
-                logger.error("the bundle before stays in use: %s", problem)
+                logger.error("the previous bundle stays in use: %s", problem)
             return self.last
 
     async def _load(self) -> ActiveBundle:
-        """Load the bundle that is at the path now, beside the active one."""
+        """Load the bundle at the path while the active one stays loaded."""
 
         def load() -> ActiveBundle:
             try:

@@ -21,8 +21,8 @@ _LONG_CHARACTERS = 1 << 16
 class TokenizerPool:
     """A pool of threads for work on documents outside the event loop.
 
-    The pool is not anyio's: work of a client that left goes on in its thread, and that thread must
-    still count as busy.
+    Work for a client that has left continues, and its thread must still count as busy. So the pool
+    is not anyio's, which would start another thread.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 def memory_room() -> int | None:
     """Return the bytes that the limit leaves beside the memory of this process; None if unlimited.
 
-    It is 0 if the process has more than the limit, since shared pages may count for others.
+    The result is 0 if the process has more than the limit, as shared pages may count for others.
     """
     for name in _LIMITS:
         try:

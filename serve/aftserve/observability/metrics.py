@@ -45,7 +45,7 @@ _METRICS = {
         Counter, "aftserve_predicted_seconds", "Predicted time of all answered requests."
     ),
     "actual_seconds": _Metric(
-        Counter, "aftserve_actual_seconds", "Actual time of the same requests."
+        Counter, "aftserve_actual_seconds", "Actual time of all answered requests."
     ),
     "prediction_ratio": _Metric(
         Histogram, "aftserve_actual_to_predicted_ratio", "Actual over predicted time of a request.",
@@ -58,7 +58,7 @@ _METRICS = {
         Histogram, "aftserve_run_seconds", "Time of a run of the engine.", (), _SECONDS
     ),
     "run_tokens": _Metric(
-        Counter, "aftserve_run_tokens", "Tokens run, by kind: of documents, or padding.", ["kind"]
+        Counter, "aftserve_run_tokens", "Tokens of runs, by kind: document or padding.", ["kind"]
     ),
     "stopped_runs": _Metric(
         Counter, "aftserve_stopped_runs", "Runs stopped: all clients left, or no progress."
@@ -71,7 +71,7 @@ _METRICS = {
         "Comparisons with PyTorch, or of a batch with single runs.", ["kind", "verdict"],
     ),
     "parity_error": _Metric(
-        Histogram, "aftserve_parity_error", "Error of these, relative to the largest output.",
+        Histogram, "aftserve_parity_error", "Error of comparisons, relative to the largest output.",
         ["kind"], _ERRORS,
     ),
     "skipped_checks": _Metric(
@@ -85,7 +85,7 @@ _METRICS = {
         Gauge, "aftserve_bundle_info", "1 for the digest of the active bundle.", ["bundle"]
     ),
     "bundle_loaded": _Metric(
-        Gauge, "aftserve_bundle_loaded_timestamp_seconds", "Time when it was loaded."
+        Gauge, "aftserve_bundle_loaded_timestamp_seconds", "Time when the bundle was loaded."
     ),
     "waiting_documents": _Metric(
         Gauge, "aftserve_waiting_documents", "Documents in the queue."
@@ -94,7 +94,7 @@ _METRICS = {
         Gauge, "aftserve_running_documents", "Documents in the current run of the engine."
     ),
     "idle": _Metric(
-        Gauge, "aftserve_idle", "1 while the engine has no runs and keeps no memory of them."
+        Gauge, "aftserve_idle", "1 while the engine is idle and has released its memory."
     ),
     "backlog_seconds": _Metric(
         Gauge, "aftserve_backlog_seconds", "Predicted time until the queue is empty."
@@ -174,6 +174,6 @@ class _OutputCollector(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         yield CounterMetricFamily(
             "aftserve_log_lines_dropped",
-            "Lines of standard output and error that were lost, because they were not read.",
+            "Lines of standard output and standard error that were dropped, as nothing read them.",
             value=dropped_lines(),
         )

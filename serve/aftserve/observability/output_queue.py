@@ -75,7 +75,7 @@ class OutputQueue(io.RawIOBase):
         return len(part)
 
     def wait_until_empty(self, seconds: float) -> None:
-        """Wait until everything is written, for so many seconds at most."""
+        """Wait until everything is written, for at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queued_bytes, max(0.0, seconds))
 
@@ -114,7 +114,7 @@ class OutputQueue(io.RawIOBase):
             logger.warning("%s cannot be written (%s); its text is lost", self._name, reason)
 
     def _report_dropped(self, done: int) -> None:
-        """Log how many lines were dropped, once the queue is empty but for bytes that are done."""
+        """Log the number of dropped lines, once the queue holds only the ``done`` bytes."""
         with self._changed:
             if self._queued_bytes > done or not self._unreported_lines:
                 return
@@ -165,7 +165,7 @@ def dropped_lines() -> int:
 def _fill_closed_descriptors() -> None:
     """Open the null device in place of closed standard streams.
 
-    Otherwise a client's connection may get such a number, and receive the output of native code.
+    Otherwise a client's connection may get the descriptor, and receive the output of native code.
     """
     for descriptor in range(3):
         try:

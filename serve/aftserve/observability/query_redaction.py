@@ -13,7 +13,7 @@ _ADDRESSES = ("url.full", "url.original", "http.url", "http.target")
 """Attributes of the semantic conventions, old and new, that hold a query or end with one."""
 _PATHS = ("url.path",)
 _QUERY_IN_PATH = re.compile(r"[?;]|%3f|%3b", re.IGNORECASE)
-"""A mark that ends the path for a client that encoded it, and not for the server."""
+"""A mark that starts a query for the client. If it is encoded, the server reads it as a path."""
 _REDACTED = "REDACTED"
 
 

@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry, if its SDK is installed and its variables name a receiver.
 
-FastAPI makes the span of a request, below that of the client's ``traceparent``. This module makes
-the spans of its stages, once they have ended.
+FastAPI makes the span of a request, below the span in the client's ``traceparent``. This module
+makes the spans of the request's stages after they end.
 """
 
 import logging

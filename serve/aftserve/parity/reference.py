@@ -23,7 +23,7 @@ logger = logging.getLogger("aftserve.reference_process")
 _MAX_LOG_LINE_BYTES = 4096
 _LOGIT_BYTES = 32
 _OTHER_BYTES = 1 << 16
-"""Maximum length of the worker's line: for each logit, and for the rest, such as an error."""
+"""Maximum bytes of the worker's line: for each logit, and for the rest, such as an error."""
 
 
 class ReferenceError(RefusedError):
@@ -69,11 +69,13 @@ class ReferenceProcess:
                 line = await self._ask(ids)
         if not line:
             raise ReferenceError(
-                "The PyTorch reference has ended.", "See the server's log, and ask again."
+                "The PyTorch reference has ended.", "See the server's log, and try again."
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise ReferenceError(f"The PyTorch reference failed: {answer['error']}", "")
+            raise ReferenceError(
+                f"The PyTorch reference failed: {answer['error']}", "Send another document."
+            )
         return np.array(answer["logits"], dtype=np.float64)
 
     async def close(self) -> None:
@@ -84,7 +86,7 @@ class ReferenceProcess:
             await self._process.wait()
 
     async def _ask(self, ids: Tokens) -> bytes:
-        """Return the worker's line for a document; it is empty if the process dies."""
+        """Return the worker's line for a document; empty if the process dies."""
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -108,7 +110,7 @@ class ReferenceProcess:
                 # The worker checks this too, but only after it has imported PyTorch.
                 await anyio.to_thread.run_sync(self._check)
             except UsageError as error:
-                logger.error("%s", error)  # has paths, which clients must not see
+                logger.error("%s", error)  # clients must not see its paths
                 raise ReferenceError(
                     "The PyTorch reference is not the file that the bundle was exported from, or "
                     "cannot be read.",

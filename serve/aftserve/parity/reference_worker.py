@@ -1,7 +1,7 @@
 """The process that runs the PyTorch model for comparison.
 
-``python -m aftserve.parity.reference_worker BUNDLE MODEL`` reads a JSON line with the token ids of
-each document, and writes a JSON line with its ``logits`` or an ``error``.
+Run it by ``python -m aftserve.parity.reference_worker BUNDLE MODEL``. For each document it reads a
+JSON line with token ids, and writes a JSON line with ``logits`` or an ``error``.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _NICENESS = 19
 
 
 def main() -> int:
-    """Answer until the input ends, at the latest when the server ends."""
+    """Answer until the input ends, which is at the latest when the server ends."""
     parser = argparse.ArgumentParser(prog="aftserve.parity.reference_worker", allow_abbrev=False)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("model", type=Path)

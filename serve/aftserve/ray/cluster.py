@@ -1,4 +1,4 @@
-"""The Ray cluster that work runs on: an existing one, or one on this machine."""
+"""A connection to a Ray cluster: an existing one, or one on this machine."""
 
 import os
 import secrets
@@ -20,9 +20,9 @@ _OWN = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a single machine listens only on loopback
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    # If it is stopped while it starts, there is nothing to wait for.
+    # Do not wait for requests if Ray is stopped while it starts.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    # A proxy may take more than the default 5 s while everything starts; it would be restarted.
+    # A proxy may need more than the default 5 s to start, after which Ray would restart it.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }
 
@@ -43,7 +43,7 @@ def resolve(address: str | None) -> str | None:
     Args:
         address: the requested address; ``RAY_ADDRESS`` by default.
     """
-    # The handler of Ray's core takes SIGTERM too; with half a core the process then aborts.
+    # Ray's core also handles SIGTERM; on a slow machine the process then aborts.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
@@ -88,7 +88,7 @@ def connected(
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """Make a folder in the system's for temporary files: a socket's path has at most 108 bytes."""
+    """Make a folder with a short path, because a socket's path has at most 108 bytes."""
     folder = tempfile.mkdtemp(prefix="aftserve-")
     try:
         yield folder
@@ -101,7 +101,7 @@ def _folder() -> Iterator[str]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that ``host:port`` can be reached; Ray itself would try for minutes."""
+    """Check that ``host:port`` can be reached, because Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return  # Ray looks auto up

@@ -32,13 +32,13 @@ _POLL_SECONDS = 2.0
 
 
 class DeploymentSettings(Settings):
-    """The server's settings, with Ray Serve's in a section of the file."""
+    """The server's settings, and Ray Serve's options in a section of the file."""
 
     ray: dict[str, Any] = Field({}, description="options of a Ray Serve deployment")
 
 
 class Replica:
-    """A process of the deployment; Ray Serve sends it requests once it is constructed.
+    """A process of the deployment, which Ray Serve sends requests after its construction.
 
     Args:
         settings: settings of the server.
@@ -67,7 +67,7 @@ class Replica:
 def deploy(
     settings: DeploymentSettings, address: str | None, console: Console, interruption: Interruption
 ) -> int:
-    """Deploy a bundle; on a Ray of this machine, serve until told to stop.
+    """Deploy a bundle; with a Ray on this machine, serve until told to stop.
 
     Args:
         settings: settings of each replica and of the deployment.
@@ -95,14 +95,7 @@ def deploy(
         from ray import serve
 
         serve.start(http_options={"host": settings.host, "port": settings.port})
-        application = _deployment(options).bind(settings, digest)
-        try:
-            serve.run(application, name=NAME)
-        except RuntimeError as error:
-            raise ClusterError(
-                f"Ray Serve cannot deploy the bundle: {str(error).strip().rstrip('.')}.",
-                "See the replicas' log.",
-            ) from error
+        _start(_deployment(options).bind(settings, digest))
         interruption.check()
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         where = f"http://{host}:{settings.port}"
@@ -116,8 +109,20 @@ def deploy(
             serve.shutdown()
 
 
+def _start(application: Any) -> None:
+    from ray import serve
+
+    try:
+        serve.run(application, name=NAME)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"Ray Serve cannot deploy the bundle: {str(error).strip().rstrip('.')}.",
+            "See the replicas' log.",
+        ) from error
+
+
 def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
-    """Return Ray Serve's options for the deployment; the file overrides our defaults.
+    """Return Ray Serve's options for the deployment; the file overrides the defaults.
 
     Raises:
         UsageError: if Ray Serve does not accept an option.
@@ -128,7 +133,7 @@ def deployment_options(settings: DeploymentSettings) -> dict[str, Any]:
         raise _bad(f"ray_actor_options must be a table, got {actor!r}")
     _check_names(given)
     options = {
-        # A replica refuses requests that would be late; it cannot see those that Ray holds back.
+        # Let replicas refuse late requests: they cannot see requests that Ray holds back.
         "max_ongoing_requests": 1024,
         "max_constructor_retry_count": 3,
         "logging_config": {"enable_access_log": False},  # the server has its own access log
@@ -175,7 +180,7 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 def _bad(reason: str) -> UsageError:
     return UsageError(
-        f"[ray]: {reason.rstrip('.!')}.", "Ray Serve's documentation lists a deployment's options."
+        f"[ray]: {reason.rstrip('.!')}.", "See a deployment's options in Ray Serve's documentation."
     )
 
 

@@ -35,8 +35,8 @@ class Admission:
         if backlog_seconds > self._max_queue_seconds:
             raise BusyError(
                 f"The documents of other requests take {backlog_seconds:.1f} s, "
-                f"the limit is {self._max_queue_seconds:g} s.",
-                "Ask again later.",
+                f"but the limit is {self._max_queue_seconds:g} s.",
+                "Try again later.",
                 backlog_seconds - self._max_queue_seconds,
             )
 
@@ -49,8 +49,8 @@ class Admission:
             model: model that classifies them.
             tokens: length of each document.
             seconds_left: time to the client's deadline.
-            earlier: queued documents of the same request. They may wait for each other up to the
-                deadline, whatever the limit of the queue.
+            earlier: queued documents of the same request. The limit of the queue does not count
+                them.
 
         Raises:
             DeadlineError: if the deadline has passed.
@@ -67,14 +67,15 @@ class Admission:
         predicted = backlog_seconds + own
         if own > seconds_left:
             raise DocumentTooLongError(
-                f"{sum(tokens)} tokens take {own:.3g} s, the deadline is in {seconds_left:.3g} s.",
-                "Send less, or allow more time.",
+                f"{sum(tokens)} tokens take {own:.3g} s, but the deadline is in "
+                f"{seconds_left:.3g} s.",
+                "Send fewer tokens, or allow more time.",
             )
         if predicted > seconds_left:
             raise BusyError(
-                f"The answer would take {predicted:.3g} s, the deadline is in "
+                f"The answer would take {predicted:.3g} s, but the deadline is in "
                 f"{seconds_left:.3g} s.",
-                "Ask again later, or allow more time.",
+                "Try again later, or allow more time.",
                 predicted - seconds_left,
             )
         return predicted

@@ -6,7 +6,7 @@ from aftserve.model.costs import MIN_BATCH_GAIN, CostModel
 from aftserve.scheduling.job import Job
 
 MAX_LENGTH_RATIO = 1.5
-"""Length of the longest document of a batch over that of the shortest."""
+"""Maximum length of a batch's longest document over that of its shortest."""
 _LOOK_AHEAD = 64
 
 
@@ -18,10 +18,10 @@ def next_batch(
     masks_padding: bool,
     now: float,
 ) -> list[Job]:
-    """Return the oldest job, with younger ones that cost less in its run than in their own.
+    """Return the oldest job, with younger ones that cost less in its run than in single runs.
 
-    A younger job may overtake others only while those are in time. Once a skipped job would be
-    answered later than promised, the batch is closed.
+    A younger job may overtake others only while these stay in time. Once a skipped job would be
+    answered later than promised, the batch is complete.
 
     Args:
         waiting: jobs, the oldest first; at least one.

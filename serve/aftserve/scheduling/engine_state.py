@@ -1,4 +1,4 @@
-"""The run that the engine is at, and the state of the engine between runs."""
+"""The current run of the engine, and the engine's state between runs."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ class Run:
     Attributes:
         batch: jobs that the run answers; an empty batch releases the engine's memory.
         classifier: the model that runs them.
-        calibrated: calibrated seconds of the documents one by one, or of one part of a document.
+        calibrated: calibrated seconds of the documents in single runs, or of one document's part.
         predicted: predicted seconds of the run.
         ended: the answers, None if parts are left, or the error; a future of the event loop.
         stop: ends the run early.
@@ -86,7 +86,7 @@ class Running:
 
     Attributes:
         run: the current run.
-        keeps_memory: whether the engine keeps the run's memory; not if its model was replaced.
+        keeps_memory: whether the engine keeps the run's memory; false if its model was replaced.
     """
 
     run: Run

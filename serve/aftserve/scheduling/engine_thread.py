@@ -43,7 +43,7 @@ class EngineThread:
             while (run := self._next_run()) is not None:
                 self._tell(self._begun, run)
                 self._answer(run)
-                del run  # keep nothing of it until the next one
+                del run  # free its documents before the wait for the next run
         finally:
             self._tell(self._ended)
 

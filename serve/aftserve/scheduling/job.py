@@ -15,7 +15,7 @@ class Progress:
 
     Attributes:
         parts: the work; it pauses after each part.
-        left: number of parts that are left, at least one.
+        left: number of remaining parts, at least one.
         started: start of the first part by ``time.monotonic``; 0 before it.
         seconds: time of the parts so far.
     """
@@ -32,7 +32,7 @@ class Backlog:
 
     Attributes:
         documents: number of documents.
-        seconds: calibrated time of the documents that run whole, one by one.
+        seconds: calibrated time of single runs of the documents that run whole.
         chunked_seconds: calibrated time of the documents that run in chunks.
     """
 
@@ -56,10 +56,10 @@ class Job:
     Attributes:
         active: the bundle whose tokenizer made the tokens and whose model runs them.
         ids: tokens of the document.
-        seconds: calibrated time of its own run, or of the parts that are left.
+        seconds: calibrated time of a single run, or of the remaining parts.
         promised: predicted time of the answer by ``time.monotonic``.
         future: the result; cancelled once the client has left.
-        single: the job must not share a run; set after a shared run failed.
+        single: whether the job must not share a run, for example after a shared run failed.
         progress: state of a document that runs in chunks; None for others.
         backlog: queued documents of the same request, this one included.
     """

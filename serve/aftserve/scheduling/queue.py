@@ -36,7 +36,7 @@ class JobQueue:
         return self._state
 
     def backlog(self, besides: Backlog | None = None) -> Backlog:
-        """Return the queued documents, without those of the request with backlog ``besides``."""
+        """Return the queued documents, without the documents of the backlog ``besides``."""
         with self._changed:
             return self._backlog - (besides or Backlog())
 
@@ -71,7 +71,7 @@ class JobQueue:
             )
 
     def take(self, choose: Callable[[Iterable[Job]], Run]) -> Run | None:
-        """Wait for jobs, and begin the run that ``choose`` makes of them; None once closed."""
+        """Wait for jobs, and begin the run that ``choose`` returns; return None once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._jobs and not self._paused))
             if self._closed:
@@ -83,7 +83,7 @@ class JobQueue:
             return run
 
     def begin_release(self, make: Callable[[Classifier], Run]) -> Run | None:
-        """Begin the run that ``make`` returns for the engine that keeps memory; None if none."""
+        """Begin a run that releases memory, by ``make``; return None if no engine keeps memory."""
         with self._changed:
             if not isinstance(self._state, Idle) or self._state.memory_of is None:
                 return None
@@ -112,7 +112,7 @@ class JobQueue:
             return None
 
     def forget_memory(self) -> None:
-        """Forget whose engine keeps memory: its model was replaced."""
+        """Forget the engine that keeps memory, after the replacement of its model."""
         with self._changed:
             match self._state:
                 case Idle():
@@ -121,13 +121,13 @@ class JobQueue:
                     self._state = Running(run, keeps_memory=False)
 
     def pause(self, paused: bool) -> None:
-        """Hold all jobs back, or let them go on."""
+        """Hold all jobs back, or release them."""
         with self._changed:
             self._paused = paused
             self._changed.notify()
 
     def close(self) -> list[Job]:
-        """End every ``take``; return the jobs that are left."""
+        """End every call of ``take``; return the remaining jobs."""
         with self._changed:
             self._closed = True
             left = list(self._jobs)

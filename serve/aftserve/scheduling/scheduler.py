@@ -18,24 +18,17 @@ from aftserve.scheduling.engine_state import Idle, Run
 from aftserve.scheduling.engine_thread import EngineThread, EngineThreadError
 from aftserve.scheduling.job import Backlog, Job, Progress, Result
 from aftserve.scheduling.queue import JobQueue
-from aftserve.scheduling.watchdog import PARTS
+from aftserve.scheduling.stall_detection import wait_for_end
 from aftserve.types import Tokens
 
 logger = logging.getLogger("aftserve.scheduler")
 
-_STALL_FACTOR = 10
-_STOP_SHARE = 0.5
-
-
-class StalledError(Exception):
-    """A run goes on far beyond its prediction and cannot be stopped."""
-
 
 class Scheduler:
-    """The scheduler of runs; it answers the oldest documents first.
+    """A scheduler of runs, which answers the oldest documents first.
 
-    If a shared run fails, each of its documents gets a run of its own, so that one bad document
-    fails by itself. A run is stopped once all its clients have left. After a while without jobs,
+    If a shared run fails, each of its documents gets a single run, so that only the bad document
+    fails. A run is stopped once all its clients have left. After a while without jobs,
     the engine releases the memory of its runs.
 
     Args:
@@ -98,14 +91,14 @@ class Scheduler:
         run, waiting = self._run, self._queue.backlog(besides)
         if run is not None and besides and all(job.backlog is besides for job in run.batch):
             run = None
-        # A run that is late by some time may well take as long again.
+        # A run that is late by some time is expected to take as long again.
         running = abs(run.started + run.predicted - time.monotonic()) if run else 0.0
         seconds = waiting.seconds
         after = run.seconds_after if run else 0.0
         if in_chunks:
             seconds += waiting.chunked_seconds + after
         else:
-            # At most one part follows each of the runs before it.
+            # At most one part of a long document runs before each document.
             seconds += min(after, waiting.documents * (run.calibrated if run else 0.0))
         return running + seconds * self.slowdown.value
 
@@ -119,7 +112,7 @@ class Scheduler:
             self._queue.pause(False)
 
     def forget(self) -> None:
-        """Drop the measurements of the previous model: another one answers from now on."""
+        """Drop the measurements of the previous model after its replacement."""
         self.slowdown = SlowdownFactor()
         self._queue.forget_memory()
 
@@ -139,7 +132,7 @@ class Scheduler:
             active: the bundle that classifies it.
             ids: its tokens.
             promised: predicted time of the answer by ``time.monotonic``.
-            single: whether it must not share a run.
+            single: whether the document must not share a run.
             evidence: whether the answer needs the contribution of each token.
             backlog: queued documents of the same request; this one is added.
 
@@ -165,7 +158,7 @@ class Scheduler:
         return future
 
     async def serve(self) -> None:
-        """Run until cancelled; at the end, or on failure, every waiting client gets an error.
+        """Run until cancelled; at the end or a failure, every waiting client gets an error.
 
         Raises:
             StalledError: if a run neither ends nor can be stopped.
@@ -177,15 +170,15 @@ class Scheduler:
         run: Run | None = None
         try:
             while (run := await runs.get()) is not None:
-                await self._wait_for_end(run)
+                await wait_for_end(run, self._stall_seconds)
                 self._answer(run)
-                run = None  # keep nothing of it until the next one
+                run = None  # free its documents before the wait for the next run
             raise EngineThreadError("The engine's thread has ended.")
         finally:
             self._close(run)
 
     def _next_run(self, loop: asyncio.AbstractEventLoop) -> Run | None:
-        """Wait for jobs and begin a run; on the engine's thread. None ends the thread."""
+        """Wait for jobs on the engine's thread, and begin a run; None ends the thread."""
         others_first = self._end_run()
         if not self._queue.wait(self._idle_seconds):
             release = self._queue.begin_release(
@@ -231,7 +224,7 @@ class Scheduler:
     def _settle(self, job: Job) -> None:
         """Remove a cancelled job, or stop its run once all clients of the run have left."""
         if not job.future.cancelled():
-            job.future.exception()  # mark as read: its request may have failed by another document
+            job.future.exception()  # mark it as read: another document may have failed the request
             return
         if self._queue.remove(job):
             if job.progress is not None:
@@ -242,7 +235,7 @@ class Scheduler:
             run.stop.request()
 
     def _drop(self, progress: Progress) -> None:
-        """Give up the parts that are left of a document: its client has gone."""
+        """Give up the remaining parts of a document after its client has left."""
         progress.parts.close()
         if progress.started:
             self._metrics.stopped_runs.inc()
@@ -263,7 +256,7 @@ class Scheduler:
             case error:
                 self._metrics.failed_runs.inc()
                 logger.warning("a run of %d documents failed: %s", len(batch), error)
-                self._repeat_or_fail(batch, error)
+                self._retry_or_fail(batch, error)
 
     def _answer_batch(self, run: Run) -> None:
         self.slowdown.observe(run.calibrated, run.seconds)
@@ -278,18 +271,8 @@ class Scheduler:
             if not job.future.done():
                 job.future.set_result(Result(answer, started, seconds, len(batch)))
 
-    async def _wait_for_end(self, run: Run) -> None:
-        """Wait for the end of a run; stop it if it makes no progress."""
-        await _wait(run, self._stall_seconds + _STALL_FACTOR * run.predicted)
-        if not run.ended.done():
-            logger.error("a run predicted to take %.3f s does not end", run.predicted)
-            run.stop.request()
-            await _wait(run, _STOP_SHARE * self._stall_seconds)
-        if not run.ended.done():
-            raise StalledError("A run of the engine does not end and cannot be stopped.")
-
-    def _repeat_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
-        """Requeue the documents of a failed batch for single runs; fail a single document."""
+    def _retry_or_fail(self, batch: Sequence[Job], error: BaseException) -> None:
+        """Requeue the documents of a failed batch for single runs, or fail a single document."""
         if len(batch) > 1:
             wanted = [job for job in batch if not job.future.done()]
             for job in wanted:
@@ -313,9 +296,3 @@ class Scheduler:
         self._fail(self._queue.close(), self._closed)
         for begun in (run, self._run):
             self._fail(begun.batch if begun else (), self._closed)
-
-
-async def _wait(run: Run, seconds: float) -> None:
-    for _ in range(PARTS):
-        if not run.ended.done():
-            await asyncio.wait({run.ended}, timeout=seconds / PARTS)

@@ -13,8 +13,8 @@ from typing import IO
 from aftserve.observability.output_queue import flush_output
 
 PARTS = 8
-"""Number of parts of a wait. If the process or its machine was paused, at most one part of that
-time counts."""
+"""Number of parts of a wait. If the process or its machine is paused, the pause counts as at most
+one part."""
 _DUMP_SECONDS = 5.0
 
 
@@ -64,7 +64,7 @@ def _end_process() -> None:
 
 
 def _dump_stacks() -> None:
-    # Not to standard error: faulthandler keeps the GIL while it waits for a full pipe.
+    # Do not dump to standard error: faulthandler keeps the GIL while it waits for a full pipe.
     with _memory_file() as file:
         faulthandler.dump_traceback(file)
         file.seek(0)

@@ -92,7 +92,7 @@ class Question(BaseModel):
 
 def test_list_limit_is_exact() -> None:
     assert parse(b'{"words": ["a", "b"]}', Question, {"words": 2}).words == ["a", "b"]
-    with pytest.raises(DocumentTooLongError, match="words has 3 entries"):
+    with pytest.raises(DocumentTooLongError, match="words must have at most 2 entries, got 3"):
         parse(b'{"words": ["a", "b", "c"]}', Question, {"words": 2})
 
 

@@ -106,7 +106,7 @@ def test_policy_applies_over_memory_budget(
         if len(document.ids) <= 600 or policy == "exact":
             assert_right(outcome, document)
         elif policy == "reject":
-            assert "takes 600" in (outcome.error or "")
+            assert "at most 600 tokens" in (outcome.error or "")
         else:
             ids = document.ids[:600] if policy == "head" else document.ids[-600:]
             assert (outcome.tokens_used, outcome.tokens_total) == (600, len(document.ids))

@@ -53,7 +53,7 @@ def test_empty_input_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         (["table.parquet", "--text", "body", "--id", "x", "--output", "out.jsonl"], "'x'"),
         (["table.parquet", "--text", "body", "--id", "body", "--output", "out.jsonl"], "twice"),
         (["no.parquet", "--output", "out.jsonl"], "no.parquet"),
-        (["lines.jsonl", "--output", "out.jsonl"], "one document"),
+        (["lines.jsonl", "--output", "out.jsonl"], "must be Parquet"),
         (["mixed", "--text", "body", "--output", "out.jsonl"], "notes.txt"),
         (["unlike", "--text", "body", "--output", "out.jsonl"], "2.parquet must have one column"),
         (["unlike", "--text", "name", "--id", "number", "--output", "out.jsonl"], "double in"),

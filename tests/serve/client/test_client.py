@@ -49,7 +49,7 @@ def test_answers_keep_order_around_failure(asking: Client) -> None:
         for number in range(300):
             yield [10**9] if number == 150 else "x" * (number + 1)
 
-    answers = list(asking.infer_each(documents(), at_once=70))
+    answers = list(asking.infer_each(documents(), batch_size=70))
     assert len(answers) == 300
     failed = answers.pop(150)
     assert isinstance(failed, InvalidRequestError)
@@ -62,7 +62,7 @@ def test_answers_keep_order_around_failure(asking: Client) -> None:
 def test_oversized_request_is_split(asking: Client) -> None:
     documents = ["x" * (number + 1) for number in range(299)]  # too many for one request
     documents[20] = "x" * (17 << 20)  # too large for any request
-    answers = list(asking.infer_each(documents, at_once=len(documents)))
+    answers = list(asking.infer_each(documents, batch_size=len(documents)))
     too_long = answers.pop(20)
     assert isinstance(too_long, TooLongError)
     assert "bytes" in too_long.detail
@@ -120,9 +120,9 @@ def test_infer_each_refuses_single_text(asking: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_at_once_must_be_positive(count: int, asking: Client) -> None:
-    with pytest.raises(ValueError, match="at_once"):
-        list(asking.infer_each(["a text"], at_once=count))
+def test_batch_size_must_be_positive(count: int, asking: Client) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        list(asking.infer_each(["a text"], batch_size=count))
 
 
 @pytest.mark.parametrize(

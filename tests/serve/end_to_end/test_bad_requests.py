@@ -152,7 +152,7 @@ def test_too_long_document_is_refused(body: dict[str, object], client: httpx.Cli
 
 
 @pytest.mark.parametrize(
-    ("entry", "remedy"), [(1, "a list of their own"), ([1], "several requests")]
+    ("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")]
 )
 def test_excess_entries_get_remedy(entry: object, remedy: str, client: httpx.Client) -> None:
     body = {"input_ids": [entry] * 3000}

@@ -198,7 +198,7 @@ def test_policies_cut_or_refuse_document(
         if policy == "reject":
             response = post(address, ids)
             assert response.status_code == 413
-            assert "300 tokens, this server takes 100" in response.json()["detail"]
+            assert "at most 100 tokens, got 300" in response.json()["detail"]
             return
         found = answer(address, ids)
         response = http.post(f"{address}/infer?evidence=100", json={"input_ids": [ids]})

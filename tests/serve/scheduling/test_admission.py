@@ -58,7 +58,7 @@ def test_full_queue_gets_429_with_delay(busy: str) -> None:
     answer = post(busy, [[5]])
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
-    assert "Ask again later" in answer.json()["detail"]
+    assert "Try again later" in answer.json()["detail"]
 
 
 def test_full_queue_refuses_before_reading_body(busy: str) -> None:
@@ -129,7 +129,7 @@ def test_work_longer_than_deadline_gets_413(slow: str) -> None:
     runs = metric(slow, "aftserve_run_documents_count")
     answer = post(slow, [[5], [6]], **{"Deadline-Seconds": "150"})
     assert answer.status_code == 413
-    assert "2 tokens take 200 s, the deadline is in 1" in answer.json()["detail"]
+    assert "2 tokens take 200 s, but the deadline is in 1" in answer.json()["detail"]
     assert metric(slow, "aftserve_run_documents_count") == runs
 
 

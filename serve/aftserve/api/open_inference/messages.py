@@ -81,18 +81,22 @@ def parse(content: Any, binary: memoryview, *, max_documents: int) -> Message:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
         if size is not None and size > len(binary):
             raise InputError(
-                f"The input {tensor.name!r} is said to have {size} bytes, {len(binary)} follow.",
+                f"The input {tensor.name!r} must have {size} bytes after the JSON, "
+                f"got {len(binary)}.",
                 f"Send {HEADER_LENGTH}, and the tensors after the JSON.",
             )
         arrays[tensor.name] = tensors.read(tensor, None if size is None else binary[:size])
         binary = binary[size or 0 :]
     if len(binary):
-        raise InputError(f"{len(binary)} bytes belong to no input.", "Say binary_data_size.")
+        raise InputError(
+            f"Every byte after the JSON must belong to an input, got {len(binary)} more.",
+            "Set binary_data_size of each input.",
+        )
     return Message(request, _documents(arrays))
 
 
 def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
-    """Check the names, types and shapes of the inputs, before their values, which may be many."""
+    """Check the names, types and shapes of the inputs before their values are read."""
     names = [tensor.name[:100] for tensor in inputs]
     if sorted(names) not in (["text"], ["input_ids"], ["input_ids", "lengths"]):
         raise InputError(
@@ -120,7 +124,7 @@ def _check_inputs(inputs: Sequence[InputTensor], max_documents: int) -> None:
         raise InputError("The request has no documents.", "Send at least one.")
     if count > max_documents:
         raise DocumentTooLongError(
-            f"The request has {count} documents, this server takes {max_documents}.",
+            f"A request must have at most {max_documents} documents, got {count}.",
             "Send them in several requests.",
         )
     if lengths is not None and (math.prod(lengths.shape) != count or lengths.datatype == "BYTES"):
@@ -149,7 +153,7 @@ def _documents(arrays: dict[str, tensors.Array]) -> Sequence[Document]:
 def respond(
     message: Message, results: Sequence[DocumentResult], *, name: str, version: str
 ) -> Response:
-    """Build the response; tensors that the request wants as bytes follow the JSON."""
+    """Build the response; tensors that are requested as bytes follow the JSON."""
     request = message.request
     columns: dict[str, Any] = {
         "label": [r.label for r in results],

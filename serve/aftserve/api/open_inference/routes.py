@@ -1,4 +1,4 @@
-"""The endpoints below ``/v2``."""
+"""The endpoints of the protocol, below ``/v2``."""
 
 import time
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from aftserve.api.open_inference.schemas import (
     Ready,
     ServerMetadata,
 )
-from aftserve.api.openapi_body import takes
+from aftserve.api.openapi_body import body_schema
 from aftserve.api.request_body import parse_json, receive
 from aftserve.errors import NotFoundError
-from aftserve.http.access_log import note
+from aftserve.http.access_log import add_log_fields
 from aftserve.service import Service
 
 VERSION = "1"
@@ -33,9 +33,11 @@ VERSION = "1"
 _TENSORS = {
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 }
+_PROBLEMS = responses(ProtocolProblem)
+_PROBLEMS[404] = {"model": ProtocolProblem, "description": "There is no such model."}
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}
-# Complete paths, because responses are counted by the path of their route, which lacks the prefixes
-# of nested routers.
+# These paths are complete, because responses are counted by the path of their route. It lacks the
+# prefixes of nested routers.
 _ROOT = "/v2"
 _MODEL = "/v2/models/{name}"
 _VERSIONED = "/v2/models/{name}/versions/{version}"
@@ -67,7 +69,9 @@ def create_router(service: Service, guards: Sequence[params.Depends]) -> APIRout
         check_version(name, VERSION)
 
     for path, check in ((_MODEL, check_name), (_VERSIONED, check_version)):
-        router.include_router(_model_router(service, path, [*guards, Depends(check)]))
+        checks = [*guards, Depends(check)]
+        router.include_router(_model_router(service, path, checks))
+        router.include_router(_infer_router(service, path, checks))
     return router
 
 
@@ -96,14 +100,8 @@ def _server_router(service: Service) -> APIRouter:
 
 
 def _model_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
-    problems = responses(ProtocolProblem)
-    problems[404] = {"model": ProtocolProblem, "description": "There is no such model."}
-    settings = service.settings
-    router = APIRouter(
-        prefix=path,
-        dependencies=guards,
-        responses={status: problems[status] for status in (*GUARDED, 404, 422)},
-    )
+    """Build the endpoints that describe the model below a path."""
+    router = _router(path, guards)
 
     @router.get("/ready", responses={503: {"model": ModelReady}})
     async def model_ready(name: str, response: Response) -> ModelReady:
@@ -124,11 +122,19 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
             outputs=list(messages.outputs_of(len(classifier.manifest.labels))),
         )
 
+    return router
+
+
+def _infer_router(service: Service, path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    """Build the endpoint that classifies below a path."""
+    settings = service.settings
+    router = _router(path, guards)
+
     @router.post(
         "/infer",
         response_model=InferenceResponse,
-        responses={**problems, 200: _TENSORS},
-        openapi_extra=takes(InferenceRequest),
+        responses={**_PROBLEMS, 200: _TENSORS},
+        openapi_extra=body_schema(InferenceRequest),
     )
     async def infer(
         request: Request,
@@ -143,10 +149,18 @@ def _model_router(service: Service, path: str, guards: Sequence[params.Depends])
         deadline = deadline_of(request, deadline_seconds, settings.deadline_seconds)
         work = service.classify(message.documents, deadline)
         results = await run_until_disconnect(work, request.receive, deadline)
-        note(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
+        add_log_fields(request, documents=len(results), tokens=sum(r.tokens_total for r in results))
         return messages.respond(message, results, name=settings.served_name, version=VERSION)
 
     return router
+
+
+def _router(path: str, guards: Sequence[params.Depends]) -> APIRouter:
+    return APIRouter(
+        prefix=path,
+        dependencies=guards,
+        responses={status: _PROBLEMS[status] for status in (*GUARDED, 404, 422)},
+    )
 
 
 def _parse(body: bytes, json_bytes: int | None, max_documents: int) -> messages.Message:
@@ -154,7 +168,8 @@ def _parse(body: bytes, json_bytes: int | None, max_documents: int) -> messages.
     head = len(body) if json_bytes is None else json_bytes
     if head > len(body):
         raise InputError(
-            f"{messages.HEADER_LENGTH} is {head}, the body has {len(body)} bytes.",
+            f"{messages.HEADER_LENGTH} must be at most {len(body)}, the bytes of the body, "
+            f"got {head}.",
             "Send the length of the JSON only.",
         )
     content, binary = parse_json(body[:head]), memoryview(body)[head:]

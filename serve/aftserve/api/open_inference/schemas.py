@@ -32,7 +32,7 @@ class RequestParameters(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """One input: its values are in the JSON, nested or flat, or follow it."""
+    """One input, whose values are in the JSON, nested or flat, or follow it."""
 
     name: str
     shape: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field(max_length=2)

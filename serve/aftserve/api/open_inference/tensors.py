@@ -38,9 +38,9 @@ def read(tensor: InputTensor, binary: memoryview | None) -> Array:
         values = _listed(tensor)
     if values.size != count:
         raise InputError(
-            f"The input {tensor.name!r} has {values.size} values, its shape {tensor.shape} "
-            f"has {count}.",
-            "Send as many as the shape says.",
+            f"The input {tensor.name!r} must have {count} values by its shape {tensor.shape}, "
+            f"got {values.size}.",
+            "Correct the shape or the values.",
         )
     return values.reshape(tensor.shape)
 
@@ -49,7 +49,8 @@ def _numbers(binary: memoryview, tensor: InputTensor) -> Array:
     kind = np.dtype(_integers(tensor))
     if len(binary) % kind.itemsize:
         raise InputError(
-            f"The input {tensor.name!r} has {len(binary)} bytes, each value takes {kind.itemsize}.",
+            f"The input {tensor.name!r} must have {kind.itemsize} bytes for each value, got "
+            f"{len(binary)} bytes.",
             "Send whole values, little-endian.",
         )
     return np.frombuffer(binary, kind)
@@ -61,7 +62,7 @@ def _strings(binary: memoryview, tensor: InputTensor) -> Array:
         if len(found) == count:
             raise InputError(
                 f"The input {tensor.name!r} has more values than its shape {tensor.shape}.",
-                "Send as many as the shape says.",
+                "Correct the shape or the values.",
             )
         start = place + 4
         place = start + int.from_bytes(binary[place:start], "little")
@@ -88,7 +89,7 @@ def _listed(tensor: InputTensor) -> Array:
     if len(tensor.shape) == 2 and data and all(isinstance(row, list) for row in data):
         if any(len(row) != tensor.shape[1] for row in data):
             raise InputError(
-                f"The rows of the input {tensor.name!r} are not of {tensor.shape[1]} values.",
+                f"Every row of the input {tensor.name!r} must have {tensor.shape[1]} values.",
                 "Send rows of one length, and lengths beside them.",
             )
         data = [value for row in data for value in row]

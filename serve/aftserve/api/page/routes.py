@@ -11,6 +11,7 @@ _FILES = {
     "/": ("index.html", "text/html"),
     "/page/page.css": ("page.css", "text/css"),
     "/page/page.js": ("page.js", "text/javascript"),
+    "/page/elements.js": ("elements.js", "text/javascript"),
 }
 _POLICY = (
     "default-src 'none'",
@@ -21,7 +22,7 @@ _POLICY = (
     "base-uri 'none'",
     "form-action 'none'",
     "frame-ancestors 'none'",
-    # Text never becomes markup or a script, whatever the page's code does with it.
+    # Text never becomes markup or a script, even by an error in the page's code.
     "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 )
@@ -32,7 +33,7 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # ask each time; 304 where nothing has changed
+    "Cache-Control": "no-cache",  # the browser asks each time, and gets 304 for the same file
 }
 
 

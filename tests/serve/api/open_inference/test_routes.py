@@ -90,7 +90,7 @@ def test_binary_tensors_follow_json(client: httpx.Client) -> None:
     ("inputs", "reason"),
     [
         ([text()], "no documents"),
-        ([text("a", shape=[2])], r"has 1 values, its shape \[2\] has 2"),
+        ([text("a", shape=[2])], r"must have 2 values by its shape \[2\], got 1"),
         ([text("a", datatype="INT64")], "must be BYTES, got INT64"),
         ([text("a", datatype="FP64")], "datatype"),
         ([text("a", datatype="FP32")], "must be BYTES, got FP32"),
@@ -101,7 +101,10 @@ def test_binary_tensors_follow_json(client: httpx.Client) -> None:
         ([text("a", name="texts")], "The inputs must be .* got texts"),
         ([text("a"), ids([1], [1, 1])], "The inputs must be .* got text, input_ids"),
         ([text("a"), text("b")], "The inputs must be .* got text, text"),
-        ([text("a", parameters={"binary_data_size": 5})], "said to have 5 bytes, 0 follow"),
+        (
+            [text("a", parameters={"binary_data_size": 5})],
+            "must have 5 bytes after the JSON, got 0",
+        ),
         ([lengths(1)], "The inputs must be .* got lengths"),
         ([ids([1, 2], [2])], r"integers \[documents, tokens\], got INT64 of 1 axes"),
         ([ids([], [0, 4])], "no documents"),
@@ -159,7 +162,7 @@ def test_excess_binary_texts_are_not_decoded(client: httpx.Client) -> None:
     not_utf8 = b"\x01\x00\x00\x00\xff"
     response = post_texts(client, not_utf8 * 300, [2, 150])
     assert response.status_code == 413
-    assert "300 documents, this server takes 256" in response.json()["error"]
+    assert "at most 256 documents, got 300" in response.json()["error"]
     response = post_texts(client, b"\x01\x00\x00\x00a" * 2 + not_utf8, [2])
     assert response.status_code == 422
     assert "more values than its shape [2]" in response.json()["error"]
@@ -169,7 +172,7 @@ def test_excess_binary_texts_are_not_decoded(client: httpx.Client) -> None:
 def test_too_many_documents_are_refused(client: httpx.Client, tensor: dict[str, Any]) -> None:
     response = client.post(INFER, json={"inputs": [tensor]})
     assert response.status_code == 413
-    assert "257 documents, this server takes 256" in response.json()["error"]
+    assert "at most 256 documents, got 257" in response.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from importlib.resources import files
 import httpx
 import pytest
 
-FILES = {"/": "index.html", "/page/page.css": "page.css", "/page/page.js": "page.js"}
+FILES = {
+    "/": "index.html",
+    "/page/page.css": "page.css",
+    "/page/page.js": "page.js",
+    "/page/elements.js": "elements.js",
+}
 
 
 @pytest.fixture(params=FILES)

@@ -52,7 +52,7 @@ def test_keyboard_classifies_long_document(
     answer = response.value.json()
     assert shown_pieces(page) == pieces(text, answer["evidence"]["spans"])
     expect(page.locator("#label")).to_have_text(answer["label"])
-    expect(page.locator("#read")).to_contain_text("all of it: 100,000 tokens")
+    expect(page.locator("#read")).to_contain_text("the whole document: 100,000 tokens")
     expect(page.locator("#status")).to_contain_text(answer["label"])
     expect(page.locator("#scores tbody tr")).to_have_count(3)
     assert seconds - answer["timings"]["inference_seconds"] < 2
@@ -129,7 +129,7 @@ def test_truncation_shows_warning(address: str, page: Page) -> None:
     page.route("**/infer*", lambda route: fulfill_changed(route, **truncation))
     page.goto(address)
     classify(page, ORDINARY)
-    warning = "The model saw the head alone: 8,000 of 9,000 tokens."
+    warning = "The model saw only the head: 8,000 of 9,000 tokens."
     expect(page.locator("#read.warning")).to_have_text(warning)
 
 
@@ -169,5 +169,5 @@ def test_chosen_file_fills_text_field(address: str, page: Page, tmp_path: Path) 
     expect(page.locator("#text")).to_have_value(ORDINARY)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
     page.set_input_files("#file", tmp_path / "picture.png")
-    expect(page.locator("#problem")).to_contain_text("no text in UTF-8")
+    expect(page.locator("#problem")).to_contain_text("must be text in UTF-8")
     expect(page.locator("#text")).to_have_value(ORDINARY)

@@ -49,10 +49,10 @@ def test_too_long_document_shows_error(server: str, page: Page) -> None:
     ("answer", "reason"),
     [
         ({"status": 503, "json": {"detail": "It is stopping."}}, "503 It is stopping."),
-        ({"status": 502, "body": "<html>"}, "502 What came is no JSON"),
-        ({"status": 200, "body": "<html>"}, "200 What came is no JSON"),
+        ({"status": 502, "body": "<html>"}, "502 The response is not JSON"),
+        ({"status": 200, "body": "<html>"}, "200 The response is not JSON"),
         ({"status": 503, "json": {"detail": "<b>"}, "headers": {"Retry-After": "7"}},
-         "503 <b> Worth another try in 7 s."),
+         "503 <b> Try again in 7 s."),
         (None, "No answer The server cannot be reached"),
     ],
 )  # fmt: skip
@@ -107,7 +107,7 @@ def test_exceeded_rate_shows_retry_time(
     classify(page, ORDINARY)
     expect(page.locator("#problem h2")).to_have_text("The server answers 429")
     reason = re.compile(
-        r"This API key may ask 1 per 1 hour\..* Worth another try in 3,[56]\d\d s\."
+        r"The rate of this API key is 1 per 1 hour\..* Try again in 3,[56]\d\d s\."
     )
     expect(page.locator("#problem p")).to_have_text(reason)
 
@@ -120,9 +120,9 @@ def test_missing_evidence_shows_reason(
     classify(page, ORDINARY)
     expect(page.locator("#answer")).to_be_visible()
     note = page.locator("#evidence-note")
-    expect(note).to_contain_text("There is none. The server says: “This model has no evidence: ")
-    expect(note).to_contain_text("This page then asked without.")
+    expect(note).to_contain_text("The server says: “This model has no evidence: ")
+    expect(note).to_contain_text("The page then asked without evidence.")
     expect(page.locator("#document")).to_be_hidden()
     page.fill("#passages", "0")
     classify(page, ORDINARY)
-    expect(note).to_have_text("There is none. It was not asked for.")
+    expect(note).to_have_text("The answer has no evidence. It was not requested.")

@@ -1,0 +1,45 @@
+// Helpers that build elements of the page and format numbers.
+
+export const byId = (id) => document.getElementById(id);
+export const NUMBER = new Intl.NumberFormat("en");
+
+export function element(name, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+export const cell = (content) => element("td", {}, content);
+export const number = (content) => element("td", { className: "number" }, content);
+export const head = (content) => element("th", { scope: "row" }, content);
+export const row = (...cells) => element("tr", {}, ...cells);
+export const fill = (id, children) => byId(id).replaceChildren(...children);
+export const fillTable = (id, rows) => byId(id).tBodies[0].replaceChildren(...rows);
+export const fillFacts = (id, facts) =>
+  fill(id, facts.map(([name, value, stage]) => {
+    const term = element("dt", {}, name);
+    if (stage) term.dataset.stage = stage;
+    return element("div", {}, term, element("dd", {}, value));
+  }));
+
+export function part(share, stage) {
+  const made = element("div");
+  made.style.width = `${100 * share}%`;
+  if (stage) made.dataset.stage = stage;
+  return made;
+}
+
+export function percent(share) {
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  if (share < 1 && share >= 0.9995) return "> 99.9 %";
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+export function duration(seconds) {
+  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
+  return `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+}
+
+export const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecision(3)}`;
+export const tokens = (count) => `${NUMBER.format(count)} ${count === 1 ? "token" : "tokens"}`;
+export const scientific = (value) => (value === "inf" ? value : value.toExponential(1));

@@ -1,0 +1,134 @@
+"""A single request to the server: its response, or an error with the reason."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from aftserve.client.errors import (
+    BusyError,
+    DeadlineError,
+    InvalidRequestError,
+    UnavailableError,
+    error_of,
+    parse_retry_after,
+)
+
+_PROXY_STATUSES = (500, 502, 503, 504)
+"""Statuses of a proxy that lost its server; Ray Serve's proxy sends 500."""
+_BUSY = 429
+_PROXY_PAUSE = 1.0
+"""Seconds before a retry if a proxy sends no Retry-After."""
+_MALFORMED_KEY = "The API key has characters that cannot occur in one."
+_MAX_SHOWN_CHARACTERS = 500
+
+
+class Transport:
+    """The HTTP connections to a server.
+
+    Args:
+        url: URL of the server, ``http://host:port``.
+        api_key: API key, if the server requires one.
+
+    Raises:
+        InvalidRequestError: if ``url`` or ``api_key`` is malformed.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        headers = {"X-API-Key": api_key} if api_key is not None else {}
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers)
+        except httpx.InvalidURL as error:
+            raise InvalidRequestError(f"{url} is not a valid URL: {error}") from error
+        except UnicodeEncodeError:
+            raise InvalidRequestError(_MALFORMED_KEY) from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> httpx.Response:
+        """Send a request once, and return its successful response.
+
+        Args:
+            path: path and query of the URL.
+            body: content of the request.
+            headers: headers beside that of the API key.
+            seconds: maximum time until the response is complete.
+
+        Raises:
+            DeadlineError: if the response takes longer.
+            UnavailableError: if the server cannot be reached, or a proxy lost it.
+            ServerError: if the response has another error status; its subclass names the reason.
+        """
+        try:
+            response = self._send(path, body, headers, seconds)
+        except httpx.TimeoutException as error:
+            raise DeadlineError("The server did not answer by the deadline.") from error
+        except httpx.UnsupportedProtocol as error:
+            base = self._http.base_url
+            raise InvalidRequestError(f"{base} is not a valid URL: {error}") from error
+        except httpx.LocalProtocolError:
+            # The message contains the header, which may be the API key.
+            raise InvalidRequestError(_MALFORMED_KEY) from None
+        except httpx.RequestError as error:
+            raise UnavailableError(f"{self._http.base_url}: {error}") from error
+        _check_status(response)
+        return response
+
+    def _send(
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> httpx.Response:
+        end = time.monotonic() + seconds
+        stream = self._http.stream("POST", path, content=body, headers=headers, timeout=seconds)
+        with stream as response:
+            response.stream = _DeadlineStream(end, response.stream)
+            response.read()
+        return response
+
+
+class _DeadlineStream(httpx.SyncByteStream):
+    """A body with a deadline; httpx only limits the time between two parts."""
+
+    def __init__(self, end: float, stream: Any) -> None:
+        self._end = end
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            if time.monotonic() > self._end:
+                raise httpx.ReadTimeout("the answer arrives too slowly")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _check_status(response: httpx.Response) -> None:
+    """Raise the error of a response without success; it may be of a proxy."""
+    if response.is_success:
+        return
+    status, retry_after = response.status_code, response.headers.get("Retry-After")
+    if (detail := _detail(response)) is not None:
+        raise error_of(status, detail, retry_after)
+    if response.has_redirect_location:  # do not send the API key to another address
+        target = response.headers["Location"][:_MAX_SHOWN_CHARACTERS]
+        raise InvalidRequestError(f"The server redirects to {target}. Use that URL.", status)
+    text = response.text[:_MAX_SHOWN_CHARACTERS] or response.reason_phrase
+    wait = parse_retry_after(retry_after)
+    if status in _PROXY_STATUSES:
+        raise UnavailableError(text, status, _PROXY_PAUSE if wait is None else wait)
+    if status == _BUSY:
+        raise BusyError(text, status, _PROXY_PAUSE if wait is None else wait)
+    raise error_of(status, text, retry_after)
+
+
+def _detail(response: httpx.Response) -> str | None:
+    """Return the server's own message; None if the response is not of aftserve."""
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,69 @@
+"""The reaction to a breach of parity: refuse requests, or run standard operators only."""
+
+import asyncio
+import logging
+
+import anyio.to_thread
+
+from aftserve.model.active import ActiveBundle
+from aftserve.model.load import load_standard_ops_model
+from aftserve.observability.health import Health
+from aftserve.scheduling.scheduler import Scheduler
+from aftserve.settings import Settings
+
+logger = logging.getLogger("aftserve.parity")
+
+
+class BreachHandler:
+    """The reaction to breaches of the active bundle, by the setting ``on_breach``.
+
+    Args:
+        settings: settings of the server.
+        health: health of the server, which is not ready after a breach.
+        scheduler: scheduler that begins no run during a fallback.
+    """
+
+    def __init__(self, settings: Settings, health: Health, scheduler: Scheduler) -> None:
+        self._settings = settings
+        self._health = health
+        self._scheduler = scheduler
+        self._fallback: asyncio.Task[None] | None = None
+
+    def handle(self, active: ActiveBundle, reason: str) -> None:
+        """Refuse requests, or begin a fallback; later breaches during a fallback are ignored.
+
+        Args:
+            active: the active bundle.
+            reason: the breach, as a sentence.
+        """
+        if self._settings.on_breach == "unready" or active.model.uses_standard_ops_only:
+            self._health.breach = reason
+        elif self._fallback is None:
+            self._fallback = asyncio.create_task(self._fall_back(active, reason))
+
+    async def wait(self) -> None:
+        """Wait for the end of a fallback."""
+        if self._fallback is not None:
+            await asyncio.wait({self._fallback})
+
+    def clear(self) -> None:
+        """Forget the breaches of the bundle before: another one is active."""
+        self._fallback = None
+        self._health.breach = None
+
+    async def _fall_back(self, active: ActiveBundle, reason: str) -> None:
+        """Continue with standard operators only, if their golden cases are within the bound."""
+        with self._scheduler.paused():
+            model = None
+            try:
+                model = await anyio.to_thread.run_sync(
+                    load_standard_ops_model, active.bundle, self._settings
+                )
+            except Exception:
+                logger.exception("the model cannot be loaded with portable bodies only")
+            if model is None or model.breach is not None:
+                self._health.breach = reason
+                return
+            active.model = model
+            self._scheduler.forget()
+            logger.warning("serving with portable bodies only from now on")

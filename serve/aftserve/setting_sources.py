@@ -1,0 +1,90 @@
+"""The sources of settings beside flags: environment variables, and the file of ``--config``."""
+
+import os
+import re
+import tomllib
+from collections.abc import Collection
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
+
+from aftexport.errors import UsageError
+
+PREFIX = "AFTSERVE_"
+"""Prefix of the variables."""
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+"""Start of AFTSERVE_PORT as Kubernetes sets it in every pod beside a service named aftserve."""
+_SERVICE_VARIABLE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+"""Ends of the other variables that Kubernetes sets for a service."""
+
+
+class Variables(EnvSettingsSource):
+    """The environment variables, without empty variables and those of Kubernetes.
+
+    An empty variable counts as unset, as in OpenTelemetry, because a script may leave one empty.
+
+    Args:
+        settings_cls: class of the settings.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls, env_ignore_empty=True)
+        self.env_vars = {
+            name: value
+            for name, value in self.env_vars.items()
+            if not (name.upper() == f"{PREFIX}PORT" and _SERVICE_URL.match(value or ""))
+        }
+
+
+class ConfigFile(PydanticBaseSettingsSource):
+    """The TOML file of ``--config``."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Raise NotImplementedError: the file is read as a whole."""
+        raise NotImplementedError
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the content of the file; empty without one.
+
+        Raises:
+            UsageError: if the file cannot be read.
+        """
+        path = self.current_state.get("config")
+        if path is None:
+            return {}
+        try:
+            return tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--config {path}: {error}.", "Check the file.") from error
+
+
+def check_variables(names: Collection[str]) -> None:
+    """Refuse variables that would be ignored: unknown settings, and an empty file of keys.
+
+    Args:
+        names: names of the settings.
+
+    Raises:
+        UsageError: if there is such a variable.
+    """
+    known = [f"{PREFIX}{name.upper()}" for name in names]
+    for name, value in os.environ.items():
+        name = name.upper()
+        if name == f"{PREFIX}API_KEYS" and not value:
+            raise UsageError(
+                f"{name} is empty: the server would answer requests without API keys.",
+                "Unset it, or name the file.",
+            )
+        if not name.startswith(PREFIX) or name in known or _SERVICE_VARIABLE.search(name):
+            continue
+        if name.endswith("_PORT") and _SERVICE_URL.match(value):
+            continue
+        raise UsageError(f"{name} is not a setting.", f"Unset it, or see {suggest(name, known)}.")
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return the known name that is most like an unknown one, if any, or the command's help."""
+    return " or ".join([*get_close_matches(name, known, 1), "aftserve --help"])
