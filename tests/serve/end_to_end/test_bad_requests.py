@@ -151,9 +151,7 @@ def test_too_long_document_is_refused(body: dict[str, object], client: httpx.Cli
         assert "document 1" in detail
 
 
-@pytest.mark.parametrize(
-    ("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")]
-)
+@pytest.mark.parametrize(("entry", "remedy"), [(1, "in their own list"), ([1], "several requests")])
 def test_excess_entries_get_remedy(entry: object, remedy: str, client: httpx.Client) -> None:
     body = {"input_ids": [entry] * 3000}
     assert remedy in assert_client_error(client.post("/infer", json=body), 413)

@@ -106,9 +106,7 @@ def test_exceeded_rate_shows_retry_time(
     classify(page, ORDINARY)
     classify(page, ORDINARY)
     expect(page.locator("#problem h2")).to_have_text("The server answers 429")
-    reason = re.compile(
-        r"The rate of this API key is 1 per 1 hour\..* Try again in 3,[56]\d\d s\."
-    )
+    reason = re.compile(r"The rate of this API key is 1 per 1 hour\..* Try again in 3,[56]\d\d s\.")
     expect(page.locator("#problem p")).to_have_text(reason)
 
 
