@@ -36,7 +36,7 @@ def test_the_environment_can_name_the_file_and_the_bundle(
 @pytest.mark.parametrize(
     ("content", "mentioned"),
     [
-        ("colour = 1", "colour in the file of --config is not a setting"),
+        ("color = 1", "color in the file of --config is not a setting"),
         ("max_token = 1", "max_tokens"),
         ("port = 'x'", "--port"),
         ("port =", "aftserve.toml"),

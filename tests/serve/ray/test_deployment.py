@@ -199,7 +199,7 @@ def test_a_bundle_outside_its_bound_is_never_ready(
         ('[ray]\nname = "other"', "no option name"),
         ("ray = 3", "ray"),
         ("threads = 0", "--threads"),
-        ("colour = 1", "colour"),
+        ("color = 1", "color"),
         ("[ray", "ray.toml"),
     ],
 )
