@@ -26,7 +26,8 @@ from aftexport.passes.finish import finish
 from aftexport.passes.float32_sums import accumulate_in_float32
 from aftexport.pipeline.golden_cases import model_cases, operator_cases
 from aftexport.recognition.graph.normalize import normalize
-from aftexport.recognition.recognizer import Recognition, recognize
+from aftexport.recognition.recognizer import recognize
+from aftexport.recognition.result import Recognition
 from aftexport.system.memory import give_back
 
 
