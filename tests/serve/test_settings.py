@@ -70,7 +70,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ["--shutdown-seconds", "inf"],
         ["--max-queue-seconds", "inf"],
         ["--idle-seconds", "nan"],
-        ["--model-name", "organisation/model"],
+        ["--model-name", "organization/model"],
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_flag(words: list[str]) -> None:

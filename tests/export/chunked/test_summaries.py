@@ -35,7 +35,7 @@ def node_of(name: str, causal: bool) -> onnx.NodeProto:
     )
 
 
-def summariser(node: onnx.NodeProto) -> OnnxRuntimeEngine:
+def summarizer(node: onnx.NodeProto) -> OnnxRuntimeEngine:
     def value(name: str) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, None, None))
 
@@ -51,7 +51,7 @@ def summariser(node: onnx.NodeProto) -> OnnxRuntimeEngine:
     return OnnxRuntimeEngine(model.SerializeToString(), threads=1)
 
 
-SUMMARISERS = {name: summariser(node_of(name, False)) for name in SETTINGS}
+SUMMARIZERS = {name: summarizer(node_of(name, False)) for name in SETTINGS}
 
 
 @given(
@@ -107,7 +107,7 @@ def test_summaries_attend_like_their_tokens(
         if first < last and not (causal and first):
             cut = (first + last + 1) // 2  # a summary of summaries, too
             few = [
-                SUMMARISERS[name].run({"key": key[:, a:b], "value": value[:, a:b]})
+                SUMMARIZERS[name].run({"key": key[:, a:b], "value": value[:, a:b]})
                 for a, b in ((first, cut), (cut, last))
                 if a < b
             ]
@@ -115,7 +115,7 @@ def test_summaries_attend_like_their_tokens(
                 "key": np.concatenate([f["few_keys"] for f in few], 1),
                 "value": np.concatenate([f["few_values"] for f in few], 1),
             }
-            merged = SUMMARISERS[name].run(joined)
+            merged = SUMMARIZERS[name].run(joined)
             parts.append((merged["few_keys"], merged["few_values"]))
     gap = np.full((1, span.left, key.shape[2]), MASKED, np.float32)
     nothing = np.zeros((1, span.left, DIM), np.float32)
@@ -132,7 +132,7 @@ def test_summaries_attend_like_their_tokens(
 
 def test_few_are_few() -> None:
     key = np.ones((1, 1000, DIM), np.float32)
-    for name, engine in SUMMARISERS.items():
+    for name, engine in SUMMARIZERS.items():
         narrow = key[..., :HEADS] if name == "AftConv" else key
         few = engine.run({"key": narrow, "value": key})
         assert few["few_keys"].shape[1] == (1 if name.startswith("Aft") else DIM // HEADS)
