@@ -78,11 +78,11 @@ def match(subject: Subject) -> Rewrite | None:
         refuse_changed_denominator(formula.factors)
         return None
     total, eps, scale = denominator
-    found = aligned(total, body, bound)
-    if found is None:
+    alignment = aligned(total, body, bound)
+    if alignment is None:
         refuse_changed_keys(total)
         raise NearMissFound("numerator and denominator have different weights")
-    weights, value = found[0], without(body, found[0])
+    weights, value = alignment[0], without(body, alignment[0])
     if formula.coefficient == 1.0 != scale:
         raise NearMissFound("the denominator is scaled, and the numerator is not")
     parts = _Parts(subject, weights, value, bound, eps, formula.coefficient / scale)
